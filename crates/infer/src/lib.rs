@@ -1,0 +1,1 @@
+//! A model directory in, answers out: fill, embed, features; batching without padding.

@@ -1,0 +1,1 @@
+//! Slices in, slices out: the numeric kernels, each beside its naive reference; knows no tensor.

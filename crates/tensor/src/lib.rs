@@ -1,0 +1,1 @@
+//! Shapes, dtypes, devices, storage, the tape of coarse operations and flat parameters.

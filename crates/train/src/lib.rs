@@ -1,0 +1,1 @@
+//! Objectives, optimizers and the training step.
