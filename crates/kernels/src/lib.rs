@@ -1,1 +1,10 @@
-//! Slices in, slices out: the numeric kernels, each beside its naive reference; knows no tensor.
+//! Slices in, slices out: the numeric kernels, each beside its naive reference.
+//!
+//! This crate knows no tensor, no model and no file. A kernel checks the lengths of its slices (a wrong length is a
+//! bug of the caller, so it panics) and gives the same bits for any number of threads: output elements are divided
+//! among threads, sums never are, or only in chunks whose borders depend on the sizes alone.
+
+pub mod cpu;
+pub mod philox;
+
+pub use half::bf16;

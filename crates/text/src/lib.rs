@@ -1,1 +1,31 @@
-//! The only user of the tokenizers crate: tokenizer files, encoding, and features with their way back to the text.
+//! The only user of the `tokenizers` crate: tokenizer files in and out, text to pieces and back, and the features that
+//! models read, with their way back to the text. Training and serving build their inputs with the same functions here.
+//!
+//! What is deliberately absent: no tensors, no padding (a batch is a flat stream), no threads (callers spread texts over
+//! theirs), no downloads, and no printing. Truncation never happens silently: whatever cuts says how much it cut.
+//!
+//! The way in:
+//! - [`Tokenizer::open`] reads a model directory, [`Tokenizer::files`] gives the bytes to put in another one;
+//! - [`Tokenizer::encode`] turns a text into [`Pieces`], without special tokens;
+//! - [`Template`] (from [`Tokenizer::template`]) sets the special tokens around pieces: [`Template::single`],
+//!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`].
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod features;
+mod files;
+mod guard;
+mod offsets;
+mod save;
+mod special;
+mod template;
+mod tokenizer;
+
+pub use error::TextError;
+pub use features::{Features, truncated_lengths, window_with_most_context, windows_with_most_context};
+pub use files::{BytePairOptions, BytePairStyle, WordPieceOptions};
+pub use offsets::code_point_offsets;
+pub use special::{Special, SpecialNames, SpecialTokens};
+pub use template::{Slot, Template};
+pub use tokenizer::{Kind, Pieces, Tokenizer};

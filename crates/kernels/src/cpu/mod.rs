@@ -1,0 +1,107 @@
+//! CPU kernels. Each file opens with the naive loop in `f64` that defines the operation (`reference`), followed by the
+//! kernel that is written once over [`simd::Simd`] and compiled for every instruction set.
+
+#[macro_use]
+mod simd;
+
+pub mod isa;
+mod math;
+mod pool;
+mod scratch;
+
+pub mod dropout;
+
+pub mod layer_norm;
+
+pub use isa::{Isa, UnsupportedIsa};
+pub use simd::Element;
+
+use std::ops::Range;
+
+use pool::Pool;
+
+/// What every CPU kernel runs on: the instruction set to use and the threads to use it with.
+///
+/// There is no global instance: whoever computes, owns or borrows one.
+pub struct Cpu {
+    isa: Isa,
+    pool: Pool,
+}
+
+impl Cpu {
+    /// A context with `threads` threads (at least one; the calling thread is one of them) and the given instruction set.
+    pub fn new(isa: Isa, threads: usize) -> Result<Self, UnsupportedIsa> {
+        isa.check()?;
+        Ok(Self { isa, pool: Pool::new(threads.max(1)) })
+    }
+
+    /// The best instruction set of this machine and all of its cores.
+    pub fn detect() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Self { isa: Isa::best(), pool: Pool::new(threads) }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The number of threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `task(0..tasks)`, divided among the threads in no particular order.
+    pub(crate) fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        self.pool.run(tasks, &task);
+    }
+
+    /// Runs `task(i, range)` on the ranges that `chunks` divides `0..rows` into.
+    pub(crate) fn for_ranges(&self, rows: usize, least: usize, task: impl Fn(usize, Range<usize>) + Sync) {
+        let (count, chunk) = chunks(rows, least);
+        self.pool.run(count, &|i| task(i, i * chunk..((i + 1) * chunk).min(rows)));
+    }
+}
+
+/// How rows are divided for parallel work: (number of ranges, rows in each but the last).
+///
+/// There are at most 64 ranges of at least `least` rows. The borders depend on the sizes alone, never on the number of
+/// threads, so sums over a range and then over ranges always come out the same.
+pub(crate) fn chunks(rows: usize, least: usize) -> (usize, usize) {
+    let chunk = least.max(rows.div_ceil(64)).max(1);
+    (rows.div_ceil(chunk), chunk)
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu({}, {} threads)", self.isa, self.threads())
+    }
+}
+
+/// A pointer that tasks share to write disjoint parts of one output.
+///
+/// The kernels hand each task its own rows or tiles; this only carries the pointer across the thread border.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedMut<T>(*mut T, usize);
+
+// SAFETY: only `slice` gives access, and its contract demands that ranges of different tasks do not overlap.
+unsafe impl<T: Send> Send for SharedMut<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<T> {}
+
+impl<T> SharedMut<T> {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
+        Self(slice.as_mut_ptr(), slice.len())
+    }
+
+    /// # Safety
+    /// No other task may use an overlapping range at the same time, and the slice that `new` got must still be
+    /// borrowed by the caller.
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint parts is this type's purpose")]
+    #[inline(always)]
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start + len <= self.1, "range {start}+{len} outside of {}", self.1);
+        // SAFETY: within bounds by the assertion; disjoint by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}

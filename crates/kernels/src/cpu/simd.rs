@@ -1,0 +1,654 @@
+//! Vectors of `f32` for every instruction set behind one trait, so that a kernel is written once.
+//!
+//! A kernel body is an `#[inline(always)] unsafe fn body<S: Simd, …>(…)`; [`dispatch!`] wraps it in one function per
+//! instruction set with the matching `#[target_feature]`, into which everything is inlined. No vector crosses a
+//! function border that is not inlined.
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    clippy::undocumented_unsafe_blocks,
+    clippy::missing_safety_doc,
+    reason = "all functions here are intrinsics in another dress: the caller guarantees that the instruction set is \
+              there (`dispatch!` does) and that pointers are valid for the lanes that are read or written"
+)]
+
+use half::bf16;
+
+/// A vector of `LANES` numbers and what can be done with it.
+#[allow(unreachable_pub, reason = "public only for the bounds of the sealed `Element`")]
+pub trait Simd: Copy + 'static {
+    /// Numbers in a vector.
+    const LANES: usize;
+    /// Rows of the matrix product's register tile; its columns are `2 * LANES`.
+    const TILE_ROWS: usize;
+    /// Whether [`Simd::dot_pairs`] exists.
+    const BF16_DOT: bool;
+    type V: Copy;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// Loads the first `n < LANES` numbers; the others are zero.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self::V;
+    unsafe fn store_part(p: *mut f32, n: usize, v: Self::V);
+    unsafe fn load_bf16(p: *const bf16) -> Self::V;
+    /// Rounds to nearest, ties to even.
+    unsafe fn store_bf16(p: *mut bf16, v: Self::V);
+    unsafe fn load_bf16_part(p: *const bf16, n: usize) -> Self::V;
+    unsafe fn store_bf16_part(p: *mut bf16, n: usize, v: Self::V);
+
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sqrt(a: Self::V) -> Self::V;
+    unsafe fn abs(a: Self::V) -> Self::V;
+    /// The magnitude of `a` with the sign of `b`.
+    unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the instruction set can.
+    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Rounds to the nearest integer, ties to even; |a| < 2²².
+    unsafe fn round(a: Self::V) -> Self::V;
+    /// 2ⁿ for integral −126 ≤ n ≤ 127.
+    unsafe fn pow2(n: Self::V) -> Self::V;
+    /// `v` where bit i of `bits` is set, zero elsewhere.
+    unsafe fn keep(v: Self::V, bits: u32) -> Self::V;
+    unsafe fn sum(v: Self::V) -> f32;
+    unsafe fn largest(v: Self::V) -> f32;
+
+    /// acc + a.low·b.low + a.high·b.high for lanes that each hold two bf16; only where `BF16_DOT`.
+    unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        let _ = (a, b);
+        acc
+    }
+
+    /// Bit i is set where 16-bit draw i of `draws` (low halves first) is at least `threshold`.
+    #[inline(always)]
+    unsafe fn at_least(draws: &[u32; 16], threshold: u16) -> u32 {
+        let mut bits = 0;
+        for i in 0..16 {
+            bits |= u32::from(draws[i] as u16 >= threshold) << (2 * i);
+            bits |= u32::from((draws[i] >> 16) as u16 >= threshold) << (2 * i + 1);
+        }
+        bits
+    }
+}
+
+/// A number type that tensors hold and kernels compute with, in `f32` inside.
+pub trait Element: bytemuck::Pod + Send + Sync + std::fmt::Debug + Default + private::Vectors {
+    /// Whether this is bf16.
+    const IS_BF16: bool;
+    /// The exact value.
+    fn to_f32(self) -> f32;
+    /// Rounds to nearest, ties to even.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    const IS_BF16: bool = false;
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl Element for bf16 {
+    const IS_BF16: bool = true;
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn from_f32(x: f32) -> Self {
+        bf16::from_f32(x)
+    }
+}
+
+pub(crate) mod private {
+    use super::{Simd, bf16};
+
+    /// The vector side of [`super::Element`], not for other crates.
+    #[allow(unreachable_pub, reason = "sealed: nameable only inside this crate")]
+    pub trait Vectors: Sized + Copy {
+        unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+        unsafe fn store<S: Simd>(p: *mut Self, v: S::V);
+        unsafe fn load_part<S: Simd>(p: *const Self, n: usize) -> S::V;
+        unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V);
+    }
+
+    impl Vectors for f32 {
+        #[inline(always)]
+        unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+            S::load(p)
+        }
+        #[inline(always)]
+        unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
+            S::store(p, v)
+        }
+        #[inline(always)]
+        unsafe fn load_part<S: Simd>(p: *const Self, n: usize) -> S::V {
+            S::load_part(p, n)
+        }
+        #[inline(always)]
+        unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V) {
+            S::store_part(p, n, v)
+        }
+    }
+
+    impl Vectors for bf16 {
+        #[inline(always)]
+        unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+            S::load_bf16(p)
+        }
+        #[inline(always)]
+        unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
+            S::store_bf16(p, v)
+        }
+        #[inline(always)]
+        unsafe fn load_part<S: Simd>(p: *const Self, n: usize) -> S::V {
+            S::load_bf16_part(p, n)
+        }
+        #[inline(always)]
+        unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V) {
+            S::store_bf16_part(p, n, v)
+        }
+    }
+}
+
+/// Reads a vector at `c`, zeros beyond the end of the row.
+#[inline(always)]
+pub(crate) unsafe fn read<S: Simd, E: Element>(row: &[E], c: usize) -> S::V {
+    let left = row.len() - c;
+    // SAFETY: c < len by the loops of the callers, and only `left` elements are read near the end.
+    unsafe {
+        if left >= S::LANES { E::load::<S>(row.as_ptr().add(c)) } else { E::load_part::<S>(row.as_ptr().add(c), left) }
+    }
+}
+
+/// Writes a vector at `c`, up to the end of the row.
+#[inline(always)]
+pub(crate) unsafe fn write<S: Simd, E: Element>(row: &mut [E], c: usize, v: S::V) {
+    let left = row.len() - c;
+    // SAFETY: as for `read`.
+    unsafe {
+        if left >= S::LANES {
+            E::store::<S>(row.as_mut_ptr().add(c), v);
+        } else {
+            E::store_part::<S>(row.as_mut_ptr().add(c), left, v);
+        }
+    }
+}
+
+/// Defines `fn name(isa, …)` that runs `body::<S, …>(…)` compiled for the instruction set `isa`.
+///
+/// Sound because a [`super::Cpu`] exists only with an instruction set that the machine has, and bodies that need more
+/// say so.
+macro_rules! dispatch {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($g:ident),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+        $(#[$meta])*
+        #[allow(unused_mut)]
+        $vis fn $name $(<$($g: $crate::cpu::Element),+>)? (isa: $crate::cpu::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,bmi2")]
+            unsafe fn avx512_bf16 $(<$($g: $crate::cpu::Element),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features are enabled here, the slices come from the caller's safe interface.
+                unsafe { $body::<$crate::cpu::simd::Avx512Bf16 $(, $($g),+)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+            unsafe fn avx512 $(<$($g: $crate::cpu::Element),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::cpu::simd::Avx512 $(, $($g),+)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,bmi2")]
+            unsafe fn avx2 $(<$($g: $crate::cpu::Element),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::cpu::simd::Avx2 $(, $($g),+)?>($($arg),*) }
+            }
+            // SAFETY: a `Cpu` is only made with an instruction set that `Isa::check` found on this machine.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::cpu::Isa::Avx512Bf16 => avx512_bf16 $(::<$($g),+>)? ($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::cpu::Isa::Avx512 => avx512 $(::<$($g),+>)? ($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::cpu::Isa::Avx2 => avx2 $(::<$($g),+>)? ($($arg),*),
+                    _ => $body::<$crate::cpu::simd::Portable $(, $($g),+)?>($($arg),*),
+                }
+            }
+        }
+    };
+}
+
+/// Plain Rust on four lanes, which compilers map to the base line's vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+#[inline(always)]
+fn map<const N: usize>(a: [f32; N], f: impl Fn(f32) -> f32) -> [f32; N] {
+    std::array::from_fn(|i| f(a[i]))
+}
+
+#[inline(always)]
+fn zip<const N: usize>(a: [f32; N], b: [f32; N], f: impl Fn(f32, f32) -> f32) -> [f32; N] {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Portable {
+    const LANES: usize = 4;
+    const TILE_ROWS: usize = 4;
+    const BF16_DOT: bool = false;
+    type V = [f32; 4];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::V {
+        p.cast::<[f32; 4]>().read_unaligned()
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::V) {
+        p.cast::<[f32; 4]>().write_unaligned(v)
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self::V {
+        std::array::from_fn(|i| if i < n { *p.add(i) } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn store_part(p: *mut f32, n: usize, v: Self::V) {
+        for i in 0..n {
+            *p.add(i) = v[i];
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self::V {
+        std::array::from_fn(|i| f32::from_bits(u32::from((*p.add(i)).to_bits()) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+        Self::store_bf16_part(p, 4, v)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_part(p: *const bf16, n: usize) -> Self::V {
+        std::array::from_fn(|i| if i < n { f32::from_bits(u32::from((*p.add(i)).to_bits()) << 16) } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_part(p: *mut bf16, n: usize, v: Self::V) {
+        for i in 0..n {
+            *p.add(i) = bf16::from_f32(v[i]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn sqrt(a: Self::V) -> Self::V {
+        map(a, f32::sqrt)
+    }
+    #[inline(always)]
+    unsafe fn abs(a: Self::V) -> Self::V {
+        map(a, f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, f32::copysign)
+    }
+    #[inline(always)]
+    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // Not `f32::mul_add`: without the instruction that is a slow library call.
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn round(a: Self::V) -> Self::V {
+        // Adding and taking away 1.5·2²³ leaves the nearest integer, ties to even.
+        map(a, |a| (a + 12_582_912.0) - 12_582_912.0)
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self::V) -> Self::V {
+        map(n, |n| f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn keep(v: Self::V, bits: u32) -> Self::V {
+        std::array::from_fn(|i| if bits >> i & 1 == 1 { v[i] } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        (v[0] + v[2]) + (v[1] + v[3])
+    }
+    #[inline(always)]
+    unsafe fn largest(v: Self::V) -> f32 {
+        v[0].max(v[2]).max(v[1].max(v[3]))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Simd, bf16};
+    use std::arch::x86_64::*;
+
+    /// 256-bit vectors with fused multiply-add.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2;
+
+    const FIRST: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    /// A mask with the first `n` of eight lanes set.
+    #[inline(always)]
+    unsafe fn first_lanes(n: usize) -> __m256i {
+        _mm256_loadu_si256(FIRST.as_ptr().add(8 - n).cast())
+    }
+
+    impl Simd for Avx2 {
+        const LANES: usize = 8;
+        const TILE_ROWS: usize = 6;
+        const BF16_DOT: bool = false;
+        type V = __m256;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self::V {
+            _mm256_set1_ps(x)
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self::V {
+            _mm256_loadu_ps(p)
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut f32, v: Self::V) {
+            _mm256_storeu_ps(p, v)
+        }
+        #[inline(always)]
+        unsafe fn load_part(p: *const f32, n: usize) -> Self::V {
+            _mm256_maskload_ps(p, first_lanes(n))
+        }
+        #[inline(always)]
+        unsafe fn store_part(p: *mut f32, n: usize, v: Self::V) {
+            _mm256_maskstore_ps(p, first_lanes(n), v)
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const bf16) -> Self::V {
+            let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+            // Round to nearest even by adding half of the last place, less one where the last bit is even; a NaN
+            // keeps its sign and becomes quiet.
+            let bits = _mm256_castps_si256(v);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+            let high = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+            let packed = _mm256_permute4x64_epi64::<0b00_00_10_00>(_mm256_packus_epi32(high, high));
+            _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed))
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_part(p: *const bf16, n: usize) -> Self::V {
+            let mut all = [bf16::ZERO; 8];
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load_bf16(all.as_ptr())
+        }
+        #[inline(always)]
+        unsafe fn store_bf16_part(p: *mut bf16, n: usize, v: Self::V) {
+            let mut all = [bf16::ZERO; 8];
+            Self::store_bf16(all.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(all.as_ptr(), p, n);
+        }
+        #[inline(always)]
+        unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+            _mm256_add_ps(a, b)
+        }
+        #[inline(always)]
+        unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+            _mm256_sub_ps(a, b)
+        }
+        #[inline(always)]
+        unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+            _mm256_mul_ps(a, b)
+        }
+        #[inline(always)]
+        unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+            _mm256_div_ps(a, b)
+        }
+        #[inline(always)]
+        unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+            _mm256_max_ps(a, b)
+        }
+        #[inline(always)]
+        unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+            _mm256_min_ps(a, b)
+        }
+        #[inline(always)]
+        unsafe fn sqrt(a: Self::V) -> Self::V {
+            _mm256_sqrt_ps(a)
+        }
+        #[inline(always)]
+        unsafe fn abs(a: Self::V) -> Self::V {
+            _mm256_andnot_ps(_mm256_set1_ps(-0.0), a)
+        }
+        #[inline(always)]
+        unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V {
+            let sign = _mm256_set1_ps(-0.0);
+            _mm256_or_ps(_mm256_andnot_ps(sign, a), _mm256_and_ps(sign, b))
+        }
+        #[inline(always)]
+        unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            _mm256_fmadd_ps(a, b, c)
+        }
+        #[inline(always)]
+        unsafe fn round(a: Self::V) -> Self::V {
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
+        }
+        #[inline(always)]
+        unsafe fn pow2(n: Self::V) -> Self::V {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        }
+        #[inline(always)]
+        unsafe fn keep(v: Self::V, bits: u32) -> Self::V {
+            let lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(bits as i32), lanes);
+            _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lanes)), v)
+        }
+        #[inline(always)]
+        unsafe fn sum(v: Self::V) -> f32 {
+            let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+        #[inline(always)]
+        unsafe fn largest(v: Self::V) -> f32 {
+            let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+
+    #[inline(always)]
+    fn first_bits(n: usize) -> __mmask16 {
+        ((1u32 << n) - 1) as __mmask16
+    }
+
+    #[inline(always)]
+    unsafe fn widen(halves: __m256i) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+    }
+
+    /// bf16 by integer arithmetic, where there is no instruction for it; see `Avx2::store_bf16`.
+    #[inline(always)]
+    unsafe fn narrow(v: __m512) -> __m256i {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet)))
+    }
+
+    macro_rules! avx512 {
+        ($(#[$meta:meta])* $name:ident, $dot:literal, $narrow:expr, $dot_pairs:expr) => {
+            $(#[$meta])*
+            #[derive(Clone, Copy)]
+            pub(crate) struct $name;
+
+            impl Simd for $name {
+                const LANES: usize = 16;
+                const TILE_ROWS: usize = 14;
+                const BF16_DOT: bool = $dot;
+                type V = __m512;
+
+                #[inline(always)]
+                unsafe fn splat(x: f32) -> Self::V {
+                    _mm512_set1_ps(x)
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const f32) -> Self::V {
+                    _mm512_loadu_ps(p)
+                }
+                #[inline(always)]
+                unsafe fn store(p: *mut f32, v: Self::V) {
+                    _mm512_storeu_ps(p, v)
+                }
+                #[inline(always)]
+                unsafe fn load_part(p: *const f32, n: usize) -> Self::V {
+                    _mm512_maskz_loadu_ps(first_bits(n), p)
+                }
+                #[inline(always)]
+                unsafe fn store_part(p: *mut f32, n: usize, v: Self::V) {
+                    _mm512_mask_storeu_ps(p, first_bits(n), v)
+                }
+                #[inline(always)]
+                unsafe fn load_bf16(p: *const bf16) -> Self::V {
+                    widen(_mm256_loadu_si256(p.cast()))
+                }
+                #[inline(always)]
+                unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+                    _mm256_storeu_si256(p.cast(), $narrow(v))
+                }
+                #[inline(always)]
+                unsafe fn load_bf16_part(p: *const bf16, n: usize) -> Self::V {
+                    widen(_mm256_maskz_loadu_epi16(first_bits(n), p.cast()))
+                }
+                #[inline(always)]
+                unsafe fn store_bf16_part(p: *mut bf16, n: usize, v: Self::V) {
+                    _mm256_mask_storeu_epi16(p.cast(), first_bits(n), $narrow(v))
+                }
+                #[inline(always)]
+                unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+                    _mm512_add_ps(a, b)
+                }
+                #[inline(always)]
+                unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+                    _mm512_sub_ps(a, b)
+                }
+                #[inline(always)]
+                unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+                    _mm512_mul_ps(a, b)
+                }
+                #[inline(always)]
+                unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+                    _mm512_div_ps(a, b)
+                }
+                #[inline(always)]
+                unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+                    _mm512_max_ps(a, b)
+                }
+                #[inline(always)]
+                unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+                    _mm512_min_ps(a, b)
+                }
+                #[inline(always)]
+                unsafe fn sqrt(a: Self::V) -> Self::V {
+                    _mm512_sqrt_ps(a)
+                }
+                #[inline(always)]
+                unsafe fn abs(a: Self::V) -> Self::V {
+                    _mm512_abs_ps(a)
+                }
+                #[inline(always)]
+                unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V {
+                    let sign = _mm512_set1_ps(-0.0);
+                    _mm512_or_ps(_mm512_andnot_ps(sign, a), _mm512_and_ps(sign, b))
+                }
+                #[inline(always)]
+                unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+                    _mm512_fmadd_ps(a, b, c)
+                }
+                #[inline(always)]
+                unsafe fn round(a: Self::V) -> Self::V {
+                    _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
+                }
+                #[inline(always)]
+                unsafe fn pow2(n: Self::V) -> Self::V {
+                    _mm512_scalef_ps(_mm512_set1_ps(1.0), n)
+                }
+                #[inline(always)]
+                unsafe fn keep(v: Self::V, bits: u32) -> Self::V {
+                    _mm512_maskz_mov_ps(bits as __mmask16, v)
+                }
+                #[inline(always)]
+                unsafe fn sum(v: Self::V) -> f32 {
+                    _mm512_reduce_add_ps(v)
+                }
+                #[inline(always)]
+                unsafe fn largest(v: Self::V) -> f32 {
+                    _mm512_reduce_max_ps(v)
+                }
+                #[inline(always)]
+                unsafe fn at_least(draws: &[u32; 16], threshold: u16) -> u32 {
+                    let draws = _mm512_loadu_si512(draws.as_ptr().cast());
+                    _mm512_cmpge_epu16_mask(draws, _mm512_set1_epi16(threshold as i16))
+                }
+                #[inline(always)]
+                unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
+                    $dot_pairs(acc, a, b)
+                }
+            }
+        };
+    }
+
+    avx512!(
+        /// 512-bit vectors.
+        Avx512, false, narrow, |acc, _a, _b| acc
+    );
+    avx512!(
+        /// 512-bit vectors and the bf16 dot product. Its bf16 instructions take denormal numbers as zero.
+        Avx512Bf16,
+        true,
+        |v| std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v)),
+        |acc, a, b| _mm512_dpbf16_ps(
+            acc,
+            std::mem::transmute::<__m512, __m512bh>(a),
+            std::mem::transmute::<__m512, __m512bh>(b)
+        )
+    );
+}
