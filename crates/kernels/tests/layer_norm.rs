@@ -20,12 +20,12 @@ fn mask(dropout: Option<Dropout>, rows: &[RowId], h: usize) -> Option<Vec<f64>> 
 #[test]
 fn reference_has_the_right_gradients() {
     let (t, h) = (3, 7);
-    let inputs: Vec<Vec<f64>> = [t * h, t * h, h, h].iter().zip(1..).map(|(n, s)| exact(&numbers::<f32>(s, *n))).collect();
+    let inputs: Vec<Vec<f64>> =
+        [t * h, t * h, h, h].iter().zip(1..).map(|(n, s)| exact(&numbers::<f32>(s, *n))).collect();
     let w = exact(&numbers::<f32>(9, t * h));
     let masks = [1, 2].map(|site| mask(Dropout::new(0.3, 1, 1, site), &rows(t), h).unwrap());
-    let run = |x: &[Vec<f64>]| {
-        reference::forward(&x[0], Some(&x[1]), &x[2], &x[3], 1e-12, Some(&masks[0]), Some(&masks[1]))
-    };
+    let run =
+        |x: &[Vec<f64>]| reference::forward(&x[0], Some(&x[1]), &x[2], &x[3], 1e-12, Some(&masks[0]), Some(&masks[1]));
     let gradients = reference::backward(&w, &run(&inputs), &inputs[2], Some(&masks[0]), Some(&masks[1]));
     check_gradients("layer_norm", &inputs, &gradients, |x| weighted(&run(x).y, &w));
 }

@@ -1,1 +1,14 @@
-//! Layers and one file per model family: config, forward, heads and checkpoint names; knows no files, losses or tokenizers.
+//! Layers and one file per model family: config, forward, heads and checkpoint names; knows no files, losses or
+//! tokenizers.
+#![forbid(unsafe_code)]
+
+mod batch;
+pub mod bert;
+mod config;
+mod layers;
+mod naming;
+
+pub use batch::{Batch, InputError, Sequence};
+pub use bert::{Bert, Capture, Encoded, Head};
+pub use config::{BertConfig, ConfigError, HiddenActivation, Size};
+pub use naming::Naming;

@@ -1,1 +1,36 @@
 //! Shapes, dtypes, devices, storage, the tape of coarse operations and flat parameters.
+//!
+//! The way a training step takes: a [`Pass`] over [`Parameters`] runs operations and records them on a [`Tape`];
+//! [`Pass::backward`] walks the tape back and adds to [`Gradients`]; an optimizer updates the parameters. Every buffer
+//! comes from the device's [`Memory`] and goes back to it, so that steps after the first allocate nothing.
+//!
+//! Dispatch on the device is by enum, here and nowhere above: a model does not know where it runs.
+
+mod device;
+mod dtype;
+mod error;
+mod layout;
+mod memory;
+mod ops;
+mod optimizer;
+mod parameters;
+mod tape;
+mod tensor;
+
+pub use device::Device;
+pub use dtype::{DType, Native};
+pub use error::TensorError;
+pub use henson_kernels::bf16;
+pub use henson_kernels::cpu::activation::Activation;
+pub use henson_kernels::cpu::{Isa, UnsupportedIsa};
+pub use henson_kernels::philox;
+pub use layout::Layout;
+pub use memory::Memory;
+pub use ops::{EmbeddingTables, Pooling};
+pub use optimizer::{Method, Optimizer, Update};
+pub use parameters::{Builder, Entry, Gradients, Init, Param, Parameters};
+pub use tape::{Pass, Tape, Training, Var};
+pub use tensor::{Shape, Tensor};
+
+/// What every fallible function here returns.
+pub type Result<T, E = TensorError> = std::result::Result<T, E>;

@@ -79,8 +79,11 @@ pub enum TextError {
         column: usize,
     },
 
-    /// A file is not JSON.
-    #[error("{} is not valid JSON at line {line}, column {column}: {reason}; is the file complete?", path.display())]
+    /// A file is not JSON, or not the JSON that belongs there.
+    #[error(
+        "{} cannot be understood at line {line}, column {column}: {reason}; is it the right file, and complete?",
+        path.display()
+    )]
     Json {
         /// The file.
         path: PathBuf,
@@ -204,7 +207,9 @@ pub enum TextError {
     },
 
     /// An id that no token has.
-    #[error("no token has id {id}: the tokenizer's ids are below {vocabulary_size}; does the model belong to this tokenizer?")]
+    #[error(
+        "no token has id {id}: the tokenizer's ids are below {vocabulary_size}; does the model belong to this tokenizer?"
+    )]
     UnknownId {
         /// The id.
         id: u32,

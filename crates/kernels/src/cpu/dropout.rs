@@ -36,8 +36,8 @@ impl Dropout {
         (threshold > 0).then_some(Self { seed, step, site, threshold })
     }
 
-    /// The same at another site: attention gives each head its own.
-    pub(crate) fn at_head(self, head: usize) -> Self {
+    /// The same at the site of one head: attention draws for each head separately. Sites stay below 2¹⁶.
+    pub fn at_head(self, head: usize) -> Self {
         Self { site: self.site | (head as u32 + 1) << 16, ..self }
     }
 
@@ -59,8 +59,7 @@ impl Dropout {
     pub(crate) unsafe fn keep_128<S: Simd>(&self, row: RowId, columns: usize, column: usize) -> [u32; 4] {
         let group = row.position * groups(columns) + (column / GROUP) as u32;
         let counters: [u32; 16] = std::array::from_fn(|i| group.wrapping_add(i as u32));
-        let words =
-            philox_lanes::<16>(self.seed, [counters, [row.sequence; 16], [self.step; 16], [self.site; 16]]);
+        let words = philox_lanes::<16>(self.seed, [counters, [row.sequence; 16], [self.step; 16], [self.site; 16]]);
         std::array::from_fn(|quarter| {
             let draws: [u32; 16] = std::array::from_fn(|i| words[i % 4][quarter * 4 + i / 4]);
             // SAFETY: the caller has the instruction set.

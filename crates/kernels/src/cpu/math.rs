@@ -99,7 +99,9 @@ mod tests {
             }
             let mut out = [[0.0; 4]; 3];
             run(isa, &[f32::NEG_INFINITY, -1e30, 1e30], &mut out);
-            assert!(out[0][0] < 1e-37 && out[1][1] == -1.0 && out[2][1] == 1.0 && out[1][3] == -1.0 && out[2][3] == 1.0);
+            assert!(
+                out[0][0] < 1e-37 && out[1][1] == -1.0 && out[2][1] == 1.0 && out[1][3] == -1.0 && out[2][3] == 1.0
+            );
         }
     }
 }

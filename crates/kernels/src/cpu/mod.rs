@@ -9,9 +9,17 @@ mod math;
 mod pool;
 mod scratch;
 
+pub mod activation;
+pub mod attention;
+pub mod cast;
 pub mod dropout;
-
+pub mod embedding;
+pub mod gemm;
 pub mod layer_norm;
+pub mod loss;
+pub mod optimizer;
+pub mod reduce;
+pub mod rows;
 
 pub use isa::{Isa, UnsupportedIsa};
 pub use simd::Element;
@@ -92,6 +100,20 @@ unsafe impl<T: Send> Sync for SharedMut<T> {}
 impl<T> SharedMut<T> {
     pub(crate) fn new(slice: &mut [T]) -> Self {
         Self(slice.as_mut_ptr(), slice.len())
+    }
+
+    /// The elements from `start` on, for a callee that takes care of disjointness itself.
+    ///
+    /// # Safety
+    /// As for `slice`, for those elements that the callee touches.
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> Self {
+        assert!(start + len <= self.1, "range {start}+{len} outside of {}", self.1);
+        // SAFETY: within bounds by the assertion.
+        Self(unsafe { self.0.add(start) }, len)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.1
     }
 
     /// # Safety

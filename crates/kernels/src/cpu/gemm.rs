@@ -1,0 +1,597 @@
+//! Matrix products: out = finish(A·B), A m×k, B k×n, with bias, activation and accumulation done while a tile of the
+//! result is still in the cache.
+//!
+//! The scheme is Goto's: operands are packed into panels that the inner loop reads in order, and a tile of
+//! `TILE_ROWS × 2·LANES` results stays in registers for the whole of k. One operand is packed once for all tasks, the
+//! other by the task that needs it. k is never divided among threads, and a result never depends on how tiles are
+//! grouped, so the number of threads changes no bit.
+//!
+//! A packed *unit* is 32 bits: one f32, or, with the bf16 dot product, two bf16 that are neighbours along k. Without
+//! that instruction bf16 operands are widened to f32 while packing.
+
+use super::activation::Activation;
+use super::scratch::{self, Purpose};
+use super::simd::{Element, Simd};
+use super::{Cpu, Isa, SharedMut};
+
+/// The definition, in f64.
+pub mod reference {
+    /// A·B for row-major A (m×k) and B (k×n).
+    pub fn product(a: &[f64], b: &[f64], m: usize, n: usize, k: usize) -> Vec<f64> {
+        let mut c = vec![0.0; m * n];
+        for i in 0..m {
+            for j in 0..n {
+                c[i * n + j] = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
+            }
+        }
+        c
+    }
+}
+
+/// A matrix to read: `data[r * row_stride + c * column_stride]`; one of the strides is 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, E> {
+    data: &'a [E],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a, E> Matrix<'a, E> {
+    /// A row-major matrix without gaps.
+    pub fn new(data: &'a [E], rows: usize, columns: usize) -> Self {
+        Self::strided(data, rows, columns, columns)
+    }
+
+    /// A row-major matrix whose rows start `row_stride` elements apart.
+    pub fn strided(data: &'a [E], rows: usize, columns: usize, row_stride: usize) -> Self {
+        assert!(row_stride >= columns, "rows of {columns} overlap with the stride {row_stride}");
+        assert!(
+            rows == 0 || data.len() >= (rows - 1) * row_stride + columns,
+            "matrix is shorter than {rows}×{columns}"
+        );
+        Self { data, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// The same elements with rows and columns exchanged; nothing is moved.
+    pub fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+/// A right operand: as it is, or packed before.
+#[derive(Clone, Copy, Debug)]
+pub enum Right<'a, E> {
+    /// Packed by the product itself.
+    Plain(Matrix<'a, E>),
+    /// Packed once, for weights that do not change.
+    Packed(&'a Packed),
+}
+
+/// A right operand in the order in which the product reads it.
+#[derive(Debug)]
+pub struct Packed {
+    units: Vec<u32>,
+    k: usize,
+    n: usize,
+    isa: Isa,
+    bf16: bool,
+}
+
+impl Packed {
+    /// Packs `matrix` (k×n) for products on `cpu`.
+    pub fn new<E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>) -> Self {
+        let sizes = Sizes::of::<E>(cpu.isa(), 0, matrix.columns, matrix.rows);
+        let mut units = vec![0; sizes.n_panels() * sizes.right_panel()];
+        pack_all(cpu, &sizes, Side::right(matrix), &mut units);
+        Self { units, k: matrix.rows, n: matrix.columns, isa: cpu.isa(), bf16: E::IS_BF16 }
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.units.len() * 4
+    }
+}
+
+/// What happens to a result on its way out, in this order.
+#[derive(Debug)]
+pub struct Finish<'a, O> {
+    /// Multiplied with.
+    pub scale: f32,
+    /// Added to every row; length n.
+    pub bias: Option<&'a [f32]>,
+    /// Gets what goes into the activation (m×n, without gaps), for its backward.
+    pub before_activation: Option<&'a mut [O]>,
+    /// Applied then.
+    pub activation: Activation,
+    /// Multiplied with the activation's derivative at these values (m×n, without gaps): the way back through it.
+    pub derivative_at: Option<(Activation, &'a [O])>,
+    /// Whether the result is added to what `out` holds.
+    pub accumulate: bool,
+}
+
+impl<O> Default for Finish<'_, O> {
+    fn default() -> Self {
+        Self {
+            scale: 1.0,
+            bias: None,
+            before_activation: None,
+            activation: Activation::None,
+            derivative_at: None,
+            accumulate: false,
+        }
+    }
+}
+
+/// out[r * out_stride + c] = finish(A·B)[r, c].
+pub fn product<E: Element, O: Element>(
+    cpu: &Cpu,
+    a: Matrix<'_, E>,
+    b: Right<'_, E>,
+    out: &mut [O],
+    out_stride: usize,
+    finish: Finish<'_, O>,
+) {
+    // SAFETY: `out` is borrowed for the whole call.
+    unsafe { product_into(cpu, a, b, SharedMut::new(out), out_stride, finish) }
+}
+
+/// [`product`] into an output whose gaps between rows belong to others.
+///
+/// # Safety
+/// Nobody else may touch the m×n elements of `out` meanwhile.
+pub(crate) unsafe fn product_into<E: Element, O: Element>(
+    cpu: &Cpu,
+    a: Matrix<'_, E>,
+    b: Right<'_, E>,
+    out: SharedMut<O>,
+    out_stride: usize,
+    finish: Finish<'_, O>,
+) {
+    let (k, n) = match b {
+        Right::Plain(b) => (b.rows, b.columns),
+        Right::Packed(p) => {
+            assert!(p.isa == cpu.isa() && p.bf16 == E::IS_BF16, "operand was packed for other kernels");
+            (p.k, p.n)
+        }
+    };
+    let m = a.rows;
+    assert!(a.columns == k, "inner sizes differ: {}×{} times {k}×{n}", a.rows, a.columns);
+    assert!(out_stride >= n && (m == 0 || out.len() >= (m - 1) * out_stride + n), "out is shorter than {m}×{n}");
+    assert!(finish.bias.is_none_or(|b| b.len() == n), "bias has another length than {n}");
+    assert!(finish.before_activation.as_ref().is_none_or(|z| z.len() == m * n), "before_activation is not {m}×{n}");
+    assert!(finish.derivative_at.is_none_or(|(_, z)| z.len() == m * n), "derivative_at is not {m}×{n}");
+    if m == 0 || n == 0 {
+        return;
+    }
+    let sizes = Sizes::of::<E>(cpu.isa(), m, n, k);
+    let target = Target {
+        out,
+        out_stride,
+        m,
+        n,
+        scale: finish.scale,
+        bias: finish.bias,
+        before_activation: finish.before_activation.map(SharedMut::new),
+        activation: finish.activation,
+        derivative_at: finish.derivative_at,
+        accumulate: finish.accumulate,
+    };
+    let run = Run { cpu, sizes, target: &target };
+    // The operand with fewer panels is packed for all, the other by its tasks.
+    match b {
+        Right::Packed(p) if m >= n => run.tasks_by_rows::<E>(Side::left(a), &p.units),
+        Right::Packed(p) => run.tasks_by_columns_packed::<E>(Side::left(a), &p.units),
+        Right::Plain(b) if m >= n => {
+            scratch::with(Purpose::Shared, sizes.n_panels() * sizes.right_panel(), |right: &mut [u32]| {
+                pack_all(cpu, &sizes, Side::right(b), right);
+                run.tasks_by_rows::<E>(Side::left(a), right);
+            });
+        }
+        Right::Plain(b) => run.tasks_by_columns::<E>(Side::left(a), Side::right(b)),
+    }
+}
+
+/// Panels that a task works on at a time: they should stay in the second-level cache.
+const GROUP_BYTES: usize = 384 << 10;
+
+/// The sizes of a product in panels and units.
+#[derive(Clone, Copy)]
+struct Sizes {
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Units along k.
+    depth: usize,
+    /// Most rows of a tile.
+    tile_rows: usize,
+    tile_columns: usize,
+    isa: Isa,
+}
+
+impl Sizes {
+    fn of<E: Element>(isa: Isa, m: usize, n: usize, k: usize) -> Self {
+        let (tile_rows, tile_columns, pairs) = tile(isa);
+        let depth = if pairs && E::IS_BF16 { k.div_ceil(2) } else { k };
+        Self { m, n, k, depth, tile_rows, tile_columns, isa }
+    }
+
+    fn m_panels(&self) -> usize {
+        self.m.div_ceil(self.tile_rows)
+    }
+
+    fn n_panels(&self) -> usize {
+        self.n.div_ceil(self.tile_columns)
+    }
+
+    /// First row of a panel: rows are spread evenly, so that 16 of them are 8 + 8 and not 14 + 2.
+    fn row(&self, panel: usize) -> usize {
+        panel * self.m / self.m_panels()
+    }
+
+    /// Units of a packed panel of B.
+    fn right_panel(&self) -> usize {
+        self.depth * self.tile_columns
+    }
+}
+
+/// (rows, columns, whether bf16 is multiplied in pairs) of the register tile.
+fn tile(isa: Isa) -> (usize, usize, bool) {
+    fn of<S: Simd>() -> (usize, usize, bool) {
+        (S::TILE_ROWS, 2 * S::LANES, S::BF16_DOT)
+    }
+    use super::simd;
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => of::<simd::Avx512Bf16>(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => of::<simd::Avx512>(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => of::<simd::Avx2>(),
+        _ => of::<simd::Portable>(),
+    }
+}
+
+/// An operand seen from its panels: `lanes` along m or n, `k` along the sum.
+#[derive(Clone, Copy)]
+struct Side<'a, E> {
+    data: &'a [E],
+    lane_stride: usize,
+    k_stride: usize,
+}
+
+impl<'a, E> Side<'a, E> {
+    fn left(a: Matrix<'a, E>) -> Self {
+        Self { data: a.data, lane_stride: a.row_stride, k_stride: a.column_stride }
+    }
+
+    fn right(b: Matrix<'a, E>) -> Self {
+        Self { data: b.data, lane_stride: b.column_stride, k_stride: b.row_stride }
+    }
+}
+
+/// Packs all panels of a right operand.
+fn pack_all<E: Element>(cpu: &Cpu, sizes: &Sizes, b: Side<'_, E>, units: &mut [u32]) {
+    let panel = sizes.right_panel();
+    let shared = SharedMut::new(units);
+    cpu.for_each(sizes.n_panels(), |j| {
+        // SAFETY: each panel is written by its own task.
+        let out = unsafe { shared.slice(j * panel, panel) };
+        let first = j * sizes.tile_columns;
+        let lanes = sizes.tile_columns.min(sizes.n - first);
+        pack(cpu.isa(), b, first, lanes, sizes.tile_columns, sizes.k, out);
+    });
+}
+
+dispatch! {
+    /// Packs `lanes` lanes from `first` on into `out[unit * width + lane]`; lanes up to `width` are zero.
+    fn pack<E>(side: Side<'_, E>, first: usize, lanes: usize, width: usize, k: usize, out: &mut [u32]) = pack_body
+}
+
+/// # Safety
+/// None beyond the instruction set: all accesses are checked slices.
+#[inline(always)]
+unsafe fn pack_body<S: Simd, E: Element>(
+    side: Side<'_, E>,
+    first: usize,
+    lanes: usize,
+    width: usize,
+    k: usize,
+    out: &mut [u32],
+) {
+    let pairs = E::IS_BF16 && S::BF16_DOT;
+    let unit = |low: E, high: E| if pairs { bits::<E>(low) | bits::<E>(high) << 16 } else { low.to_f32().to_bits() };
+    let zero = E::default();
+    let step = if pairs { 2 } else { 1 };
+    if lanes < width {
+        out.fill(0);
+    }
+    if side.lane_stride == 1 {
+        for (u, out) in out.chunks_exact_mut(width).enumerate() {
+            let low = &side.data[u * step * side.k_stride + first..][..lanes];
+            if pairs && u * 2 + 1 < k {
+                let high = &side.data[(u * 2 + 1) * side.k_stride + first..][..lanes];
+                for i in 0..lanes {
+                    out[i] = unit(low[i], high[i]);
+                }
+            } else {
+                for i in 0..lanes {
+                    out[i] = unit(low[i], zero);
+                }
+            }
+        }
+    } else {
+        // Lanes are rows in memory: a transposition, in blocks that stay in the first-level cache.
+        debug_assert_eq!(side.k_stride, 1);
+        let depth = out.len() / width;
+        for block in (0..depth).step_by(32) {
+            let units = 32.min(depth - block);
+            for lane in 0..lanes {
+                let row = &side.data[(first + lane) * side.lane_stride..][..k];
+                let out = &mut out[block * width..(block + units) * width];
+                for u in 0..units {
+                    let at = (block + u) * step;
+                    let high = if pairs && at + 1 < k { row[at + 1] } else { zero };
+                    out[u * width + lane] = unit(row[at], high);
+                }
+            }
+        }
+    }
+}
+
+/// The 16 bits of a bf16 (for f32 never called with effect).
+#[inline(always)]
+fn bits<E: Element>(x: E) -> u32 {
+    x.to_f32().to_bits() >> 16
+}
+
+/// A product under way.
+struct Run<'a, 'b, O> {
+    cpu: &'a Cpu,
+    sizes: Sizes,
+    target: &'a Target<'b, O>,
+}
+
+impl<O: Element> Run<'_, '_, O> {
+    /// Panels a task should take: few enough for the cache and for every thread to get its share.
+    fn group(&self, panels: usize, panel_bytes: usize) -> usize {
+        let fit = (GROUP_BYTES / panel_bytes.max(1)).max(1);
+        fit.min(panels.div_ceil(self.cpu.threads() * 4)).max(1)
+    }
+
+    /// Each task packs some rows of A and multiplies them with all of B.
+    fn tasks_by_rows<E: Element>(&self, a: Side<'_, E>, right: &[u32]) {
+        let s = &self.sizes;
+        let group = self.group(s.m_panels(), s.depth * s.tile_rows * 4);
+        self.cpu.for_each(s.m_panels().div_ceil(group), |task| {
+            let panels = task * group..((task + 1) * group).min(s.m_panels());
+            let rows = s.row(panels.end) - s.row(panels.start);
+            scratch::with(Purpose::Local, rows * s.depth, |left: &mut [u32]| {
+                self.pack_left(a, panels.clone(), left);
+                tiles::<E, O>(s.isa, s, panels, left, 0..s.n_panels(), right, self.target);
+            });
+        });
+    }
+
+    /// All of A is packed first, then each task packs some columns of B and multiplies all of A with them.
+    fn tasks_by_columns<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>) {
+        let s = &self.sizes;
+        let panel = s.right_panel();
+        let group = self.group(s.n_panels(), panel * 4);
+        self.with_left(a, |left| {
+            self.cpu.for_each(s.n_panels().div_ceil(group), |task| {
+                let panels = task * group..((task + 1) * group).min(s.n_panels());
+                scratch::with(Purpose::Local, panels.len() * panel, |right: &mut [u32]| {
+                    for (j, out) in panels.clone().zip(right.chunks_exact_mut(panel.max(1))) {
+                        let first = j * s.tile_columns;
+                        pack(s.isa, b, first, s.tile_columns.min(s.n - first), s.tile_columns, s.k, out);
+                    }
+                    tiles::<E, O>(s.isa, s, 0..s.m_panels(), left, panels, right, self.target);
+                });
+            });
+        });
+    }
+
+    /// The same where B was packed before.
+    fn tasks_by_columns_packed<E: Element>(&self, a: Side<'_, E>, right: &[u32]) {
+        let s = &self.sizes;
+        let panel = s.right_panel();
+        let group = self.group(s.n_panels(), panel * 4);
+        self.with_left(a, |left| {
+            self.cpu.for_each(s.n_panels().div_ceil(group), |task| {
+                let panels = task * group..((task + 1) * group).min(s.n_panels());
+                let right = &right[panels.start * panel..panels.end * panel];
+                tiles::<E, O>(s.isa, s, 0..s.m_panels(), left, panels, right, self.target);
+            });
+        });
+    }
+
+    /// Packs all of A for `body`.
+    fn with_left<E: Element>(&self, a: Side<'_, E>, body: impl FnOnce(&[u32])) {
+        let s = &self.sizes;
+        scratch::with(Purpose::Shared, s.m * s.depth, |left: &mut [u32]| {
+            let shared = SharedMut::new(left);
+            self.cpu.for_each(s.m_panels(), |i| {
+                let (first, end) = (s.row(i), s.row(i + 1));
+                // SAFETY: each panel is written by its own task.
+                let out = unsafe { shared.slice(first * s.depth, (end - first) * s.depth) };
+                pack(s.isa, a, first, end - first, end - first, s.k, out);
+            });
+            body(left);
+        });
+    }
+
+    fn pack_left<E: Element>(&self, a: Side<'_, E>, panels: std::ops::Range<usize>, left: &mut [u32]) {
+        let s = &self.sizes;
+        let start = s.row(panels.start);
+        for i in panels {
+            let (first, end) = (s.row(i), s.row(i + 1));
+            let out = &mut left[(first - start) * s.depth..(end - start) * s.depth];
+            pack(s.isa, a, first, end - first, end - first, s.k, out);
+        }
+    }
+}
+
+/// Where results go, and what is done to them first; see [`Finish`].
+struct Target<'a, O> {
+    out: SharedMut<O>,
+    out_stride: usize,
+    m: usize,
+    n: usize,
+    scale: f32,
+    bias: Option<&'a [f32]>,
+    before_activation: Option<SharedMut<O>>,
+    activation: Activation,
+    derivative_at: Option<(Activation, &'a [O])>,
+    accumulate: bool,
+}
+
+dispatch! {
+    /// Computes the tiles of some panels of A (`left`) with some of B (`right`); both hold just those panels.
+    fn tiles<E, O>(
+        sizes: &Sizes, rows: std::ops::Range<usize>, left: &[u32], columns: std::ops::Range<usize>, right: &[u32],
+        target: &Target<'_, O>,
+    ) = tiles_body
+}
+
+/// # Safety
+/// `left` and `right` hold the panels that the ranges name, and no other task has the same tiles.
+#[inline(always)]
+unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
+    sizes: &Sizes,
+    rows: std::ops::Range<usize>,
+    left: &[u32],
+    columns: std::ops::Range<usize>,
+    right: &[u32],
+    target: &Target<'_, O>,
+) {
+    let depth = sizes.depth;
+    let start = sizes.row(rows.start);
+    assert!(left.len() >= (sizes.row(rows.end) - start) * depth && right.len() >= columns.len() * depth * 2 * S::LANES);
+    let mut tile = Tile([0.0; 14 * 32]);
+    for (j, column) in columns.enumerate() {
+        let b = right[j * depth * 2 * S::LANES..].as_ptr().cast::<f32>();
+        for i in rows.clone() {
+            let (first, end) = (sizes.row(i), sizes.row(i + 1));
+            let a = left[(first - start) * depth..].as_ptr().cast::<f32>();
+            // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertion above; the
+            // tile has room for 14×32 results, and no instruction set's is larger.
+            unsafe {
+                multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
+                finish::<S, O>(&tile, first, end, column * 2 * S::LANES, target);
+            }
+        }
+    }
+}
+
+#[repr(align(64))]
+struct Tile([f32; 14 * 32]);
+
+/// One register tile: `rows` × 2·LANES sums over all of k.
+#[inline(always)]
+unsafe fn multiply<S: Simd, E: Element>(rows: usize, depth: usize, a: *const f32, b: *const f32, tile: *mut f32) {
+    macro_rules! by_rows {
+        ($($m:literal)*) => {
+            match rows {
+                // SAFETY: as for the caller.
+                $($m if $m <= S::TILE_ROWS => unsafe { multiply_rows::<S, E, $m>(depth, a, b, tile) },)*
+                _ => unreachable!("a panel has at most TILE_ROWS rows"),
+            }
+        };
+    }
+    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+}
+
+#[inline(always)]
+unsafe fn multiply_rows<S: Simd, E: Element, const M: usize>(
+    depth: usize,
+    mut a: *const f32,
+    mut b: *const f32,
+    tile: *mut f32,
+) {
+    // SAFETY: the pointers stay inside panels of `depth` units, see the caller.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; M];
+        for _ in 0..depth {
+            let (b0, b1) = (S::load(b), S::load(b.add(S::LANES)));
+            for i in 0..M {
+                let x = S::splat(*a.add(i));
+                if E::IS_BF16 && S::BF16_DOT {
+                    sums[i] = [S::dot_pairs(sums[i][0], x, b0), S::dot_pairs(sums[i][1], x, b1)];
+                } else {
+                    sums[i] = [S::mul_add(x, b0, sums[i][0]), S::mul_add(x, b1, sums[i][1])];
+                }
+            }
+            a = a.add(M);
+            b = b.add(2 * S::LANES);
+        }
+        for i in 0..M {
+            S::store(tile.add(i * 2 * S::LANES), sums[i][0]);
+            S::store(tile.add(i * 2 * S::LANES + S::LANES), sums[i][1]);
+        }
+    }
+}
+
+/// Takes a tile of sums to the output.
+#[inline(always)]
+unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
+    debug_assert!(end <= t.m);
+    for row in first..end {
+        for half in 0..2 {
+            let c = column + half * S::LANES;
+            if c >= t.n {
+                break;
+            }
+            let lanes = S::LANES.min(t.n - c);
+            let sums = tile.0[(row - first) * 2 * S::LANES + half * S::LANES..].as_ptr();
+            // SAFETY: `lanes` elements from (row, c) on lie inside of every operand (checked in `product`), and no
+            // other task has this tile.
+            unsafe {
+                let mut x = S::mul(S::load(sums), S::splat(t.scale));
+                if let Some(bias) = t.bias {
+                    x = S::add(x, part::<S, f32>(&bias[c..], lanes));
+                }
+                if let Some(before) = &t.before_activation {
+                    put::<S, O>(before.slice(row * t.n + c, lanes), x);
+                }
+                x = t.activation.apply::<S>(x);
+                if let Some((activation, before)) = t.derivative_at {
+                    let z = part::<S, O>(&before[row * t.n + c..], lanes);
+                    x = S::mul(x, activation.derivative::<S>(z));
+                }
+                let out = t.out.slice(row * t.out_stride + c, lanes);
+                if t.accumulate {
+                    x = S::add(x, part::<S, O>(out, lanes));
+                }
+                put::<S, O>(out, x);
+            }
+        }
+    }
+}
+
+/// The first `lanes` elements of a slice, zeros after them.
+#[inline(always)]
+unsafe fn part<S: Simd, E: Element>(x: &[E], lanes: usize) -> S::V {
+    // SAFETY: callers give slices of at least `lanes` elements.
+    unsafe { if lanes == S::LANES { E::load::<S>(x.as_ptr()) } else { E::load_part::<S>(x.as_ptr(), lanes) } }
+}
+
+/// Writes as many lanes as the slice has elements.
+#[inline(always)]
+unsafe fn put<S: Simd, E: Element>(out: &mut [E], v: S::V) {
+    // SAFETY: just the slice's elements are written.
+    unsafe {
+        if out.len() == S::LANES {
+            E::store::<S>(out.as_mut_ptr(), v);
+        } else {
+            E::store_part::<S>(out.as_mut_ptr(), out.len(), v);
+        }
+    }
+}

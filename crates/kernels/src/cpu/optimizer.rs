@@ -1,0 +1,387 @@
+//! AdamW and LAMB over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
+//! [`Plan`] says which part is whose. The bf16 copy that the model computes with is refreshed in the same pass.
+//!
+//! With `bias_correction` AdamW is `torch.optim.AdamW` (Loshchilov and Hutter 2019); without it is that of the BERT paper
+//! (google-research/bert `optimization.py` 130-151). ε stands outside of the root in both. LAMB is that of You et al.
+//! 2020, algorithm 2. Clipping is not done here: the factor comes in by `gradient_scale`.
+
+use half::bf16;
+
+use super::scratch::{self, Purpose};
+use super::simd::{Simd, read, write};
+use super::{Cpu, SharedMut};
+
+/// The definition, in f64.
+pub mod reference {
+    use super::{Segment, Settings};
+
+    /// Updates the moments and gives the direction m̂/(√v̂ + ε) + decay·p of every element of a segment.
+    fn direction(
+        p: &[f64],
+        g: &[f64],
+        m: &mut [f64],
+        v: &mut [f64],
+        segment: &Segment,
+        settings: &Settings,
+    ) -> Vec<f64> {
+        let step = |i: usize| {
+            let g = g[i] * settings.gradient_scale;
+            m[i] = settings.beta1 * m[i] + (1.0 - settings.beta1) * g;
+            v[i] = settings.beta2 * v[i] + (1.0 - settings.beta2) * g * g;
+            let (mut m, mut v) = (m[i], v[i]);
+            if let Some(step) = settings.bias_correction {
+                m /= 1.0 - settings.beta1.powf(step as f64);
+                v /= 1.0 - settings.beta2.powf(step as f64);
+            }
+            let decay = if segment.decay { settings.weight_decay } else { 0.0 };
+            m / (v.sqrt() + settings.epsilon) + decay * p[i]
+        };
+        (0..p.len()).map(step).collect()
+    }
+
+    /// One step of AdamW: p −= learning rate·direction.
+    pub fn adamw(p: &mut [f64], g: &[f64], m: &mut [f64], v: &mut [f64], segments: &[Segment], settings: &Settings) {
+        for segment in segments {
+            let all = segment.start..segment.start + segment.len;
+            let (p, m, v) = (&mut p[all.clone()], &mut m[all.clone()], &mut v[all.clone()]);
+            let direction = direction(p, &g[all], m, v, segment, settings);
+            for i in 0..p.len() {
+                p[i] -= settings.learning_rate * f64::from(segment.rate) * direction[i];
+            }
+        }
+    }
+
+    /// One step of LAMB: p −= learning rate·‖p‖/‖direction‖·direction.
+    pub fn lamb(p: &mut [f64], g: &[f64], m: &mut [f64], v: &mut [f64], segments: &[Segment], settings: &Settings) {
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        for segment in segments {
+            let all = segment.start..segment.start + segment.len;
+            let (p, m, v) = (&mut p[all.clone()], &mut m[all.clone()], &mut v[all.clone()]);
+            let direction = direction(p, &g[all], m, v, segment, settings);
+            let (length, step) = (norm(p), norm(&direction));
+            let trust = if segment.decay && length > 0.0 && step > 0.0 { length / step } else { 1.0 };
+            for i in 0..p.len() {
+                p[i] -= settings.learning_rate * f64::from(segment.rate) * trust * direction[i];
+            }
+        }
+    }
+}
+
+/// A tensor's part of the flat buffers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Segment {
+    /// Its first element.
+    pub start: usize,
+    /// Its elements.
+    pub len: usize,
+    /// Whether weight decay applies, and LAMB's trust ratio with it: not to biases and LayerNorm.
+    pub decay: bool,
+    /// A factor on the learning rate.
+    pub rate: f32,
+}
+
+/// What a step is made with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Of this step; the schedule is the caller's.
+    pub learning_rate: f64,
+    /// How much of the first moment stays.
+    pub beta1: f64,
+    /// How much of the second moment stays.
+    pub beta2: f64,
+    /// Added to the root of the second moment; positive.
+    pub epsilon: f64,
+    /// Decay per unit of learning rate, "decoupled": it does not go through the moments.
+    pub weight_decay: f64,
+    /// The number of this step, counted from 1, where the moments are corrected for their start at 0; none: they are not.
+    pub bias_correction: Option<u64>,
+    /// What gradients are multiplied by before use: the factor that clips the global norm.
+    pub gradient_scale: f64,
+}
+
+/// How the work on a set of segments is divided. Built once; a step then allocates nothing.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    segments: Vec<Segment>,
+    chunks: Vec<Chunk>,
+    len: usize,
+}
+
+/// A piece of one segment: a task.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    start: usize,
+    len: usize,
+    segment: usize,
+}
+
+/// Elements of a chunk: half a megabyte of traffic, tens of microseconds.
+const CHUNK: usize = 16384;
+
+impl Plan {
+    /// A plan for buffers of `len` elements. What lies in no segment is padding and never touched.
+    ///
+    /// Panics when segments overlap or end outside of the buffers.
+    pub fn new(segments: &[Segment], len: usize) -> Self {
+        let mut order: Vec<(usize, usize)> = segments.iter().map(|s| (s.start, s.start + s.len)).collect();
+        order.sort_unstable();
+        assert!(order.windows(2).all(|w| w[0].1 <= w[1].0), "optimizer: segments overlap");
+        assert!(order.iter().all(|(_, end)| *end <= len), "optimizer: a segment ends outside of {len}");
+        let pieces = |(i, segment): (usize, &Segment)| {
+            let (start, end) = (segment.start, segment.start + segment.len);
+            let starts = (start..end).step_by(CHUNK);
+            starts.map(move |start| Chunk { start, len: CHUNK.min(end - start), segment: i })
+        };
+        let chunks = segments.iter().enumerate().flat_map(pieces).collect();
+        Self { segments: segments.to_vec(), chunks, len }
+    }
+
+    /// The segments, as they were given.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+}
+
+/// The buffers of a step, shared by its tasks.
+struct Buffers<'a> {
+    p: SharedMut<f32>,
+    g: &'a [f32],
+    m: SharedMut<f32>,
+    v: SharedMut<f32>,
+    copy: Option<SharedMut<bf16>>,
+}
+
+impl<'a> Buffers<'a> {
+    fn new(
+        plan: &Plan,
+        p: &mut [f32],
+        g: &'a [f32],
+        m: &mut [f32],
+        v: &mut [f32],
+        copy: Option<&mut [bf16]>,
+        settings: &Settings,
+    ) -> Self {
+        // Without it 0/0 is the direction of an element that never had a gradient.
+        assert!(settings.epsilon as f32 > 0.0, "optimizer: epsilon {} is not positive", settings.epsilon);
+        let lengths = [p.len(), g.len(), m.len(), v.len(), copy.as_ref().map_or(plan.len, |c| c.len())];
+        assert!(lengths == [plan.len; 5], "optimizer: lengths {lengths:?} for a plan of {}", plan.len);
+        let (p, m, v) = (SharedMut::new(p), SharedMut::new(m), SharedMut::new(v));
+        Self { p, g, m, v, copy: copy.map(SharedMut::new) }
+    }
+}
+
+/// The settings as one segment's loop uses them.
+#[derive(Clone, Copy)]
+struct Factors {
+    beta1: f32,
+    beta2: f32,
+    /// 1 − β₁ and 1 − β₂, not rounded before the subtraction.
+    rest1: f32,
+    rest2: f32,
+    /// What makes m̂ of m, and √v̂ of √v.
+    correct_m: f32,
+    correct_root: f32,
+    epsilon: f32,
+    decay: f32,
+    rate: f32,
+    gradient_scale: f32,
+}
+
+impl Factors {
+    fn new(settings: &Settings, segment: &Segment) -> Self {
+        let correction = |beta: f64| settings.bias_correction.map_or(1.0, |step| 1.0 / (1.0 - beta.powf(step as f64)));
+        Self {
+            beta1: settings.beta1 as f32,
+            beta2: settings.beta2 as f32,
+            rest1: (1.0 - settings.beta1) as f32,
+            rest2: (1.0 - settings.beta2) as f32,
+            correct_m: correction(settings.beta1) as f32,
+            correct_root: correction(settings.beta2).sqrt() as f32,
+            epsilon: settings.epsilon as f32,
+            decay: if segment.decay { settings.weight_decay as f32 } else { 0.0 },
+            rate: (settings.learning_rate * f64::from(segment.rate)) as f32,
+            gradient_scale: settings.gradient_scale as f32,
+        }
+    }
+}
+
+/// One step of AdamW over all segments of the plan; `copy`, where given, gets the new parameters in bf16.
+///
+/// Adding an element's `learning_rate·rate·weight_decay·p` to its update is the decoupled decay of both sources.
+pub fn adamw(
+    cpu: &Cpu,
+    plan: &Plan,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    settings: &Settings,
+    copy: Option<&mut [bf16]>,
+) {
+    let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
+    cpu.for_each(plan.chunks.len(), |i| {
+        let Chunk { start, len, segment } = plan.chunks[i];
+        let factors = Factors::new(settings, &plan.segments[segment]);
+        // SAFETY: chunks are disjoint, since segments are.
+        unsafe {
+            let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
+            let copy = buffers.copy.as_ref().map(|c| c.slice(start, len));
+            adamw_chunk(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v, copy);
+        }
+    });
+}
+
+/// One step of LAMB over all segments of the plan; `copy`, where given, gets the new parameters in bf16.
+///
+/// A segment's trust ratio is ‖p‖/‖direction‖; it is 1 where either is 0 and where the segment is not decayed.
+pub fn lamb(
+    cpu: &Cpu,
+    plan: &Plan,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    settings: &Settings,
+    copy: Option<&mut [bf16]>,
+) {
+    let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
+    let (chunks, segments) = (&plan.chunks[..], &plan.segments[..]);
+    scratch::with(Purpose::Kernel, 2 * (chunks.len() + segments.len()), |space: &mut [f64]| {
+        // Σp² and Σdirection² of each chunk, then of each segment.
+        let (squares, sums) = space.split_at_mut(2 * chunks.len());
+        let shared = SharedMut::new(squares);
+        cpu.for_each(chunks.len(), |i| {
+            let Chunk { start, len, segment } = chunks[i];
+            let factors = Factors::new(settings, &segments[segment]);
+            // SAFETY: chunks are disjoint, since segments are, and each has its own two squares.
+            unsafe {
+                let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
+                let sums = moments_chunk(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v);
+                shared.slice(2 * i, 2).copy_from_slice(&sums);
+            }
+        });
+        sums.fill(0.0);
+        for (chunk, squares) in chunks.iter().zip(squares.chunks_exact(2)) {
+            sums[2 * chunk.segment] += squares[0];
+            sums[2 * chunk.segment + 1] += squares[1];
+        }
+        cpu.for_each(chunks.len(), |i| {
+            let Chunk { start, len, segment } = chunks[i];
+            let mut factors = Factors::new(settings, &segments[segment]);
+            let (length, step) = (sums[2 * segment].sqrt(), sums[2 * segment + 1].sqrt());
+            if segments[segment].decay && length > 0.0 && step > 0.0 {
+                factors.rate = (f64::from(factors.rate) * length / step) as f32;
+            }
+            // SAFETY: chunks are disjoint.
+            unsafe {
+                let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
+                let copy = buffers.copy.as_ref().map(|c| c.slice(start, len));
+                apply_chunk(cpu.isa(), &factors, p, m, v, copy);
+            }
+        });
+    });
+}
+
+dispatch! {
+    fn adamw_chunk(
+        factors: &Factors, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], copy: Option<&mut [bf16]>,
+    ) = adamw_body
+}
+dispatch! {
+    fn moments_chunk(factors: &Factors, p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2] = moments_body
+}
+dispatch! {
+    fn apply_chunk(factors: &Factors, p: &mut [f32], m: &[f32], v: &[f32], copy: Option<&mut [bf16]>) = apply_body
+}
+
+/// # Safety
+/// The instruction set must be there; all slices have one length.
+#[inline(always)]
+unsafe fn adamw_body<S: Simd>(
+    factors: &Factors,
+    p: &mut [f32],
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    mut copy: Option<&mut [bf16]>,
+) {
+    for i in (0..p.len()).step_by(S::LANES) {
+        // SAFETY: i is below the length.
+        unsafe {
+            let (moment, square) = moments::<S>(factors, g, m, v, i);
+            let old = read::<S, f32>(p, i);
+            let new = S::mul_add(direction::<S>(factors, old, moment, square), S::splat(-factors.rate), old);
+            write::<S, f32>(p, i, new);
+            if let Some(copy) = copy.as_deref_mut() {
+                write::<S, bf16>(copy, i, new);
+            }
+        }
+    }
+}
+
+/// Updates the moments and gives Σp² and Σdirection², in f64 over f32 sums of a chunk's lanes.
+///
+/// # Safety
+/// As for `adamw_body`.
+#[inline(always)]
+unsafe fn moments_body<S: Simd>(factors: &Factors, p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2] {
+    // SAFETY: i is below the length. Beyond it p and the moments are 0, and since ε > 0 so is the direction.
+    unsafe {
+        let mut sums = [S::splat(0.0); 2];
+        for i in (0..p.len()).step_by(S::LANES) {
+            let (moment, square) = moments::<S>(factors, g, m, v, i);
+            let p = read::<S, f32>(p, i);
+            let d = direction::<S>(factors, p, moment, square);
+            sums[0] = S::mul_add(p, p, sums[0]);
+            sums[1] = S::mul_add(d, d, sums[1]);
+        }
+        sums.map(|sum| f64::from(S::sum(sum)))
+    }
+}
+
+/// Takes the step along the direction that the moments give.
+///
+/// # Safety
+/// As for `adamw_body`.
+#[inline(always)]
+unsafe fn apply_body<S: Simd>(factors: &Factors, p: &mut [f32], m: &[f32], v: &[f32], mut copy: Option<&mut [bf16]>) {
+    for i in (0..p.len()).step_by(S::LANES) {
+        // SAFETY: i is below the length.
+        unsafe {
+            let old = read::<S, f32>(p, i);
+            let direction = direction::<S>(factors, old, read::<S, f32>(m, i), read::<S, f32>(v, i));
+            let new = S::mul_add(direction, S::splat(-factors.rate), old);
+            write::<S, f32>(p, i, new);
+            if let Some(copy) = copy.as_deref_mut() {
+                write::<S, bf16>(copy, i, new);
+            }
+        }
+    }
+}
+
+/// m = β₁m + (1 − β₁)g and v = β₂v + (1 − β₂)g², stored and given.
+#[inline(always)]
+unsafe fn moments<S: Simd>(factors: &Factors, g: &[f32], m: &mut [f32], v: &mut [f32], i: usize) -> (S::V, S::V) {
+    // SAFETY: as for the callers.
+    unsafe {
+        let g = S::mul(read::<S, f32>(g, i), S::splat(factors.gradient_scale));
+        let old = S::mul(read::<S, f32>(m, i), S::splat(factors.beta1));
+        let moment = S::mul_add(g, S::splat(factors.rest1), old);
+        let old = S::mul(read::<S, f32>(v, i), S::splat(factors.beta2));
+        let square = S::mul_add(S::mul(g, g), S::splat(factors.rest2), old);
+        write::<S, f32>(m, i, moment);
+        write::<S, f32>(v, i, square);
+        (moment, square)
+    }
+}
+
+/// m̂/(√v̂ + ε) + decay·p.
+#[inline(always)]
+unsafe fn direction<S: Simd>(factors: &Factors, p: S::V, moment: S::V, square: S::V) -> S::V {
+    // SAFETY: as for the callers.
+    unsafe {
+        let root = S::mul_add(S::sqrt(square), S::splat(factors.correct_root), S::splat(factors.epsilon));
+        let step = S::div(S::mul(moment, S::splat(factors.correct_m)), root);
+        S::mul_add(p, S::splat(factors.decay), step)
+    }
+}

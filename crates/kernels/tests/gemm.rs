@@ -1,0 +1,135 @@
+//! Matrix products in all forms, against the naive triple loop.
+
+mod common;
+
+use common::*;
+use henson_kernels::cpu::activation::{Activation, reference as activation};
+use henson_kernels::cpu::gemm::{Finish, Matrix, Packed, Right, product, reference};
+use henson_kernels::cpu::{Cpu, Element, Isa};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    /// A·B
+    Plain,
+    /// A·Bᵀ
+    RightTransposed,
+    /// Aᵀ·B
+    LeftTransposed,
+}
+
+fn transpose(x: &[f64], rows: usize, columns: usize) -> Vec<f64> {
+    (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
+}
+
+/// E: operands, O: result.
+fn check<E: Element, O: Element>(cpu: &Cpu, form: Form, m: usize, n: usize, k: usize) {
+    let (a, b) = (numbers::<E>(1, m * k), numbers::<E>(2, k * n));
+    let (mut ea, mut eb) = (exact(&a), exact(&b));
+    let (mut va, mut vb) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+    match form {
+        Form::Plain => {}
+        Form::RightTransposed => {
+            vb = Matrix::new(&b, n, k).transposed();
+            eb = transpose(&eb, n, k);
+        }
+        Form::LeftTransposed => {
+            va = Matrix::new(&a, k, m).transposed();
+            ea = transpose(&ea, k, m);
+        }
+    }
+    let expected = reference::product(&ea, &eb, m, n, k);
+    let what = format!("{form:?} {m}×{n}×{k}");
+
+    let mut out = poisoned::<O>(m * n);
+    product(cpu, va, Right::Plain(vb), &mut out, n, Finish::default());
+    assert_close(&what, cpu, &out, &expected);
+
+    let packed = Packed::new(cpu, vb);
+    let mut again = poisoned::<O>(m * n);
+    product(cpu, va, Right::Packed(&packed), &mut again, n, Finish::default());
+    assert_eq!(exact(&out), exact(&again), "{what}: packed before differs on {cpu:?}");
+
+    // Everything at once: scale, bias, activation, what went into it, another's derivative, accumulation, a stride.
+    let bias = numbers::<f32>(3, n);
+    let gate = numbers::<O>(4, m * n);
+    let old = numbers::<O>(5, m * (n + 3));
+    let (mut out, mut before) = (old.clone(), poisoned::<O>(m * n));
+    let finish = Finish {
+        scale: 0.5,
+        bias: Some(&bias),
+        before_activation: Some(&mut before),
+        activation: Activation::Gelu,
+        derivative_at: Some((Activation::Tanh, &gate)),
+        accumulate: true,
+    };
+    product(cpu, va, Right::Plain(vb), &mut out, n + 3, finish);
+    let z: Vec<f64> = (0..m * n).map(|i| 0.5 * expected[i] + f64::from(bias[i % n])).collect();
+    assert_close(&format!("{what}: before activation"), cpu, &before, &z);
+    let full: Vec<f64> = (0..m * (n + 3))
+        .map(|i| {
+            let (r, c) = (i / (n + 3), i % (n + 3));
+            let old = f64::from(old[i].to_f32());
+            if c >= n {
+                return old;
+            }
+            let gate = activation::derivative(Activation::Tanh, f64::from(gate[r * n + c].to_f32()));
+            old + activation::forward(Activation::Gelu, z[r * n + c]) * gate
+        })
+        .collect();
+    assert_close(&format!("{what}: finished"), cpu, &out, &full);
+}
+
+#[test]
+fn products_match_the_reference() {
+    let sizes =
+        [(1, 1, 1), (1, 7, 33), (7, 1, 5), (33, 129, 7), (129, 33, 24), (16, 64, 300), (2, 200, 64), (70, 70, 0)];
+    for cpu in &contexts() {
+        for (m, n, k) in sizes {
+            for form in [Form::Plain, Form::RightTransposed, Form::LeftTransposed] {
+                check::<f32, f32>(cpu, form, m, n, k);
+                check::<henson_kernels::bf16, henson_kernels::bf16>(cpu, form, m, n, k);
+                check::<henson_kernels::bf16, f32>(cpu, form, m, n, k);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_rows_works() {
+    for cpu in &contexts() {
+        for m in 1..=30 {
+            check::<f32, f32>(cpu, Form::Plain, m, 40, 9);
+            check::<henson_kernels::bf16, f32>(cpu, Form::Plain, m, 20, 9);
+        }
+    }
+}
+
+#[test]
+fn strided_operands_are_read_in_place() {
+    let data = numbers::<f32>(1, 20 * 30);
+    let dense = |first: usize, rows: usize, columns: usize| -> Vec<f64> {
+        (0..rows * columns).map(|i| f64::from(data[first + i / columns * 30 + i % columns])).collect()
+    };
+    for cpu in &contexts() {
+        let (a, b) = (Matrix::strided(&data[3..], 20, 8, 30), Matrix::strided(&data[11..], 8, 17, 30));
+        let mut out = poisoned::<f32>(20 * 17);
+        product(cpu, a, Right::Plain(b), &mut out, 17, Finish::default());
+        assert_close("strided", cpu, &out, &reference::product(&dense(3, 20, 8), &dense(11, 8, 17), 20, 17, 8));
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    for (m, n, k) in [(129, 64, 100), (20, 500, 64)] {
+        let run = |threads| {
+            let cpu = Cpu::new(Isa::best(), threads).unwrap();
+            let (a, b) = (numbers::<f32>(1, m * k), numbers::<f32>(2, k * n));
+            let mut out = poisoned::<f32>(m * n);
+            let b = Right::Plain(Matrix::new(&b, k, n));
+            product(&cpu, Matrix::new(&a, m, k), b, &mut out, n, Finish::default());
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(2));
+        assert_eq!(run(1), run(3));
+    }
+}

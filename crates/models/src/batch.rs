@@ -1,0 +1,111 @@
+//! What goes into a model: token sequences, checked against its tables, as one flat stream.
+
+use henson_tensor::{Device, Layout, Tensor, TensorError};
+
+use crate::BertConfig;
+
+/// One sequence of tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    /// Piece ids, with [CLS] and [SEP].
+    pub ids: &'a [u32],
+    /// 0 for sentence A, 1 for sentence B; as many as ids.
+    pub segments: &'a [u32],
+}
+
+/// A sequence does not fit the model.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// Ids and segments differ in number.
+    #[error("sequence {sequence}: {ids} ids but {segments} segments")]
+    Lengths {
+        /// Its number in the batch.
+        sequence: usize,
+        /// How many ids.
+        ids: usize,
+        /// How many segments.
+        segments: usize,
+    },
+    /// More tokens than the model has positions for.
+    #[error("sequence {sequence} has {got} tokens, the model takes {most}: cut it or divide it into windows")]
+    TooLong {
+        /// Its number in the batch.
+        sequence: usize,
+        /// Its tokens.
+        got: usize,
+        /// The model's positions.
+        most: usize,
+    },
+    /// An id that the vocabulary does not have.
+    #[error("sequence {sequence}: token id {got} is not in the model's vocabulary of {end}; is this its tokenizer?")]
+    Id {
+        /// Its number in the batch.
+        sequence: usize,
+        /// The id.
+        got: u32,
+        /// The vocabulary's size.
+        end: usize,
+    },
+    /// A segment that the model does not have.
+    #[error("sequence {sequence}: segment {got} is not one of the model's {end}")]
+    Segment {
+        /// Its number in the batch.
+        sequence: usize,
+        /// The segment.
+        got: u32,
+        /// How many there are.
+        end: usize,
+    },
+    /// The batch could not be laid out.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+/// A flat batch on a device.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// T piece ids.
+    pub ids: Tensor,
+    /// T segments.
+    pub segments: Tensor,
+    /// How the T tokens are divided into B sequences.
+    pub layout: Layout,
+}
+
+impl Batch {
+    /// Lays sequences out one after the other. `first_number` is the first one's number in the global batch, which
+    /// dropout counts by.
+    pub fn new(
+        device: &Device,
+        config: &BertConfig,
+        sequences: &[Sequence<'_>],
+        first_number: u32,
+    ) -> Result<Self, InputError> {
+        let total = sequences.iter().map(|s| s.ids.len()).sum();
+        let (mut ids, mut segments) = (Vec::<u32>::with_capacity(total), Vec::<u32>::with_capacity(total));
+        let mut lengths = Vec::with_capacity(sequences.len());
+        for (sequence, s) in sequences.iter().enumerate() {
+            if s.ids.len() != s.segments.len() {
+                return Err(InputError::Lengths { sequence, ids: s.ids.len(), segments: s.segments.len() });
+            }
+            let most = config.max_position_embeddings;
+            if s.ids.len() > most {
+                return Err(InputError::TooLong { sequence, got: s.ids.len(), most });
+            }
+            if let Some(&got) = s.ids.iter().find(|id| **id as usize >= config.vocab_size) {
+                return Err(InputError::Id { sequence, got, end: config.vocab_size });
+            }
+            if let Some(&got) = s.segments.iter().find(|id| **id as usize >= config.type_vocab_size) {
+                return Err(InputError::Segment { sequence, got, end: config.type_vocab_size });
+            }
+            ids.extend(s.ids);
+            segments.extend(s.segments);
+            lengths.push(s.ids.len());
+        }
+        Ok(Self {
+            layout: Layout::new(device, &lengths, first_number)?,
+            ids: Tensor::from_slice(device, [total], &ids)?,
+            segments: Tensor::from_slice(device, [total], &segments)?,
+        })
+    }
+}

@@ -1,0 +1,111 @@
+//! Attention over flat tokens, from the fused projection.
+
+use henson_kernels::cpu::attention as kernels;
+use henson_kernels::cpu::dropout::Dropout;
+
+use super::{Op, with_float};
+use crate::tape::{Backward, Slot};
+use crate::{DType, Device, Layout, Pass, Result, Tensor, TensorError, Var};
+
+impl Pass<'_> {
+    /// Self-attention: `qkv` (T×3H) holds query, key and value of each token; gives T×H.
+    pub fn attention(
+        &mut self,
+        qkv: Var,
+        layout: &Layout,
+        heads: usize,
+        causal: bool,
+        (p, site): (f32, u32),
+    ) -> Result<Var> {
+        let sizes = Sizes::new(qkv.tensor(), layout, heads, causal)?;
+        let out = Tensor::empty(self.device(), [layout.tokens(), sizes.hidden()], self.dtype())?;
+        let log_sums = Tensor::empty(self.device(), [heads, layout.tokens()], DType::F32)?;
+        let dropout = self.dropout(p, site);
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(out.dtype(), E => kernels::forward(
+                &cpu.kernels,
+                qkv.tensor().slice::<E>(),
+                sizes.shape(layout),
+                dropout.map(|dropout| (dropout, layout.numbers().slice())),
+                out.slice_mut::<E>(),
+                log_sums.slice_mut(),
+            )),
+        }
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            let layout = layout.clone();
+            self.record(Op::Attention(Attention { qkv, layout, sizes, log_sums, dropout, out }));
+        }
+        Ok(y)
+    }
+
+    /// The probabilities that [`Pass::attention`] weighs with, before dropout: A×S×S for each sequence in turn.
+    pub fn attention_maps(&mut self, qkv: &Var, layout: &Layout, heads: usize, causal: bool) -> Result<Tensor> {
+        let sizes = Sizes::new(qkv.tensor(), layout, heads, causal)?;
+        let shape = sizes.shape(layout);
+        let out = Tensor::empty(self.device(), [shape.probabilities()], DType::F32)?;
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(qkv.tensor().dtype(), E => {
+                kernels::probabilities(&cpu.kernels, qkv.tensor().slice::<E>(), shape, out.slice_mut());
+            }),
+        }
+        Ok(out)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    heads: usize,
+    head_size: usize,
+    causal: bool,
+}
+
+impl Sizes {
+    fn new(qkv: &Tensor, layout: &Layout, heads: usize, causal: bool) -> Result<Self> {
+        let head_size = qkv.columns() / (3 * heads.max(1));
+        if heads == 0 || head_size == 0 {
+            return Err(TensorError::Unsupported { operation: "attention", why: "there are no heads" });
+        }
+        qkv.check_shape("attention", "qkv", [layout.tokens(), 3 * heads * head_size])?;
+        Ok(Self { heads, head_size, causal })
+    }
+
+    fn hidden(&self) -> usize {
+        self.heads * self.head_size
+    }
+
+    fn shape<'a>(&self, layout: &'a Layout) -> kernels::Attention<'a> {
+        let Self { heads, head_size, causal } = *self;
+        kernels::Attention { offsets: layout.offsets(), heads, head_size, causal }
+    }
+}
+
+/// A recorded attention.
+pub(crate) struct Attention {
+    qkv: Var,
+    layout: Layout,
+    sizes: Sizes,
+    log_sums: Tensor,
+    dropout: Option<Dropout>,
+    out: Slot,
+}
+
+impl Attention {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dout) = back.take(self.out) else { return Ok(()) };
+        let qkv = self.qkv.tensor();
+        let dqkv = Tensor::empty(back.device(), qkv.shape(), qkv.dtype())?;
+        match back.device() {
+            Device::Cpu(cpu) => with_float!(qkv.dtype(), E => kernels::backward(
+                &cpu.kernels,
+                qkv.slice::<E>(),
+                self.sizes.shape(&self.layout),
+                self.dropout.map(|dropout| (dropout, self.layout.numbers().slice())),
+                self.log_sums.slice(),
+                dout.slice::<E>(),
+                dqkv.slice_mut::<E>(),
+            )),
+        }
+        back.add(self.qkv.slot(), dqkv)
+    }
+}

@@ -1,0 +1,83 @@
+//! The sum of word, position and segment embeddings.
+
+use henson_kernels::cpu::embedding::{self as kernels, Lookup};
+
+use super::rows::check_indices;
+use super::{Op, with_float};
+use crate::tape::{Backward, Slot};
+use crate::{DType, Device, Param, Pass, Result, Tensor, Var};
+
+/// The tables of an embedding layer; each has one index a token.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingTables {
+    /// V×H.
+    pub word: Param,
+    /// Positions×H.
+    pub position: Param,
+    /// Segments×H.
+    pub segment: Param,
+}
+
+impl EmbeddingTables {
+    fn all(&self) -> [Param; 3] {
+        [self.word, self.position, self.segment]
+    }
+}
+
+impl Pass<'_> {
+    /// word[ids] + position[positions] + segment[segments]: T×H.
+    pub fn embeddings(
+        &mut self,
+        tables: EmbeddingTables,
+        ids: &Tensor,
+        positions: &Tensor,
+        segments: &Tensor,
+    ) -> Result<Var> {
+        let indices = [ids, positions, segments];
+        let values = tables.all().map(|table| self.parameters().matrix(table));
+        let (t, h) = (ids.shape().elements(), values[0].columns());
+        for ((index, table), what) in indices.iter().zip(&values).zip(["token id", "position", "segment"]) {
+            index.check_shape("embeddings", what, [t])?;
+            index.check_dtype("embeddings", what, DType::U32)?;
+            table.check_shape("embeddings", what, [table.rows(), h])?;
+            check_indices("embeddings", what, self.device(), index, table.rows())?;
+        }
+        let out = Tensor::empty(self.device(), [t, h], self.dtype())?;
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(out.dtype(), E => {
+                let lookups: [Lookup<'_, E>; 3] =
+                    std::array::from_fn(|i| Lookup { ids: indices[i].slice(), table: values[i].slice() });
+                kernels::forward(&cpu.kernels, &lookups, h, out.slice_mut::<E>());
+            }),
+        }
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            let indices = indices.map(Tensor::clone);
+            self.record(Op::Embedding(Embedding { tables, indices, out }));
+        }
+        Ok(y)
+    }
+}
+
+/// A recorded embedding.
+pub(crate) struct Embedding {
+    tables: EmbeddingTables,
+    indices: [Tensor; 3],
+    out: Slot,
+}
+
+impl Embedding {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        for (table, index) in self.tables.all().into_iter().zip(&self.indices) {
+            let gradient = back.gradients.view(table);
+            match back.device() {
+                Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
+                    let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());
+                    kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
+                }),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Losses. In training, a loss replaces the logits by their gradient at once, so that a vocabulary's worth of them
+//! exists only one time; a pass's loss is the sum of all its loss operations.
+
+use henson_kernels::cpu::loss as kernels;
+
+use super::rows::check_indices;
+use super::{own, with_float};
+use crate::{DType, Device, Pass, Result, Tensor, Var};
+
+impl Pass<'_> {
+    /// scale·Σ weight·(−ln softmax(logits)[target]) over rows (P×columns), of which the first `classes` columns count.
+    /// Gives the loss as a tensor of one number, and the loss of each row before weight and scale.
+    pub fn cross_entropy(
+        &mut self,
+        logits: Var,
+        classes: usize,
+        targets: &Tensor,
+        weights: Option<&Tensor>,
+        scale: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
+        targets.check_shape("cross_entropy", "targets", [rows])?;
+        targets.check_dtype("cross_entropy", "targets", DType::U32)?;
+        check_indices("cross_entropy", "target", self.device(), targets, classes)?;
+        if let Some(weights) = weights {
+            weights.check_shape("cross_entropy", "weights", [rows])?;
+        }
+        let losses = Tensor::empty(self.device(), [rows], DType::F32)?;
+        let loss = self.replace_by_gradient(logits, |device, logits, want_gradient| match device {
+            Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => kernels::cross_entropy(
+                &cpu.kernels,
+                logits.slice_mut::<E>(),
+                columns,
+                classes,
+                targets.slice(),
+                weights.map(|weights| weights.slice()),
+                scale,
+                want_gradient,
+                losses.slice_mut(),
+            ))),
+        })?;
+        Ok((loss, losses))
+    }
+
+    /// scale·Σ (x − target)².
+    pub fn squared_error(&mut self, x: Var, targets: &Tensor, scale: f32) -> Result<Tensor> {
+        targets.check_shape("squared_error", "targets", [x.tensor().shape().elements()])?;
+        self.replace_by_gradient(x, |device, x, want_gradient| match device {
+            Device::Cpu(cpu) => Ok(with_float!(x.dtype(), E => kernels::mean_squared_error(
+                &cpu.kernels, x.slice_mut::<E>(), targets.slice(), scale, want_gradient,
+            ))),
+        })
+    }
+
+    /// scale·Σ of the binary cross-entropy of every logit with its own target in [0, 1].
+    pub fn binary_cross_entropy(&mut self, logits: Var, targets: &Tensor, scale: f32) -> Result<Tensor> {
+        targets.check_shape("binary_cross_entropy", "targets", [logits.tensor().shape().elements()])?;
+        self.replace_by_gradient(logits, |device, logits, want_gradient| match device {
+            Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => kernels::binary_cross_entropy(
+                &cpu.kernels, logits.slice_mut::<E>(), targets.slice(), scale, want_gradient,
+            ))),
+        })
+    }
+
+    /// The probabilities of the first `classes` columns of each row: P×classes in f32.
+    pub fn softmax(&mut self, logits: &Var, classes: usize) -> Result<Tensor> {
+        let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
+        let out = Tensor::empty(self.device(), [rows, classes], DType::F32)?;
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(logits.tensor().dtype(), E => {
+                kernels::softmax(&cpu.kernels, logits.tensor().slice::<E>(), columns, classes, out.slice_mut());
+            }),
+        }
+        Ok(out)
+    }
+
+    /// How many rows have their largest logit, of the first `classes`, at the target.
+    pub fn count_correct(&mut self, logits: &Var, classes: usize, targets: &Tensor) -> Result<usize> {
+        let columns = logits.tensor().columns();
+        targets.check_shape("count_correct", "targets", [logits.tensor().rows()])?;
+        match self.device() {
+            Device::Cpu(cpu) => Ok(with_float!(logits.tensor().dtype(), E => {
+                let logits = logits.tensor().slice::<E>();
+                kernels::accuracy(&cpu.kernels, logits, columns, classes, targets.slice(), None)
+            })),
+        }
+    }
+
+    /// Runs a loss kernel on logits that it may overwrite, and starts their gradient.
+    fn replace_by_gradient(
+        &mut self,
+        logits: Var,
+        kernel: impl FnOnce(&Device, &Tensor, bool) -> Result<f32>,
+    ) -> Result<Tensor> {
+        let slot = logits.slot();
+        let mut logits = logits.into_tensor();
+        if slot.is_some() {
+            logits = own(self.device(), logits)?;
+        }
+        let loss = kernel(self.device(), &logits, slot.is_some())?;
+        if let Some(slot) = slot {
+            self.start_gradient(slot, logits)?;
+        }
+        Tensor::from_slice(self.device(), [1], &[loss])
+    }
+}

@@ -1,0 +1,108 @@
+//! The coarse operations of a pass, one file a kind: what goes in and out, the choice of kernel by device and dtype,
+//! and the way back beside it.
+
+mod attention;
+mod embedding;
+mod layer_norm;
+mod linear;
+mod loss;
+mod rows;
+
+pub use embedding::EmbeddingTables;
+pub use rows::Pooling;
+
+use henson_kernels::cpu::{cast as kernels_cast, rows as kernels};
+
+use crate::tape::Backward;
+use crate::{DType, Device, Result, Tensor, bf16};
+
+/// Runs `$body` with the type `$E` that stands for a floating-point dtype.
+macro_rules! with_float {
+    ($dtype:expr, $E:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F32 => {
+                type $E = f32;
+                $body
+            }
+            $crate::DType::Bf16 => {
+                type $E = $crate::bf16;
+                $body
+            }
+            $crate::DType::U32 => {
+                return Err($crate::TensorError::DType {
+                    operation: "arithmetic",
+                    what: "an operand",
+                    expected: $crate::DType::F32,
+                    got: $crate::DType::U32,
+                });
+            }
+        }
+    };
+}
+pub(crate) use with_float;
+
+/// A recorded operation.
+pub(crate) enum Op {
+    Attention(attention::Attention),
+    Dropout(rows::Dropped),
+    Embedding(embedding::Embedding),
+    FeedForward(linear::FeedForward),
+    Gather(rows::Gather),
+    LayerNorm(layer_norm::LayerNorm),
+    Linear(linear::Linear),
+}
+
+impl Op {
+    /// Turns the gradient of the output into gradients of inputs and parameters.
+    pub(crate) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        match self {
+            Op::Attention(op) => op.backward(back),
+            Op::Dropout(op) => op.backward(back),
+            Op::Embedding(op) => op.backward(back),
+            Op::FeedForward(op) => op.backward(back),
+            Op::Gather(op) => op.backward(back),
+            Op::LayerNorm(op) => op.backward(back),
+            Op::Linear(op) => op.backward(back),
+        }
+    }
+}
+
+/// sum += x.
+pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
+    sum.check_dtype("add", "the sum", x.dtype())?;
+    match device {
+        Device::Cpu(cpu) => {
+            with_float!(x.dtype(), E => kernels::add::<E>(&cpu.kernels, x.slice(), sum.slice_mut()));
+        }
+    }
+    Ok(())
+}
+
+/// The same numbers in memory of their own.
+pub(crate) fn copy(device: &Device, x: &Tensor) -> Result<Tensor> {
+    let out = Tensor::empty(device, x.shape(), x.dtype())?;
+    match device {
+        Device::Cpu(_) => with_float!(x.dtype(), E => out.slice_mut::<E>().copy_from_slice(x.slice::<E>())),
+    }
+    Ok(out)
+}
+
+/// The same numbers in another floating-point dtype; the same tensor where it is of that dtype already.
+pub(crate) fn cast(device: &Device, x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    let out = Tensor::empty(device, x.shape(), dtype)?;
+    match device {
+        Device::Cpu(cpu) => match dtype {
+            DType::Bf16 => kernels_cast::to_bf16(&cpu.kernels, x.slice(), out.slice_mut()),
+            _ => kernels_cast::to_f32(&cpu.kernels, x.slice::<bf16>(), out.slice_mut()),
+        },
+    }
+    Ok(out)
+}
+
+/// A tensor that an operation may write into: `x` itself if nobody else has it, else a copy.
+pub(crate) fn own(device: &Device, x: Tensor) -> Result<Tensor> {
+    if x.is_unique() { Ok(x) } else { copy(device, &x) }
+}

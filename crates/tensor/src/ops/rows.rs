@@ -1,0 +1,165 @@
+//! Operations on whole rows: picking, dropping, pooling.
+
+use henson_kernels::cpu::dropout::Dropout;
+use henson_kernels::cpu::rows as kernels;
+
+use super::{Op, copy, own, with_float};
+use crate::tape::{Backward, Slot};
+use crate::{DType, Device, Layout, Pass, Result, Tensor, TensorError, Var};
+
+/// How the tokens of a sequence become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first token.
+    First,
+    /// The largest value of each column.
+    Max,
+}
+
+impl Pass<'_> {
+    /// The rows of `x` (T×H) that `rows` (P, u32) names: P×H.
+    pub fn gather(&mut self, x: &Var, rows: &Tensor) -> Result<Var> {
+        let (t, h) = (x.tensor().rows(), x.tensor().columns());
+        rows.check_dtype("gather", "rows", DType::U32)?;
+        check_indices("gather", "row", self.device(), rows, t)?;
+        let out = Tensor::empty(self.device(), [rows.shape().elements(), h], x.tensor().dtype())?;
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(out.dtype(), E => {
+                kernels::gather(&cpu.kernels, x.tensor().slice::<E>(), h, rows.slice(), out.slice_mut());
+            }),
+        }
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            self.record(Op::Gather(Gather { x: x.clone(), rows: rows.clone(), out }));
+        }
+        Ok(y)
+    }
+
+    /// Dropout of one vector a sequence (B×H): what heads apply to the pooled output.
+    pub fn dropout_sequences(&mut self, x: Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
+        self.drop_rows(x, layout.first_rows(), p, site)
+    }
+
+    /// Dropout of every token (T×H).
+    pub fn dropout_tokens(&mut self, x: Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
+        self.drop_rows(x, layout.token_rows(), p, site)
+    }
+
+    fn drop_rows(&mut self, x: Var, rows: &Tensor, p: f32, site: u32) -> Result<Var> {
+        let Some(dropout) = self.dropout(p, site) else { return Ok(x) };
+        rows.check_shape("dropout", "the layout", [x.tensor().rows(), 2])?;
+        let x_slot = x.slot();
+        // The layer before may need its output on the way back (tanh does not, but a caller may hold it).
+        let out = own(self.device(), x.into_tensor())?;
+        drop_in_place(self.device(), &out, &dropout, rows)?;
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            self.record(Op::Dropout(Dropped { x: x_slot, dropout, rows: rows.clone(), out }));
+        }
+        Ok(y)
+    }
+
+    /// One vector a sequence (B×H), in f32; for inference.
+    pub fn pool(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
+        if self.is_training() {
+            return Err(TensorError::Unsupported { operation: "pool", why: "it has no way back yet" });
+        }
+        let (x, h) = (x.tensor(), x.tensor().columns());
+        x.check_shape("pool", "the input", [layout.tokens(), h])?;
+        let out = Tensor::empty(self.device(), [layout.sequences(), h], DType::F32)?;
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(x.dtype(), E => {
+                let (x, offsets, out) = (x.slice::<E>(), layout.offsets(), out.slice_mut::<f32>());
+                match pooling {
+                    Pooling::Mean => kernels::segment_mean(&cpu.kernels, x, h, offsets, out),
+                    Pooling::Max => kernels::segment_max(&cpu.kernels, x, h, offsets, out),
+                    Pooling::First => {
+                        for (start, out) in offsets.iter().zip(out.chunks_exact_mut(h.max(1))) {
+                            for (x, out) in x[*start as usize * h..].iter().zip(out) {
+                                *out = henson_kernels::cpu::Element::to_f32(*x);
+                            }
+                        }
+                    }
+                }
+            }),
+        }
+        Ok(out)
+    }
+
+    /// Divides every row of an f32 tensor by its length.
+    pub fn normalise_rows(&mut self, x: Tensor) -> Result<Tensor> {
+        x.check_dtype("normalise_rows", "the input", DType::F32)?;
+        let x = own(self.device(), x)?;
+        match self.device() {
+            Device::Cpu(cpu) => kernels::l2_normalise(&cpu.kernels, x.slice_mut::<f32>(), x.columns()),
+        }
+        Ok(x)
+    }
+}
+
+/// Refuses indices outside of `0..end`; on the CPU a look at each is cheap beside moving its row.
+pub(super) fn check_indices(
+    operation: &'static str,
+    what: &'static str,
+    device: &Device,
+    indices: &Tensor,
+    end: usize,
+) -> Result<()> {
+    match device {
+        Device::Cpu(_) => match indices.slice::<u32>().iter().find(|index| **index as usize >= end) {
+            Some(index) => Err(TensorError::Index { operation, what, index: *index as usize, end }),
+            None => Ok(()),
+        },
+    }
+}
+
+fn drop_in_place(device: &Device, x: &Tensor, dropout: &Dropout, rows: &Tensor) -> Result<()> {
+    match device {
+        Device::Cpu(cpu) => with_float!(x.dtype(), E => {
+            let rows = bytemuck::cast_slice(rows.slice::<u32>());
+            kernels::drop(&cpu.kernels, x.slice_mut::<E>(), x.columns(), dropout, rows);
+        }),
+    }
+    Ok(())
+}
+
+/// A recorded choice of rows.
+pub(crate) struct Gather {
+    x: Var,
+    rows: Tensor,
+    out: Slot,
+}
+
+impl Gather {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let Some(slot) = self.x.slot() else { return Ok(()) };
+        let (dx, accumulate) = back.target(slot, self.x.tensor())?;
+        match back.device() {
+            Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
+                let (dy, rows, h) = (dy.slice::<E>(), self.rows.slice(), self.x.tensor().columns());
+                kernels::scatter_add(&cpu.kernels, dy, h, rows, dx.slice_mut::<E>(), !accumulate);
+            }),
+        }
+        Ok(())
+    }
+}
+
+/// A recorded dropout.
+pub(crate) struct Dropped {
+    x: Option<Slot>,
+    dropout: Dropout,
+    rows: Tensor,
+    out: Slot,
+}
+
+impl Dropped {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let dx = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
+        drop_in_place(back.device(), &dx, &self.dropout, &self.rows)?;
+        back.add(self.x, dx)
+    }
+}

@@ -1,0 +1,371 @@
+//! All parameters of a model in one flat buffer, their gradients in another of the same layout.
+//!
+//! The truth is f32; where a model computes in bf16, a second flat buffer holds the rounded copy. A parameter's path
+//! while it is built is its name in the checkpoint.
+
+use henson_kernels::cpu::{cast, reduce};
+use henson_kernels::philox::Stream;
+
+use crate::{DType, Device, Result, Shape, Tensor, TensorError};
+
+/// A parameter's elements start at a multiple of this many: a cache line of bf16 and more.
+const ALIGNMENT: usize = 64;
+
+/// Numbers the stream of initial weights among all uses of the seed.
+const INITIAL_WEIGHTS: u32 = 0x1217;
+
+/// Elements that one counter index of the initial weights covers.
+const INITIAL_BLOCK: usize = 4096;
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with this deviation, redrawn beyond two deviations, as in BERT.
+    TruncatedNormal(f32),
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+}
+
+/// A parameter as a checkpoint knows it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its name in a checkpoint.
+    pub name: String,
+    /// Its shape there.
+    pub shape: Shape,
+    /// How it starts.
+    pub init: Init,
+    /// Whether weight decay applies: to matrices, not to biases and LayerNorm.
+    pub decay: bool,
+    /// Where it begins in the flat buffers.
+    pub start: usize,
+}
+
+/// A view of one parameter, or of several that lie side by side, in the flat buffers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Param {
+    start: usize,
+    shape: Shape,
+}
+
+impl Param {
+    /// Its sizes, padding included.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn range(&self) -> std::ops::Range<usize> {
+        self.start..self.start + self.shape.elements()
+    }
+}
+
+/// Lays out parameters while a model is built.
+#[derive(Default)]
+pub struct Builder {
+    entries: Vec<Entry>,
+    path: String,
+    size: usize,
+}
+
+impl Builder {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Builds below a name: `at("encoder", …)` puts `encoder.` in front. An empty name changes nothing.
+    pub fn at<R>(&mut self, name: &str, build: impl FnOnce(&mut Self) -> R) -> R {
+        let length = self.path.len();
+        if !name.is_empty() {
+            self.path.push_str(name);
+            self.path.push('.');
+        }
+        let result = build(self);
+        self.path.truncate(length);
+        result
+    }
+
+    /// A matrix, subject to weight decay.
+    pub fn matrix(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
+        self.side_by_side(&[name], rows, columns, init)
+    }
+
+    /// Matrices of one shape without gaps between them, seen as one with all of their rows.
+    pub fn side_by_side(&mut self, names: &[&str], rows: usize, columns: usize, init: Init) -> Param {
+        self.align();
+        let start = self.size;
+        for name in names {
+            self.push(name, [rows, columns].into(), init, true);
+        }
+        Param { start, shape: [names.len() * rows, columns].into() }
+    }
+
+    /// A table whose rows are padded with zeros to a multiple of 64 inside; the padding is never saved.
+    pub fn padded_table(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
+        self.align();
+        let start = self.size;
+        self.push(name, [rows, columns].into(), init, true);
+        let padded = pad(rows);
+        self.size = start + padded * columns;
+        Param { start, shape: [padded, columns].into() }
+    }
+
+    /// A vector, not subject to weight decay.
+    pub fn vector(&mut self, name: &str, length: usize, init: Init) -> Param {
+        self.vectors(&[name], length, init)
+    }
+
+    /// Vectors of one length without gaps between them, seen as one.
+    pub fn vectors(&mut self, names: &[&str], length: usize, init: Init) -> Param {
+        self.align();
+        let start = self.size;
+        for name in names {
+            self.push(name, [length].into(), init, false);
+        }
+        Param { start, shape: [names.len() * length].into() }
+    }
+
+    /// A vector that is padded like [`Builder::padded_table`].
+    pub fn padded_vector(&mut self, name: &str, length: usize, init: Init) -> Param {
+        self.align();
+        let start = self.size;
+        self.push(name, [length].into(), init, false);
+        self.size = start + pad(length);
+        Param { start, shape: [pad(length)].into() }
+    }
+
+    /// All parameters on a device, zero until they are initialised or loaded. Models compute in `dtype`.
+    pub fn finish(mut self, device: &Device, dtype: DType) -> Result<Parameters> {
+        self.align();
+        let values = Tensor::zeros(device, [self.size], DType::F32)?;
+        let compute = match dtype {
+            DType::Bf16 => Some(Tensor::zeros(device, [self.size], DType::Bf16)?),
+            _ => None,
+        };
+        Ok(Parameters { device: device.clone(), entries: self.entries, values, compute })
+    }
+
+    fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
+        let name = format!("{}{name}", self.path);
+        self.entries.push(Entry { name, shape, init, decay, start: self.size });
+        self.size += shape.elements();
+    }
+
+    fn align(&mut self) {
+        self.size = pad(self.size);
+    }
+}
+
+fn pad(n: usize) -> usize {
+    n.next_multiple_of(ALIGNMENT)
+}
+
+/// The parameters of a model.
+pub struct Parameters {
+    device: Device,
+    entries: Vec<Entry>,
+    values: Tensor,
+    compute: Option<Tensor>,
+}
+
+impl Parameters {
+    /// Where they are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What models compute in.
+    pub fn dtype(&self) -> DType {
+        if self.compute.is_some() { DType::Bf16 } else { DType::F32 }
+    }
+
+    /// All of them, in the order of the flat buffers.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// How many numbers a checkpoint holds.
+    pub fn count(&self) -> usize {
+        self.entries.iter().map(|entry| entry.shape.elements()).sum()
+    }
+
+    /// Draws initial values: the same for a seed on every device.
+    pub fn initialise(&mut self, seed: u64) -> Result<()> {
+        for i in 0..self.entries.len() {
+            let entry = &self.entries[i];
+            let mut values = vec![0.0; entry.shape.elements()];
+            match entry.init {
+                Init::Zeros => {}
+                Init::Ones => values.fill(1.0),
+                Init::TruncatedNormal(deviation) => draw(&mut values, deviation, seed, i, self.device.threads()),
+            }
+            self.write(i, &values)?;
+        }
+        self.refresh();
+        Ok(())
+    }
+
+    /// A parameter's numbers, by its place in [`Parameters::entries`].
+    pub fn read(&self, entry: usize) -> Vec<f32> {
+        let Entry { start, shape, .. } = self.entries[entry];
+        self.values.view(start, shape).to_vec()
+    }
+
+    /// Sets a parameter's numbers. Call [`Parameters::refresh`] after the last.
+    pub fn write(&mut self, entry: usize, numbers: &[f32]) -> Result<()> {
+        let Entry { start, shape, .. } = self.entries[entry];
+        if numbers.len() != shape.elements() {
+            let got = [numbers.len()].into();
+            return Err(TensorError::Shape { operation: "write", what: "the parameter", expected: shape, got });
+        }
+        self.values.view(start, shape).slice_mut::<f32>().copy_from_slice(numbers);
+        Ok(())
+    }
+
+    /// Rounds the values once more into the copy that models compute with.
+    pub fn refresh(&mut self) {
+        if let Some(compute) = &self.compute {
+            match &self.device {
+                Device::Cpu(cpu) => {
+                    cast::to_bf16(&cpu.kernels, self.values.slice(), compute.slice_mut());
+                }
+            }
+        }
+    }
+
+    /// Gradients of these parameters, all zero.
+    pub fn gradients(&self) -> Result<Gradients> {
+        let values = Tensor::zeros(&self.device, self.values.shape(), DType::F32)?;
+        Ok(Gradients { device: self.device.clone(), values })
+    }
+
+    /// A matrix in the dtype that models compute in.
+    pub(crate) fn matrix(&self, param: Param) -> Tensor {
+        self.compute.as_ref().unwrap_or(&self.values).view(param.start, param.shape)
+    }
+
+    /// A vector in f32.
+    pub(crate) fn vector(&self, param: Param) -> Tensor {
+        self.values.view(param.start, param.shape)
+    }
+
+    pub(crate) fn flat(&self) -> &Tensor {
+        &self.values
+    }
+
+    pub(crate) fn flat_copy(&self) -> Option<&Tensor> {
+        self.compute.as_ref()
+    }
+}
+
+/// Draws `values` block by block, so that blocks can be drawn in parallel.
+fn draw(values: &mut [f32], deviation: f32, seed: u64, entry: usize, threads: usize) {
+    let fill = |block: usize, values: &mut [f32]| {
+        let mut stream = Stream::new(seed, INITIAL_WEIGHTS, (entry as u64) << 32 | block as u64);
+        for value in values {
+            let mut x = stream.normal();
+            while x.abs() > 2.0 {
+                x = stream.normal();
+            }
+            *value = x * deviation;
+        }
+    };
+    let blocks = values.len().div_ceil(INITIAL_BLOCK);
+    let share = blocks.div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for (i, part) in values.chunks_mut(share * INITIAL_BLOCK).enumerate() {
+            let mut work = move || {
+                for (j, values) in part.chunks_mut(INITIAL_BLOCK).enumerate() {
+                    fill(i * share + j, values);
+                }
+            };
+            // The last share runs here: small tables need no thread.
+            if (i + 1) * share >= blocks { work() } else { drop(scope.spawn(work)) }
+        }
+    });
+}
+
+/// The gradients of [`Parameters`], in f32 and the same layout.
+pub struct Gradients {
+    device: Device,
+    values: Tensor,
+}
+
+impl Gradients {
+    /// Sets all to zero.
+    pub fn zero(&mut self) {
+        match &self.device {
+            Device::Cpu(cpu) => henson_kernels::cpu::rows::fill_zero(&cpu.kernels, self.values.slice_mut::<f32>()),
+        }
+    }
+
+    /// The norm of all gradients together. Not finite if any of them is not.
+    pub fn norm(&self) -> f64 {
+        match &self.device {
+            Device::Cpu(cpu) => reduce::sum_of_squares(&cpu.kernels, self.values.slice()).sqrt(),
+        }
+    }
+
+    /// The gradient of a parameter of `parameters`, by its place in its entries.
+    pub fn read(&self, parameters: &Parameters, entry: usize) -> Vec<f32> {
+        let Entry { start, shape, .. } = parameters.entries[entry];
+        self.values.view(start, shape).to_vec()
+    }
+
+    pub(crate) fn view(&self, param: Param) -> Tensor {
+        self.values.view(param.range().start, param.shape)
+    }
+
+    pub(crate) fn flat(&self) -> &Tensor {
+        &self.values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bf16;
+
+    fn build(dtype: DType) -> (Parameters, Param) {
+        let device = Device::cpu(None, Some(2)).unwrap();
+        let mut builder = Builder::new();
+        let fused = builder.at("layer", |b| {
+            b.vector("bias", 3, Init::Ones);
+            b.side_by_side(&["query.weight", "key.weight"], 5, 7, Init::TruncatedNormal(0.02))
+        });
+        builder.padded_table("table", 70, 100, Init::TruncatedNormal(0.5));
+        (builder.finish(&device, dtype).unwrap(), fused)
+    }
+
+    #[test]
+    fn paths_are_names_and_neighbours_touch() {
+        let (parameters, fused) = build(DType::F32);
+        let names: Vec<&str> = parameters.entries().iter().map(|e| e.name.as_str()).collect();
+        assert_eq!(names, ["layer.bias", "layer.query.weight", "layer.key.weight", "table"]);
+        assert_eq!(parameters.count(), 3 + 2 * 35 + 7000);
+        assert_eq!(fused.shape(), [10, 7].into());
+        assert_eq!(parameters.entries()[2].start, parameters.entries()[1].start + 35);
+        assert!(parameters.entries().iter().map(|e| e.decay).eq([false, true, true, true]));
+    }
+
+    #[test]
+    fn initial_values_follow_the_seed_alone() {
+        let (mut a, fused) = build(DType::F32);
+        let (mut b, _) = build(DType::Bf16);
+        a.initialise(7).unwrap();
+        b.initialise(7).unwrap();
+        assert_eq!(a.read(3), b.read(3));
+        b.initialise(8).unwrap();
+        assert_ne!(a.read(3), b.read(3));
+        let table = a.read(3);
+        let variance = table.iter().map(|x| x * x).sum::<f32>() / table.len() as f32;
+        // A normal distribution cut at two deviations has 0.774 of its variance.
+        assert!((variance / 0.25 - 0.774).abs() < 0.05, "{variance}");
+        assert!(table.iter().all(|x| x.abs() <= 1.0));
+        assert_eq!(a.matrix(fused).to_vec::<f32>(), [a.read(1), a.read(2)].concat());
+        let rounded: Vec<bf16> = b.read(1).into_iter().map(bf16::from_f32).collect();
+        assert_eq!(b.matrix(fused).to_vec::<bf16>()[..35], rounded);
+    }
+}

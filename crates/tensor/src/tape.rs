@@ -1,0 +1,209 @@
+//! One pass over a model: operations run at once and, in training, leave a note on the tape for the way back.
+//!
+//! Gradients of parameters are added to flat buffers; gradients of intermediate values live in slots for just as long
+//! as they are needed. The loss of a pass is the sum of its loss operations.
+
+use henson_kernels::cpu::dropout::Dropout;
+
+use crate::ops::{self, Op};
+use crate::{DType, Device, Gradients, Parameters, Result, Tensor, TensorError};
+
+/// What a pass remembers for the way back; kept from step to step, so that its lists need not grow again.
+#[derive(Default)]
+pub struct Tape {
+    ops: Vec<Op>,
+    slots: Vec<Option<Tensor>>,
+}
+
+impl Tape {
+    /// An empty tape.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// What makes a pass a training pass: the randomness of its dropout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Training {
+    /// The run's seed.
+    pub seed: u64,
+    /// The number of the update that the pass belongs to.
+    pub step: u32,
+}
+
+/// A value in a pass.
+#[derive(Clone, Debug)]
+pub struct Var {
+    tensor: Tensor,
+    /// Where its gradient is collected; none where no gradient is wanted.
+    slot: Option<Slot>,
+}
+
+/// The number of a gradient's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(usize);
+
+impl Var {
+    /// The numbers.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// The numbers, consuming the value.
+    pub fn into_tensor(self) -> Tensor {
+        self.tensor
+    }
+
+    /// The same with other sizes.
+    pub fn reshape(&self, shape: impl Into<crate::Shape>) -> Result<Self> {
+        Ok(Self { tensor: self.tensor.reshape(shape)?, slot: self.slot })
+    }
+
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.slot
+    }
+}
+
+/// A pass over a model's parameters.
+pub struct Pass<'a> {
+    tape: &'a mut Tape,
+    parameters: &'a Parameters,
+    training: Option<Training>,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass with dropout, recorded for [`Pass::backward`].
+    pub fn training(tape: &'a mut Tape, parameters: &'a Parameters, training: Training) -> Self {
+        tape.ops.clear();
+        tape.slots.clear();
+        Self { tape, parameters, training: Some(training) }
+    }
+
+    /// A pass without dropout that remembers nothing.
+    pub fn inference(tape: &'a mut Tape, parameters: &'a Parameters) -> Self {
+        tape.ops.clear();
+        tape.slots.clear();
+        Self { tape, parameters, training: None }
+    }
+
+    /// Whether this is a training pass.
+    pub fn is_training(&self) -> bool {
+        self.training.is_some()
+    }
+
+    /// Where the pass runs.
+    pub fn device(&self) -> &'a Device {
+        self.parameters.device()
+    }
+
+    /// What it computes in.
+    pub fn dtype(&self) -> DType {
+        self.parameters.dtype()
+    }
+
+    /// Lets the way back begin at a value with a given gradient, for losses that are computed elsewhere.
+    pub fn seed_gradient(&mut self, value: &Var, gradient: &[f32]) -> Result<()> {
+        let Some(slot) = value.slot else {
+            return Err(TensorError::Unsupported { operation: "seed_gradient", why: "the value has no gradient" });
+        };
+        let tensor = Tensor::from_slice(self.device(), value.tensor.shape(), gradient)?;
+        let tensor = ops::cast(self.device(), &tensor, value.tensor.dtype())?;
+        add_gradient(self.device(), &mut self.tape.slots, slot, tensor)
+    }
+
+    /// Walks the tape back and adds the gradients of all parameters to `gradients`.
+    pub fn backward(self, gradients: &mut Gradients) -> Result<()> {
+        if self.training.is_none() {
+            return Err(TensorError::Unsupported { operation: "backward", why: "an inference pass records nothing" });
+        }
+        let Tape { ops, slots } = self.tape;
+        let mut back = Backward { parameters: self.parameters, gradients, slots };
+        while let Some(op) = ops.pop() {
+            op.backward(&mut back)?;
+        }
+        slots.clear();
+        Ok(())
+    }
+
+    pub(crate) fn parameters(&self) -> &'a Parameters {
+        self.parameters
+    }
+
+    /// The dropout of one site, none in inference.
+    pub(crate) fn dropout(&self, p: f32, site: u32) -> Option<Dropout> {
+        let Training { seed, step } = self.training?;
+        Dropout::new(p, seed, step, site)
+    }
+
+    /// A value; in training with a place for its gradient.
+    pub(crate) fn var(&mut self, tensor: Tensor) -> Var {
+        let slot = self.training.is_some().then(|| {
+            self.tape.slots.push(None);
+            Slot(self.tape.slots.len() - 1)
+        });
+        Var { tensor, slot }
+    }
+
+    pub(crate) fn record(&mut self, op: Op) {
+        debug_assert!(self.training.is_some(), "only training passes record");
+        self.tape.ops.push(op);
+    }
+
+    /// Sets the gradient of a value that a loss operation consumed.
+    pub(crate) fn start_gradient(&mut self, slot: Slot, gradient: Tensor) -> Result<()> {
+        add_gradient(self.parameters.device(), &mut self.tape.slots, slot, gradient)
+    }
+}
+
+/// The way back: what operations need of the pass.
+pub(crate) struct Backward<'a> {
+    pub(crate) parameters: &'a Parameters,
+    pub(crate) gradients: &'a mut Gradients,
+    slots: &'a mut Vec<Option<Tensor>>,
+}
+
+impl<'a> Backward<'a> {
+    pub(crate) fn device(&self) -> &'a Device {
+        self.parameters.device()
+    }
+
+    /// The finished gradient of an operation's output; none where nothing depended on it.
+    pub(crate) fn take(&mut self, slot: Slot) -> Option<Tensor> {
+        self.slots[slot.0].take()
+    }
+
+    /// Adds to a value's gradient.
+    pub(crate) fn add(&mut self, slot: Option<Slot>, gradient: Tensor) -> Result<()> {
+        match slot {
+            Some(slot) => add_gradient(self.parameters.device(), self.slots, slot, gradient),
+            None => Ok(()),
+        }
+    }
+
+    /// Where to write a value's gradient, and whether to add to what is there.
+    pub(crate) fn target(&mut self, slot: Slot, like: &Tensor) -> Result<(Tensor, bool)> {
+        let device = self.parameters.device();
+        if let Some(gradient) = self.slots[slot.0].take() {
+            // Somebody else reads the same memory as another value's gradient: leave it to them.
+            let gradient = if gradient.is_unique() { gradient } else { ops::copy(device, &gradient)? };
+            self.slots[slot.0] = Some(gradient.clone());
+            return Ok((gradient, true));
+        }
+        let gradient = Tensor::empty(device, like.shape(), like.dtype())?;
+        self.slots[slot.0] = Some(gradient.clone());
+        Ok((gradient, false))
+    }
+}
+
+fn add_gradient(device: &Device, slots: &mut [Option<Tensor>], slot: Slot, gradient: Tensor) -> Result<()> {
+    let place = &mut slots[slot.0];
+    *place = Some(match place.take() {
+        None => gradient,
+        Some(old) => {
+            let sum = if old.is_unique() { old } else { ops::copy(device, &old)? };
+            ops::add(device, &gradient, &sum)?;
+            sum
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,335 @@
+//! The tokenizer itself: text to pieces and back, and what a model must know about it. How it gets out of files is in
+//! `files.rs`, how it gets back into them in `save.rs`; special tokens around the pieces are the template's work.
+//!
+//! It behaves as Hugging Face's does, since that is what existing checkpoints are used with, with three exceptions that
+//! keep results a function of the text alone: truncation, padding and BPE dropout found in a `tokenizer.json` are
+//! switched off.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use tokenizers::{
+    AddedToken, Model, ModelWrapper, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer,
+};
+
+use crate::error::TextError;
+use crate::files::Settings;
+use crate::guard::{BREAKDOWN, shielded};
+use crate::special::{self, SpecialTokens};
+use crate::template::{Template, shortened};
+
+/// The algorithm that cuts words into pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// BERT's greedy longest match.
+    WordPiece,
+    /// Byte pair encoding, on bytes (GPT-2, RoBERTa) or characters.
+    BytePair,
+    /// SentencePiece's unigram language model (ALBERT, XLNet, T5).
+    Unigram,
+    /// Whole words.
+    WordLevel,
+}
+
+/// A text in pieces, without special tokens around it. The three lists have the same length.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pieces {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// Byte ranges of the original text. They lie on character boundaries and never go backwards, but pieces of one
+    /// character (byte-level BPE) share its range.
+    pub offsets: Vec<(usize, usize)>,
+    /// The number of the word that a piece belongs to: words as the tokenizer splits them, so punctuation counts as one.
+    pub words: Vec<Option<u32>>,
+}
+
+impl Pieces {
+    /// How many pieces there are.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Keeps the first `length` pieces and says how many were cut off.
+    pub fn truncate(&mut self, length: usize) -> usize {
+        let dropped = self.len().saturating_sub(length);
+        self.ids.truncate(length);
+        self.offsets.truncate(length);
+        self.words.truncate(length);
+        dropped
+    }
+}
+
+/// A tokenizer. It is immutable and may be shared between threads; a clone copies the vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer {
+    pub(crate) inner: tokenizers::Tokenizer,
+    pub(crate) special: SpecialTokens,
+    pub(crate) settings: Settings,
+    template: Template,
+    kind: Kind,
+    vocabulary_size: usize,
+    max_length: Option<usize>,
+    lowercase: Option<bool>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    /// Without the vocabulary, which would fill screens.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Tokenizer")
+            .field("kind", &self.kind)
+            .field("vocabulary_size", &self.vocabulary_size)
+            .field("special", &self.special)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Cuts a text into pieces, without adding special tokens. The texts of special tokens in it, such as `[MASK]`, stay
+    /// whole and get their ids, unless [`recognise_special_strings`](Self::recognise_special_strings) is off.
+    pub fn encode(&self, text: &str) -> Result<Pieces, TextError> {
+        let encoding = shielded(|| self.inner.encode(text, false))
+            .map_err(|reason| TextError::Failed { action: "encode", reason })?;
+        // Odd normalizers can leave offsets that point past the text or into a character; callers cut the text with them.
+        let within = |&(start, end): &(usize, usize)| {
+            let end = text.ceil_char_boundary(end);
+            (text.floor_char_boundary(start).min(end), end)
+        };
+        Ok(Pieces {
+            ids: encoding.get_ids().to_vec(),
+            offsets: encoding.get_offsets().iter().map(within).collect(),
+            words: encoding.get_word_ids().to_vec(),
+        })
+    }
+
+    /// The ids of [`encode`](Self::encode) alone, faster because nothing is traced back to the text.
+    pub fn encode_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoding = shielded(|| self.inner.encode_fast(text, false))
+            .map_err(|reason| TextError::Failed { action: "encode", reason })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Puts pieces together to a text. `skip_special` leaves special tokens out. What normalization took from the
+    /// original (case, accents, spacing) does not come back: quote the original by its offsets instead.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
+        // The crate would leave unknown ids out without a word.
+        if let Some(&id) = ids.iter().find(|&&id| self.token(id).is_none()) {
+            return Err(TextError::UnknownId { id, vocabulary_size: self.vocabulary_size });
+        }
+        // Some of the crate's decoders count on at least one token.
+        if ids.iter().all(|&id| skip_special && self.is_special(id)) {
+            return Ok(String::new());
+        }
+        shielded(|| self.inner.decode(ids, skip_special))
+            .map_err(|reason| TextError::Failed { action: "decode", reason })
+    }
+
+    /// The words before they are cut into pieces, normalized, with their byte ranges in the original text: for BERT, its
+    /// basic tokenization. Special strings are not recognised here.
+    pub fn words(&self, text: &str) -> Result<Vec<(String, (usize, usize))>, TextError> {
+        let split = || -> tokenizers::Result<Vec<(String, (usize, usize))>> {
+            let mut normalized = NormalizedString::from(text);
+            if let Some(normalizer) = self.inner.get_normalizer() {
+                normalizer.normalize(&mut normalized)?;
+            }
+            let mut words = PreTokenizedString::from(normalized);
+            if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut words)?;
+            }
+            let splits = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            Ok(splits.into_iter().map(|(word, offsets, _)| (word.to_owned(), offsets)).collect())
+        };
+        shielded(split).map_err(|reason| TextError::Failed { action: "split", reason })
+    }
+
+    /// Whether the texts of special tokens are recognised in a text (the default, as in Hugging Face) or cut into pieces
+    /// like any other, which is safer where strangers write the text. Not saved with the tokenizer.
+    #[must_use]
+    pub fn recognise_special_strings(mut self, recognise: bool) -> Self {
+        self.inner.set_encode_special_tokens(!recognise);
+        self
+    }
+
+    /// The largest id + 1, added tokens included: a model's embedding needs at least as many rows.
+    pub fn vocabulary_size(&self) -> usize {
+        self.vocabulary_size
+    }
+
+    /// The text of a token.
+    pub fn token(&self, id: u32) -> Option<String> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id);
+        added.map(|token| token.content.clone()).or_else(|| self.inner.get_model().id_to_token(id))
+    }
+
+    /// The id of a token, by its exact text (`##ing`, `Ġthe`, `[CLS]`).
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The tokens with special parts.
+    pub fn special(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// Whether an id is a special token: one of the five, or another that the tokenizer's files mark so.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&id).is_some_and(|token| token.special) || self.special.contains(id)
+    }
+
+    /// How special tokens and segments surround texts.
+    pub fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// The algorithm.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// `model_max_length` of tokenizer_config.json, when it is a real number (Hugging Face writes 10³⁰ for "unknown").
+    pub fn max_length(&self) -> Option<usize> {
+        self.max_length
+    }
+
+    /// The length that `tokenizer.json` asked to truncate to. It is information only: nothing is truncated here.
+    pub fn configured_truncation(&self) -> Option<usize> {
+        self.settings.truncation
+    }
+
+    /// The BPE dropout that `tokenizer.json` asked for. It is information only: encoding is never random.
+    pub fn configured_dropout(&self) -> Option<f64> {
+        self.settings.dropout
+    }
+
+    /// Whether texts are lower-cased; `None` when the normalizer cannot be seen through (SentencePiece's tables).
+    pub fn lowercase(&self) -> Option<bool> {
+        self.lowercase
+    }
+
+    /// The last step of every way to a tokenizer: finds the special tokens and the template, and checks the whole.
+    /// `origin` is the file that holds the vocabulary, for messages.
+    pub(crate) fn assemble(
+        mut inner: tokenizers::Tokenizer,
+        settings: Settings,
+        implied_names: &[(&str, String)],
+        origin: &Path,
+    ) -> Result<Self, TextError> {
+        let refused = |reason| TextError::Refused { path: origin.to_owned(), reason };
+        let stated = settings.stated();
+        let special = special::find(&stated, implied_names, |token| inner.token_to_id(token))?;
+        register(&mut inner, &special, &stated).map_err(refused)?;
+
+        let post_processor = json(inner.get_post_processor());
+        let template = match Template::from_post_processor(origin, &post_processor)? {
+            Some(template) => template,
+            None => {
+                let (cls, sep) = (special.cls.as_ref(), special.sep.as_ref());
+                let template = Template::from_special_tokens(cls, sep);
+                let processor = template.post_processor(cls, sep, inner.get_pre_tokenizer()).map_err(refused)?;
+                if processor.is_some() {
+                    inner.with_post_processor(processor);
+                }
+                template
+            }
+        };
+        if let Some(id) = template.special_ids().find(|&id| inner.id_to_token(id).is_none()) {
+            return Err(TextError::Malformed {
+                path: origin.to_owned(),
+                place: "post_processor".to_owned(),
+                expected: "ids of the vocabulary".to_owned(),
+                got: id.to_string(),
+            });
+        }
+
+        let kind = match inner.get_model() {
+            ModelWrapper::WordPiece(_) => Kind::WordPiece,
+            ModelWrapper::BPE(_) => Kind::BytePair,
+            ModelWrapper::Unigram(_) => Kind::Unigram,
+            ModelWrapper::WordLevel(_) => Kind::WordLevel,
+        };
+        let Some(largest) = inner.get_vocab(true).into_values().max() else {
+            return Err(TextError::EmptyVocabulary { path: origin.to_owned() });
+        };
+        let lowercase = lowercases(&json(inner.get_normalizer()));
+        let max_length = settings.max_length()?;
+        let vocabulary_size = largest as usize + 1;
+        let tokenizer = Self { inner, special, settings, template, kind, vocabulary_size, max_length, lowercase };
+
+        // A tokenizer that breaks down on a plain text is refused now rather than while it serves. Ordinary errors are
+        // left to the text that causes them: a vocabulary may do without an unknown token.
+        match tokenizer.encode("Jim Henson, 1955: a pupp\u{e9}teer \u{4e2d} [MASK] <mask>") {
+            Err(TextError::Failed { reason, .. }) if reason.starts_with(BREAKDOWN) => Err(refused(reason)),
+            _ => Ok(tokenizer),
+        }
+    }
+}
+
+/// Makes the special tokens known as such, as Hugging Face does, where their file did not: otherwise their texts would
+/// be cut into pieces, and decoding would not skip them.
+fn register(
+    inner: &mut tokenizers::Tokenizer,
+    special: &SpecialTokens,
+    stated: &[(&Path, &Map<String, Value>)],
+) -> Result<(), String> {
+    let unregistered: Vec<AddedToken> = special
+        .by_role()
+        .filter(|(_, special)| !inner.get_added_vocabulary().get_vocab().contains_key(&special.text))
+        .map(|(role, special)| {
+            let value = stated.iter().find_map(|(_, map)| map.get(role));
+            added_token(&special.text, value.unwrap_or(&Value::Null)).special(true)
+        })
+        .collect();
+    shielded(|| inner.add_special_tokens(unregistered)).map(drop)
+}
+
+/// A token with the flags that its object in a configuration has.
+pub(crate) fn added_token(text: &str, flags: &Value) -> AddedToken {
+    let flag = |name: &str| flags.get(name).and_then(Value::as_bool);
+    let token = AddedToken::from(text, flag("special").unwrap_or(false));
+    let normalized = flag("normalized").unwrap_or(false);
+    token
+        .lstrip(flag("lstrip").unwrap_or(false))
+        .rstrip(flag("rstrip").unwrap_or(false))
+        .single_word(flag("single_word").unwrap_or(false))
+        .normalized(normalized)
+}
+
+/// What a normalizer does to case, read off its JSON form because the crate keeps its parts private.
+fn lowercases(normalizer: &Value) -> Option<bool> {
+    match normalizer["type"].as_str() {
+        Some("BertNormalizer") => normalizer["lowercase"].as_bool(),
+        Some("Lowercase") => Some(true),
+        Some("Precompiled") => None,
+        Some("Sequence") => {
+            let parts: Vec<Option<bool>> = normalizer["normalizers"].as_array()?.iter().map(lowercases).collect();
+            if parts.contains(&Some(true)) { Some(true) } else { (!parts.contains(&None)).then_some(false) }
+        }
+        _ => Some(false),
+    }
+}
+
+/// The JSON form of a part of the tokenizer; null when there is none.
+pub(crate) fn json<T: serde::Serialize>(part: Option<&T>) -> Value {
+    part.and_then(|part| serde_json::to_value(part).ok()).unwrap_or(Value::Null)
+}
+
+/// A key of a configuration that must be true, false or null.
+pub(crate) fn flag(path: &Path, map: &Map<String, Value>, key: &str) -> Result<Option<bool>, TextError> {
+    match map.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(other) => Err(TextError::Malformed {
+            path: path.to_owned(),
+            place: key.to_owned(),
+            expected: "true or false".to_owned(),
+            got: shortened(other),
+        }),
+    }
+}

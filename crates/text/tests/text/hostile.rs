@@ -1,0 +1,276 @@
+//! Broken and hostile `tokenizer.json` files: errors, never a panic, whatever is in them.
+
+use std::path::Path;
+
+use henson_text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::support::{assert_error, data, directory, small};
+
+fn open(value: &Value) -> Result<Tokenizer, henson_text::TextError> {
+    Tokenizer::open(directory(&[("tokenizer.json", value.to_string().as_bytes())]).path())
+}
+
+fn word_piece() -> Value {
+    let files = small().files(None).unwrap();
+    serde_json::from_slice(&files[0].1).unwrap()
+}
+
+fn byte_pair() -> Value {
+    serde_json::from_slice(&std::fs::read(data("transformers/roberta/tokenizer.json")).unwrap()).unwrap()
+}
+
+/// SentencePiece's table of characters: the size of a double-array trie, the trie, and the replacements. This one maps
+/// "b" to "a": its unit has the label, the mark that a value follows, and the way to it, place 256.
+fn character_map() -> String {
+    let mut units = vec![0_u32; 257];
+    let letter = u32::from(b'b');
+    units[b'b' as usize] = letter | 1 << 8 | (letter ^ 256) << 10;
+    units[256] = 1 << 31;
+    let mut bytes = (units.len() as u32 * 4).to_le_bytes().to_vec();
+    bytes.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
+    bytes.extend(b"a\0");
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let quads = bytes.chunks(3).map(|chunk| {
+        let number = chunk.iter().fold(0, |number, &byte| number << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
+        let digit = |at: u32| digits[(number >> (18 - 6 * at)) as usize & 63] as char;
+        (0..4).map(|at| if at as usize <= chunk.len() { digit(at) } else { '=' }).collect::<String>()
+    });
+    quads.collect()
+}
+
+/// SentencePiece's form.
+fn unigram() -> Value {
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 512, "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": [{"id": 0, "content": "<unk>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": character_map()},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "</s>", "type_id": 1}}],
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}},
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+            "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["▁", -1.0], ["a", -2.0], ["▁a", -1.5], ["son", -2.5]]},
+    })
+}
+
+/// As many kinds of parts as the library has.
+fn everything() -> Value {
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": 8, "pad_id": 0,
+            "pad_type_id": 0, "pad_token": "<pad>"},
+        "added_tokens": [
+            {"id": 9, "content": "kermit", "single_word": true, "lstrip": true, "rstrip": true, "normalized": true,
+                "special": false},
+            {"id": 10, "content": " ", "single_word": false, "lstrip": true, "rstrip": true, "normalized": false,
+                "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "NFD"}, {"type": "NFKD"}, {"type": "NFC"}, {"type": "NFKC"}, {"type": "StripAccents"},
+            {"type": "Strip", "strip_left": true, "strip_right": true}, {"type": "Lowercase"}, {"type": "Nmt"},
+            {"type": "Replace", "pattern": {"String": "x"}, "content": ""}, {"type": "Prepend", "prepend": "_"},
+            {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+                "lowercase": true}]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "WhitespaceSplit"}, {"type": "Whitespace"}, {"type": "Digits", "individual_digits": true},
+            {"type": "Punctuation", "behavior": "Isolated"}, {"type": "UnicodeScripts"},
+            {"type": "Split", "pattern": {"Regex": "o+"}, "behavior": "MergedWithNext", "invert": false},
+            {"type": "CharDelimiterSplit", "delimiter": "-"}, {"type": "FixedLength", "length": 3}]},
+        "post_processor": {"type": "Sequence", "processors": [
+            {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            {"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1]}]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "_"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 1},
+            {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true},
+            {"type": "BPEDecoder", "suffix": "</w>"}, {"type": "WordPiece", "prefix": "##", "cleanup": true}]},
+        "model": {"type": "WordLevel", "unk_token": "<unk>",
+            "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "jim": 3, "hen": 4, "son": 5, "a": 6, "1": 7, "<pad>": 8}},
+    })
+}
+
+#[test]
+fn the_documents_are_sound_before_they_are_broken() {
+    for value in [word_piece(), byte_pair(), unigram(), everything()] {
+        let tokenizer = open(&value).unwrap();
+        tokenizer.encode("Jim Henson, a kermit  -1 puppeteer").unwrap();
+    }
+    let sentence_piece = open(&unigram()).unwrap();
+    assert_eq!(sentence_piece.special().unk.as_ref().map(|unk| unk.id), Some(0));
+    assert_eq!(sentence_piece.template().single(&sentence_piece.encode("b").unwrap(), 9).unwrap().ids, [4, 1]);
+    assert_eq!((sentence_piece.kind(), sentence_piece.lowercase()), (henson_text::Kind::Unigram, None));
+    assert_eq!(open(&everything()).unwrap().decode(&[], true).unwrap(), "");
+}
+
+/// Small and fixed random numbers (SplitMix64), so that a failure comes again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) % bound as u64) as usize
+    }
+
+    fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+}
+
+/// The way to a random place in a document, as keys and indices.
+fn random_place(value: &Value, random: &mut Random) -> Vec<String> {
+    let (mut here, mut place) = (value, Vec::new());
+    while random.below(5) != 0 {
+        let (step, next) = match here {
+            Value::Object(map) if !map.is_empty() => {
+                let (key, next) = map.iter().nth(random.below(map.len())).unwrap();
+                (key.clone(), next)
+            }
+            Value::Array(list) if !list.is_empty() => {
+                let at = random.below(list.len());
+                (at.to_string(), &list[at])
+            }
+            _ => break,
+        };
+        place.push(step);
+        here = next;
+    }
+    place
+}
+
+fn at<'a>(value: &'a mut Value, place: &[String]) -> &'a mut Value {
+    place.iter().fold(value, |here, step| match here {
+        Value::Array(list) => &mut list[step.parse::<usize>().unwrap()],
+        object => &mut object[step.as_str()],
+    })
+}
+
+/// Replaces, removes or doubles what is at a random place.
+fn mutate(value: &mut Value, random: &mut Random, donors: &[Value]) {
+    let place = random_place(value, random);
+    if let Some((last, parents)) = place.split_last() {
+        match (random.below(12), at(value, parents)) {
+            (0, Value::Object(map)) => {
+                map.remove(last);
+                return;
+            }
+            (0, Value::Array(list)) => {
+                list.remove(last.parse().unwrap());
+                return;
+            }
+            (1, Value::Array(list)) => {
+                list.push(list[last.parse::<usize>().unwrap()].clone());
+                return;
+            }
+            _ => {}
+        }
+    }
+    let huge = "ab".repeat(3000);
+    *at(value, &place) = match random.below(20) {
+        0 => Value::Null,
+        1 => json!(true),
+        2 => json!(-1),
+        3 => json!(0),
+        4 => json!(u32::MAX),
+        5 => json!(u64::MAX),
+        6 => json!(1e300),
+        7 => json!(""),
+        8 => json!(" "),
+        9 => json!("##"),
+        10 => json!("é"),
+        11 => json!("(a*)*b("),
+        12 => json!("(?=.*)(.*)+\\1"),
+        13 => json!(huge),
+        14 => json!([]),
+        15 => json!({}),
+        16 => json!("▁"),
+        17 => json!(random.below(20)),
+        _ => part_of(random.of(donors), random).clone(),
+    };
+}
+
+/// A random part of a document, to stand where it does not belong.
+fn part_of<'a>(value: &'a Value, random: &mut Random) -> &'a Value {
+    let mut here = value;
+    loop {
+        here = match here {
+            Value::Object(map) if !map.is_empty() => map.values().nth(random.below(map.len())).unwrap(),
+            Value::Array(list) if !list.is_empty() => random.of(list),
+            other => return other,
+        };
+        if random.below(3) == 0 {
+            return here;
+        }
+    }
+}
+
+const TEXTS: [&str; 5] =
+    ["Jim Henson, a kermit  -1 puppeteer", "", "é ▁ab kermit   x", "[MASK]<mask>中\u{0}", "bab \u{1f438} 12\n"];
+
+/// Opens, encodes and decodes; says whether the library had to be caught.
+fn exercise(directory: &Path, bytes: &[u8]) -> Option<String> {
+    std::fs::write(directory.join("tokenizer.json"), bytes).unwrap();
+    let mut caught = None;
+    let mut note = |error: henson_text::TextError| {
+        let message = error.to_string();
+        assert!(!message.is_empty());
+        if message.contains("broke down") {
+            caught = Some(message);
+        }
+    };
+    match Tokenizer::open(directory) {
+        Err(error) => note(error),
+        Ok(tokenizer) => {
+            for text in TEXTS {
+                match tokenizer.encode(text) {
+                    Err(error) => note(error),
+                    Ok(pieces) => {
+                        tokenizer.decode(&pieces.ids, true).map(drop).unwrap_or_else(&mut note);
+                        pieces.offsets.iter().for_each(|&(start, end)| drop(text[start..end].to_owned()));
+                        tokenizer.template().single(&pieces, 16).map(drop).unwrap_or_else(&mut note);
+                    }
+                }
+            }
+            tokenizer.files(None).map(drop).unwrap_or_else(&mut note);
+        }
+    }
+    caught
+}
+
+#[test]
+fn mutated_documents_give_errors_not_panics() {
+    let cases: u64 = std::env::var("CASES").map_or(2000, |n| n.parse().unwrap());
+    let donors = [word_piece(), byte_pair(), unigram(), everything()];
+    let directory = tempfile::tempdir().unwrap();
+    let mut seen = std::collections::BTreeMap::new();
+    for case in 0..cases {
+        let mut random = Random(case);
+        let mut value = random.of(&donors).clone();
+        for _ in 0..=random.below(3) {
+            mutate(&mut value, &mut random, &donors);
+        }
+        let mut bytes = value.to_string().into_bytes();
+        if random.below(10) == 0 {
+            let at = random.below(bytes.len());
+            bytes[at] = random.below(256) as u8;
+        }
+        if let Some(m) = exercise(directory.path(), &bytes) {
+            let e = seen.entry(m).or_insert((0, case));
+            e.0 += 1;
+        }
+    }
+    for (m, c) in seen {
+        println!("{c:?} {}", m.chars().take(300).collect::<String>());
+    }
+}

@@ -1,0 +1,8 @@
+//! The crate's tests, in one binary so that it is linked once. All data lies in `tests/data`.
+
+mod features;
+mod files;
+mod golden;
+mod hostile;
+mod properties;
+mod support;
