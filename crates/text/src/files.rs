@@ -247,7 +247,9 @@ fn open_json(directory: &Path) -> Result<Tokenizer, TextError> {
             }
         }
     }
-    override_bert_normalizer(&mut inner, &settings).map_err(|error| error.unwrap_or_else(refused))?;
+    if let Some(normalizer) = overruled_normalizer(&inner, &settings)? {
+        shielded(|| inner.with_normalizer(Some(normalizer)).map(drop)).map_err(refused)?;
+    }
     add_listed_tokens(&mut inner, &settings, &listed_tokens(directory, &settings)?)?;
     Tokenizer::assemble(inner, settings, &implied, &path)
 }
@@ -276,25 +278,25 @@ fn added_token_ids(value: &Value) -> Vec<(String, u32)> {
 
 /// transformers' BERT classes let `tokenizer_config.json` overrule the normalizer in `tokenizer.json`. Only keys that are
 /// there count: a missing `do_lower_case` would mean "yes" to transformers, against what `tokenizer.json` says.
-fn override_bert_normalizer(
-    inner: &mut tokenizers::Tokenizer,
+fn overruled_normalizer(
+    inner: &tokenizers::Tokenizer,
     settings: &Settings,
-) -> Result<(), Result<TextError, String>> {
+) -> Result<Option<BertNormalizer>, TextError> {
     if matches!(settings.class_family(), Some("PreTrained" | "TokenizersBackend")) {
-        return Ok(());
+        return Ok(None);
     }
-    let Some(NormalizerWrapper::BertNormalizer(normalizer)) = inner.get_normalizer() else { return Ok(()) };
+    let Some(NormalizerWrapper::BertNormalizer(normalizer)) = inner.get_normalizer() else { return Ok(None) };
     let mut normalizer = *normalizer;
-    if let Some(lowercase) = settings.flag("do_lower_case").map_err(Ok)? {
+    if let Some(lowercase) = settings.flag("do_lower_case")? {
         normalizer.lowercase = lowercase;
     }
     if settings.config.contains_key("strip_accents") {
-        normalizer.strip_accents = settings.flag("strip_accents").map_err(Ok)?;
+        normalizer.strip_accents = settings.flag("strip_accents")?;
     }
-    if let Some(split) = settings.flag("tokenize_chinese_chars").map_err(Ok)? {
+    if let Some(split) = settings.flag("tokenize_chinese_chars")? {
         normalizer.handle_chinese_chars = split;
     }
-    shielded(|| inner.with_normalizer(Some(normalizer)).map(drop)).map_err(Err)
+    Ok(Some(normalizer))
 }
 
 fn open_word_piece(directory: &Path) -> Result<Tokenizer, TextError> {

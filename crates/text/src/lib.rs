@@ -9,6 +9,19 @@
 //! - [`Tokenizer::encode`] turns a text into [`Pieces`], without special tokens;
 //! - [`Template`] (from [`Tokenizer::template`]) sets the special tokens around pieces: [`Template::single`],
 //!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`].
+//!
+//! ```
+//! use henson_text::{Tokenizer, WordPieceOptions};
+//!
+//! let vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "jim", "hen", "##son"];
+//! let tokenizer = Tokenizer::from_vocabulary(&vocabulary, &WordPieceOptions::default())?;
+//! let text = "Jim Henson";
+//! let features = tokenizer.template().single(&tokenizer.encode(text)?, 128)?;
+//! assert_eq!(features.ids, [2, 5, 6, 7, 3]);
+//! assert_eq!(features.offsets[3].map(|(start, end)| &text[start..end]), Some("son"));
+//! assert_eq!(features.dropped, 0);
+//! # Ok::<(), henson_text::TextError>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

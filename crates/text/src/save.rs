@@ -60,7 +60,11 @@ impl Tokenizer {
                 file.sync_all()?;
                 std::fs::rename(&temporary, &path)
             };
-            write().map_err(io(&path))?;
+            if let Err(error) = write() {
+                // Not left behind; that this may fail too changes nothing about the first failure.
+                drop(std::fs::remove_file(&temporary));
+                return Err(io(&path)(error));
+            }
         }
         Ok(())
     }

@@ -4,9 +4,8 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokenizers::processors::roberta::RobertaProcessing;
-use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{PostProcessorWrapper, PreTokenizerWrapper};
 
 use crate::error::TextError;
@@ -193,20 +192,18 @@ impl Template {
             let processing = RobertaProcessing::new((sep.text.clone(), sep.id), (cls.text.clone(), cls.id));
             return Ok(Some(processing.trim_offsets(true).add_prefix_space(prefix).into()));
         }
-        // Given as lists of slots, because a special token's own text may hold the ':' or ' ' that the short form
-        // splits at; the segment is appended after the last ':'.
-        if [cls, sep].iter().any(|special| special.text.contains(':')) {
-            return Err(format!("special tokens with a colon ({:?}, {:?}) have no template", cls.text, sep.text));
-        }
-        let (start, stop) = (format!("{}:0", cls.text), format!("{}:0", sep.text));
-        let last = format!("{}:1", sep.text);
-        let processing = TemplateProcessing::builder()
-            .try_single(vec![start.as_str(), "$A:0", stop.as_str()])?
-            .try_pair(vec![start.as_str(), "$A:0", stop.as_str(), "$B:1", last.as_str()])?
-            .special_tokens(vec![(cls.text.clone(), cls.id), (sep.text.clone(), sep.id)])
-            .build()
-            .map_err(|error| error.to_string())?;
-        Ok(Some(processing.into()))
+        // As JSON, because the crate's builder splits its strings at ':' and ' ', which a token may hold.
+        let special =
+            |special: &Special, segment: u32| json!({"SpecialToken": {"id": special.text, "type_id": segment}});
+        let text = |name: &str, segment: u32| json!({"Sequence": {"id": name, "type_id": segment}});
+        let entry = |special: &Special| json!({"id": special.text, "ids": [special.id], "tokens": [special.text]});
+        let processing = json!({
+            "type": "TemplateProcessing",
+            "single": [special(cls, 0), text("A", 0), special(sep, 0)],
+            "pair": [special(cls, 0), text("A", 0), special(sep, 0), text("B", 1), special(sep, 1)],
+            "special_tokens": {&cls.text: entry(cls), &sep.text: entry(sep)},
+        });
+        serde_json::from_value(processing).map(Some).map_err(|error| error.to_string())
     }
 }
 

@@ -65,6 +65,9 @@ impl Pieces {
     }
 }
 
+/// Well below where the pattern matcher gives up, far above any real text.
+const LONGEST_WHITE_SPACE: usize = 500_000;
+
 /// A tokenizer. It is immutable and may be shared between threads; a clone copies the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
@@ -76,6 +79,7 @@ pub struct Tokenizer {
     vocabulary_size: usize,
     max_length: Option<usize>,
     lowercase: Option<bool>,
+    splits_by_pattern: bool,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -94,6 +98,7 @@ impl Tokenizer {
     /// Cuts a text into pieces, without adding special tokens. The texts of special tokens in it, such as `[MASK]`, stay
     /// whole and get their ids, unless [`recognise_special_strings`](Self::recognise_special_strings) is off.
     pub fn encode(&self, text: &str) -> Result<Pieces, TextError> {
+        self.check_white_space(text)?;
         let encoding = shielded(|| self.inner.encode(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         // Odd normalizers can leave offsets that point past the text or into a character; callers cut the text with them.
@@ -110,6 +115,7 @@ impl Tokenizer {
 
     /// The ids of [`encode`](Self::encode) alone, faster because nothing is traced back to the text.
     pub fn encode_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.check_white_space(text)?;
         let encoding = shielded(|| self.inner.encode_fast(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         Ok(encoding.get_ids().to_vec())
@@ -133,6 +139,7 @@ impl Tokenizer {
     /// The words before they are cut into pieces, normalized, with their byte ranges in the original text: for BERT, its
     /// basic tokenization. Special strings are not recognised here.
     pub fn words(&self, text: &str) -> Result<Vec<(String, (usize, usize))>, TextError> {
+        self.check_white_space(text)?;
         let split = || -> tokenizers::Result<Vec<(String, (usize, usize))>> {
             let mut normalized = NormalizedString::from(text);
             if let Some(normalizer) = self.inner.get_normalizer() {
@@ -213,6 +220,23 @@ impl Tokenizer {
         self.lowercase
     }
 
+    /// Byte-level splitting looks ahead from the end of white space. Its matcher gives up on runs of about a million
+    /// characters, and the crate then leaves the rest of the text in one piece without a word.
+    fn check_white_space(&self, text: &str) -> Result<(), TextError> {
+        if !self.splits_by_pattern || text.len() <= LONGEST_WHITE_SPACE {
+            return Ok(());
+        }
+        let mut run = 0;
+        for letter in text.chars() {
+            run = if letter.is_whitespace() { run + 1 } else { 0 };
+            if run > LONGEST_WHITE_SPACE {
+                let reason = format!("more than {LONGEST_WHITE_SPACE} white space characters in a row: shorten them");
+                return Err(TextError::Failed { action: "split", reason });
+            }
+        }
+        Ok(())
+    }
+
     /// The last step of every way to a tokenizer: finds the special tokens and the template, and checks the whole.
     /// `origin` is the file that holds the vocabulary, for messages.
     pub(crate) fn assemble(
@@ -258,9 +282,17 @@ impl Tokenizer {
             return Err(TextError::EmptyVocabulary { path: origin.to_owned() });
         };
         let lowercase = lowercases(&json(inner.get_normalizer()));
-        let max_length = settings.max_length()?;
-        let vocabulary_size = largest as usize + 1;
-        let tokenizer = Self { inner, special, settings, template, kind, vocabulary_size, max_length, lowercase };
+        let tokenizer = Self {
+            splits_by_pattern: splits_by_pattern(&json(inner.get_pre_tokenizer())),
+            max_length: settings.max_length()?,
+            vocabulary_size: largest as usize + 1,
+            inner,
+            special,
+            settings,
+            template,
+            kind,
+            lowercase,
+        };
 
         // A tokenizer that breaks down on a plain text is refused now rather than while it serves. Ordinary errors are
         // left to the text that causes them: a vocabulary may do without an unknown token.
@@ -313,6 +345,14 @@ fn lowercases(normalizer: &Value) -> Option<bool> {
         }
         _ => Some(false),
     }
+}
+
+/// Whether a pre-tokenizer uses a regular expression.
+fn splits_by_pattern(pre_tokenizer: &Value) -> bool {
+    let inner = pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    pre_tokenizer["use_regex"] == true
+        || pre_tokenizer["pattern"].get("Regex").is_some()
+        || inner.iter().any(splits_by_pattern)
 }
 
 /// The JSON form of a part of the tokenizer; null when there is none.

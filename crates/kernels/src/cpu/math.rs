@@ -13,8 +13,8 @@ use super::simd::Simd;
 /// x = n·ln 2 + r with |r| ≤ ln 2 / 2, eʳ by its series to r⁷ (remainder under 10⁻⁸).
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    let low = S::splat(-87.336_54);
-    let x = S::max(S::min(x, S::splat(88.0)), low);
+    // The bounds stand first: these instructions give their second operand where one is NaN, so NaN passes.
+    let x = S::max(S::splat(-87.336_54), S::min(S::splat(88.0), x));
     let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts, so that the subtraction is exact to the last bit of x.
     let r = S::mul_add(n, S::splat(-0.693_359_4), x);

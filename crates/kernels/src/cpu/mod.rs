@@ -20,6 +20,7 @@ pub mod loss;
 pub mod optimizer;
 pub mod reduce;
 pub mod rows;
+pub mod span;
 
 pub use isa::{Isa, UnsupportedIsa};
 pub use simd::Element;

@@ -2,10 +2,11 @@
 //! exists only one time; a pass's loss is the sum of all its loss operations.
 
 use henson_kernels::cpu::loss as kernels;
+use henson_kernels::cpu::span;
 
 use super::rows::check_indices;
 use super::{own, with_float};
-use crate::{DType, Device, Pass, Result, Tensor, Var};
+use crate::{DType, Device, Layout, Pass, Result, Tensor, TensorError, Var};
 
 impl Pass<'_> {
     /// scale·Σ weight·(−ln softmax(logits)[target]) over rows (P×columns), of which the first `classes` columns count.
@@ -59,6 +60,36 @@ impl Pass<'_> {
             Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => kernels::binary_cross_entropy(
                 &cpu.kernels, logits.slice_mut::<E>(), targets.slice(), scale, want_gradient,
             ))),
+        })
+    }
+
+    /// scale·Σ weight·(−ln softmax(logits)[target]) where each sequence has two softmaxes over its own tokens: column 0
+    /// of the logits (T×2) for where an answer starts, column 1 for where it ends. `targets` and `weights` are B×2.
+    pub fn span_cross_entropy(
+        &mut self,
+        logits: Var,
+        layout: &Layout,
+        targets: &[[u32; 2]],
+        weights: &[[f32; 2]],
+        scale: f32,
+    ) -> Result<Tensor> {
+        logits.tensor().check_shape("span_cross_entropy", "the logits", [layout.tokens(), 2])?;
+        let lengths = layout.offsets().windows(2).map(|w| (w[1] - w[0]) as usize);
+        for (length, targets) in lengths.zip(targets) {
+            if let Some(target) = targets.iter().find(|target| **target as usize >= length) {
+                let (operation, what) = ("span_cross_entropy", "target");
+                return Err(TensorError::Index { operation, what, index: *target as usize, end: length });
+            }
+        }
+        if targets.len() != layout.sequences() || weights.len() != layout.sequences() {
+            let why = "there must be one target and one weight for each sequence";
+            return Err(TensorError::Unsupported { operation: "span_cross_entropy", why });
+        }
+        self.replace_by_gradient(logits, |device, logits, want_gradient| match device {
+            Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => {
+                let logits = logits.slice_mut::<E>();
+                span::cross_entropy(&cpu.kernels, logits, layout.offsets(), targets, weights, scale, want_gradient)
+            })),
         })
     }
 

@@ -402,6 +402,17 @@ fn a_prefix_space_on_request() {
     assert_eq!(value_of(&tokenizer.files(None).unwrap(), "tokenizer_config.json")["add_prefix_space"], true);
 }
 
+/// More than this, and the matcher behind byte-level splitting would leave the rest of the text in one piece.
+#[test]
+fn endless_white_space() {
+    let text = |count: usize| format!("{}the end", " ".repeat(count));
+    assert_eq!(GPT2.encode(&text(500_000)).unwrap().words.last(), Some(&Some(2)));
+    assert_error(GPT2.encode(&text(500_001)), &["more than 500000 white space characters in a row", "shorten"]);
+    assert_error(GPT2.encode_ids(&text(500_001)), &["in a row"]);
+    assert_error(GPT2.words(&text(500_001)), &["in a row"]);
+    assert_eq!(UNCASED.encode(&text(500_001)).unwrap().ids, [1996, 2203]);
+}
+
 #[test]
 fn unknown_ids_are_not_decoded() {
     assert_error(small().decode(&[5, 99], false), &["no token has id 99", "below 14"]);

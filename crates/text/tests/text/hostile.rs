@@ -250,11 +250,9 @@ fn exercise(directory: &Path, bytes: &[u8]) -> Option<String> {
 
 #[test]
 fn mutated_documents_give_errors_not_panics() {
-    let cases: u64 = std::env::var("CASES").map_or(2000, |n| n.parse().unwrap());
     let donors = [word_piece(), byte_pair(), unigram(), everything()];
     let directory = tempfile::tempdir().unwrap();
-    let mut seen = std::collections::BTreeMap::new();
-    for case in 0..cases {
+    for case in 0..2500 {
         let mut random = Random(case);
         let mut value = random.of(&donors).clone();
         for _ in 0..=random.below(3) {
@@ -265,12 +263,120 @@ fn mutated_documents_give_errors_not_panics() {
             let at = random.below(bytes.len());
             bytes[at] = random.below(256) as u8;
         }
-        if let Some(m) = exercise(directory.path(), &bytes) {
-            let e = seen.entry(m).or_insert((0, case));
-            e.0 += 1;
-        }
+        // Of 300,000 such cases the library had to be caught in 8; of these 2,500 in none, so that one here means that
+        // a check in guard.rs no longer works.
+        assert_eq!(exercise(directory.path(), &bytes), None, "case {case}");
     }
-    for (m, c) in seen {
-        println!("{c:?} {}", m.chars().take(300).collect::<String>());
+}
+
+fn changed(mut value: Value, change: impl FnOnce(&mut Value)) -> Result<Tokenizer, henson_text::TextError> {
+    change(&mut value);
+    open(&value)
+}
+
+/// Merges that the library would copy beyond its buffer, or cut inside a character and call a string unchecked.
+#[test]
+fn merges_must_lead_into_the_vocabulary() {
+    let merges = |merges: Value| changed(byte_pair(), |value| value["model"]["merges"] = merges);
+    assert_error(
+        merges(json!([["henson", "henson"]])),
+        &["tokenizer.json", "model.merges[0]", "\"hensonhenson\" in the vocabulary"],
+    );
+    assert_error(merges(json!(["h e", "he zz"])), &["model.merges[1]", "\"zz\" in the vocabulary", "he zz"]);
+    assert_error(merges(json!(["h"])), &["model.merges[0]", "two tokens"]);
+    assert_error(merges(json!([[1, 2]])), &["model.merges[0]", "two tokens"]);
+    let cut = changed(byte_pair(), |value| {
+        value["model"]["continuing_subword_prefix"] = json!("#");
+        value["model"]["merges"] = json!([["h", "é"]]);
+    });
+    assert_error(cut, &["model.merges[0]", "begins with \"#\""]);
+}
+
+#[test]
+fn ids_must_be_small_and_different() {
+    let with_id = |id: Value| changed(word_piece(), |value| value["model"]["vocab"]["jim"] = id);
+    assert_error(with_id(json!(u32::MAX)), &["model.vocab[\"jim\"]", "an id below 16777216", "4294967295"]);
+    assert_error(with_id(json!(-1)), &["model.vocab[\"jim\"]", "-1"]);
+    assert_error(with_id(json!(6)), &["both have id 6", "\"hen\"", "\"jim\""]);
+    let added = |id: u64, content: &str| {
+        let token = json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": true, "special": false});
+        changed(word_piece(), |value| value["added_tokens"].as_array_mut().unwrap().push(token))
+    };
+    assert_eq!(added(14, "kermit").unwrap().vocabulary_size(), 15);
+    assert_error(added(99, "kermit"), &["\"kermit\"", "should have id 99", "given 14"]);
+    assert_error(added(u64::from(u32::MAX), "kermit"), &["added_tokens[5].id", "an id below"]);
+    assert_error(added(14, ""), &["added_tokens[5].content", "not empty"]);
+}
+
+#[test]
+fn vocabularies_must_be_there() {
+    assert_error(changed(word_piece(), |value| value["model"] = json!(null)), &["model", "an object", "null"]);
+    assert_error(
+        changed(word_piece(), |value| value["model"]["vocab"] = json!("x")),
+        &["model.vocab", "an object of ids"],
+    );
+    let empty = changed(word_piece(), |value| {
+        value["model"]["vocab"] = json!({});
+        value["added_tokens"] = json!([]);
+    });
+    assert_error(empty, &["tokenizer.json has no tokens"]);
+    let unknown = changed(word_piece(), |value| value["model"]["unk_token"] = json!("<?>"));
+    assert_error(unknown, &["tokenizer.json", "\"<?>\"", "unk_token", "no such token"]);
+    assert_error(
+        changed(word_piece(), |value| value["model"]["type"] = json!("Markov")),
+        &["tokenizer.json is not a tokenizer that can be used"],
+    );
+    assert_error(changed(word_piece(), |value| value["version"] = json!("7.0")), &["Unknown tokenizer version '7.0'"]);
+}
+
+#[test]
+fn templates_must_hold_the_text() {
+    let template = |change: fn(&mut Value)| changed(word_piece(), |value| change(&mut value["post_processor"]));
+    let second_in_single = |value: &mut Value| value["single"][1]["Sequence"]["id"] = json!("B");
+    assert_error(template(second_in_single), &["post_processor", "the first text once", "first text 0 times"]);
+    assert_error(template(|value| value["pair"] = json!([])), &["post_processor", "two texts"]);
+    assert_error(
+        template(|value| value["special_tokens"]["[CLS]"]["ids"] = json!([77])),
+        &["ids of the vocabulary", "77"],
+    );
+    assert_error(template(|value| value["special_tokens"] = json!({})), &["post_processor.single", "[CLS]"]);
+    let two = |value: &mut Value| {
+        let bert = json!({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]});
+        *value = json!({"type": "Sequence", "processors": [bert, bert]});
+    };
+    assert_error(template(two), &["one processor that adds special tokens", "two of them"]);
+}
+
+#[test]
+fn parts_that_would_break_the_library() {
+    for map in ["", "!!!!", "AAAA", "/////w==", "BAAAAAAAAAD//w=="] {
+        let broken = changed(unigram(), |value| {
+            value["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!(map);
+        });
+        assert_error(broken, &["normalizer.precompiled_charsmap", "a character map in base64"]);
     }
+    let zero = changed(everything(), |value| value["pre_tokenizer"]["pretokenizers"][7]["length"] = json!(0));
+    assert_error(zero, &["pre_tokenizer.length", "at least 1", "0"]);
+    // A table whose entries point outside: found by no check, caught when the tokenizer is tried out.
+    let outside = changed(unigram(), |value| {
+        value["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!("BAAAAAAAAABhAA==");
+    });
+    assert_error(outside, &["tokenizer.json is not a tokenizer", "the tokenizers library broke down", "out of bounds"]);
+}
+
+#[test]
+fn broken_files() {
+    let bytes = |bytes: &[u8]| Tokenizer::open(directory(&[("tokenizer.json", bytes)]).path());
+    assert_error(bytes(b""), &["tokenizer.json cannot be understood at line 1", "EOF"]);
+    assert_error(bytes(b"{\n \"model\": {\n"), &["tokenizer.json cannot be understood at line 3"]);
+    assert_error(bytes(b"{\n \"model\": \xff"), &["tokenizer.json is not UTF-8 at line 2, byte 11"]);
+    assert_error(bytes(b"[1, 2]"), &["model", "an object"]);
+    assert_error(bytes("[".repeat(100_000).as_bytes()), &["recursion limit exceeded"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(folder.path().join("tokenizer.json")).unwrap();
+    // A hole, not data: the size alone is looked at.
+    file.set_len(300 << 20).unwrap();
+    assert_error(Tokenizer::open(folder.path()), &["tokenizer.json has 314572800 bytes", "268435456", "really"]);
 }

@@ -1,0 +1,318 @@
+//! A 2-layer BERT with every head against `transformers`: hidden states, attention maps, logits, loss, all gradients,
+//! and ten steps of AdamW, on every kernel set of the machine. `tools/golden` tells how the values were made.
+
+use std::path::{Path, PathBuf};
+
+use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence};
+use henson_tensor::{Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
+use henson_train::objective::{self, Masked, Scales, SequenceLabels};
+use henson_train::{OptimizerSettings, Updater};
+use safetensors::SafeTensors;
+
+/// f32 against f32: both sides are within 2·10⁻⁶ of the values in f64 (golden files say so), the rest is slack for
+/// other kernel sets.
+const TOLERANCE: f64 = 2e-5;
+/// A gradient that is zero in theory holds noise of both sides.
+const GRADIENT_FLOOR: f64 = 1e-2;
+/// What the project promises for losses along ten steps.
+const STEPS_TOLERANCE: f64 = 1e-4;
+
+struct Golden {
+    directory: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    fn open(head: &str) -> Self {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/bert-golden").join(head);
+        let bytes = std::fs::read(directory.join("golden.safetensors")).unwrap();
+        Self { directory, bytes }
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        floats(&self.bytes, name)
+    }
+
+    fn integers(&self, name: &str) -> Vec<i64> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        let data = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        data.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        self.integers(name).into_iter().map(|i| u32::try_from(i).unwrap()).collect()
+    }
+}
+
+fn floats(bytes: &[u8], name: &str) -> Vec<f32> {
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let data = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+    data.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// A model with the golden weights.
+struct Setup {
+    golden: Golden,
+    model: Bert,
+    parameters: Parameters,
+    batch: Batch,
+}
+
+fn setup(device: &Device, name: &str, dtype: DType) -> Setup {
+    let golden = Golden::open(name);
+    let text = std::fs::read_to_string(golden.directory.join("config.json")).unwrap();
+    let mut config = BertConfig::from_json(&text).unwrap();
+    (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (0.0, 0.0);
+    let head = Head::of_config(&config).unwrap();
+    let mut builder = Builder::new();
+    let model = Bert::build(&mut builder, &config, head);
+    let mut parameters = builder.finish(device, dtype).unwrap();
+    let weights = std::fs::read(golden.directory.join("model.safetensors")).unwrap();
+    for i in 0..parameters.entries().len() {
+        let numbers = floats(&weights, &parameters.entries()[i].name);
+        parameters.write(i, &numbers).unwrap();
+    }
+    parameters.refresh();
+    let (ids, segments, offsets) = (golden.ids("input.ids"), golden.ids("input.segments"), golden.ids("input.offsets"));
+    let sequences: Vec<Sequence<'_>> = offsets
+        .windows(2)
+        .map(|w| w[0] as usize..w[1] as usize)
+        .map(|range| Sequence { ids: &ids[range.clone()], segments: &segments[range] })
+        .collect();
+    let batch = Batch::new(device, &config, &sequences, 0).unwrap();
+    Setup { golden, model, parameters, batch }
+}
+
+fn error(got: &[f32], expected: &[f32], floor: f64) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let scale = expected.iter().fold(floor, |m, e| m.max(f64::from(e.abs())));
+    let worst = got.iter().zip(expected).fold(0.0, |m: f64, (g, e)| {
+        let d = (f64::from(*g) - f64::from(*e)).abs();
+        if d.is_nan() { f64::INFINITY } else { m.max(d) }
+    });
+    worst / scale
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[f32], expected: &[f32]) {
+    let error = error(got, expected, 1e-3);
+    assert!(error <= TOLERANCE, "{what}: error {error:e}");
+}
+
+/// The loss of a head, recorded for the way back; as one number.
+fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
+    let Setup { golden, model, batch, .. } = setup;
+    let device = pass.device();
+    let tensor = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers).unwrap();
+    let value = |loss: Tensor| loss.to_vec::<f32>()[0];
+    let sequences = batch.layout.sequences() as f32;
+    match model.head() {
+        Head::PreTraining | Head::MaskedLm => {
+            let (rows, targets) = (golden.ids("input.rows"), golden.ids("input.targets"));
+            let masked = Masked { rows: tensor(&rows), targets: tensor(&targets) };
+            let labels = (model.head() == Head::PreTraining).then(|| tensor(&golden.ids("input.nsp")));
+            let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / sequences };
+            let loss = objective::pre_training(model, pass, batch, &masked, labels.as_ref(), scales).unwrap();
+            value(loss.masked) + loss.next_sentence.map_or(0.0, value)
+        }
+        Head::Sequence { labels } => {
+            let text = std::fs::read_to_string(golden.directory.join("config.json")).unwrap();
+            let (labels, scale) = if text.contains("regression") {
+                let numbers = golden.floats("input.labels");
+                (
+                    SequenceLabels::Numbers(Tensor::from_slice(device, [numbers.len()], &numbers).unwrap()),
+                    1.0 / sequences,
+                )
+            } else if text.contains("multi_label") {
+                let numbers = golden.floats("input.labels");
+                let targets = Tensor::from_slice(device, [numbers.len()], &numbers).unwrap();
+                (SequenceLabels::Several(targets), 1.0 / (sequences * labels as f32))
+            } else {
+                (SequenceLabels::Classes(tensor(&golden.ids("input.labels")), None), 1.0 / sequences)
+            };
+            value(objective::sequence(model, pass, batch, &labels, scale).unwrap())
+        }
+        Head::Token { .. } => {
+            let labels = golden.integers("input.labels");
+            let weights: Vec<f32> = labels.iter().map(|l| if *l < 0 { 0.0 } else { 1.0 }).collect();
+            let classes: Vec<u32> = labels.iter().map(|l| u32::try_from(*l).unwrap_or(0)).collect();
+            let weights_tensor = Tensor::from_slice(device, [weights.len()], &weights).unwrap();
+            let scale = 1.0 / weights.iter().sum::<f32>();
+            value(objective::tokens(model, pass, batch, &tensor(&classes), &weights_tensor, scale).unwrap())
+        }
+        Head::Span => {
+            // transformers clamps negative positions to 0 and leaves out those beyond the end.
+            let (starts, ends) = (golden.integers("input.start"), golden.integers("input.end"));
+            let lengths: Vec<i64> = batch.layout.offsets().windows(2).map(|w| i64::from(w[1] - w[0])).collect();
+            let longest = *lengths.iter().max().unwrap();
+            let inside = |p: &[i64]| p.iter().filter(|p| **p < longest).count() as f32;
+            let share = [0.5 / inside(&starts), 0.5 / inside(&ends)];
+            let (mut targets, mut weights) = (vec![], vec![]);
+            for (start, end) in starts.iter().zip(&ends) {
+                let both = [*start, *end];
+                targets.push(both.map(|p| if p < longest { p.max(0) as u32 } else { 0 }));
+                weights.push([0, 1].map(|i| if both[i] < longest { share[i] } else { 0.0 }));
+            }
+            value(objective::spans(model, pass, batch, &targets, &weights, 1.0).unwrap())
+        }
+        Head::Choice => {
+            let labels = golden.ids("input.labels");
+            value(objective::choice(model, pass, batch, 3, &tensor(&labels), 1.0 / labels.len() as f32).unwrap())
+        }
+        Head::Pooler => {
+            // The golden file's loss: mean(last²) + mean(pooled), seeded by hand.
+            let last = model.encode(pass, batch, Capture::default()).unwrap().last;
+            let pooled = model.pooled(pass, &last, &batch.layout).unwrap();
+            let (x, p) = (last.tensor().to_f32(), pooled.tensor().to_f32());
+            let gradient: Vec<f32> = x.iter().map(|v| 2.0 * v / x.len() as f32).collect();
+            pass.seed_gradient(&last, &gradient).unwrap();
+            pass.seed_gradient(&pooled, &vec![1.0 / p.len() as f32; p.len()]).unwrap();
+            x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32 + p.iter().sum::<f32>() / p.len() as f32
+        }
+    }
+}
+
+/// Without dropout the step and seed change nothing.
+const TRAINING: Training = Training { seed: 1, step: 1 };
+
+fn check_forward(setup: &Setup, what: &str) {
+    let Setup { golden, model, parameters, batch } = setup;
+    let mut tape = Tape::new();
+    let mut pass = Pass::inference(&mut tape, parameters);
+    let capture = Capture { hidden_states: true, attention_maps: true };
+    let encoded = model.encode(&mut pass, batch, capture).unwrap();
+    for (i, hidden) in encoded.hidden_states.iter().enumerate() {
+        assert_close(
+            &format!("{what}: hidden {i}"),
+            &hidden.tensor().to_f32(),
+            &golden.floats(&format!("output.hidden.{i}")),
+        );
+    }
+    let last = &encoded.last;
+    let logits = match model.head() {
+        Head::PreTraining | Head::MaskedLm => {
+            let rows = golden.ids("input.rows");
+            let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
+            let logits = model.masked_logits(&mut pass, last, &rows).unwrap().tensor().to_f32();
+            let vocabulary = model.config().vocab_size;
+            let padded = vocabulary.next_multiple_of(64);
+            Some(logits.chunks(padded).flat_map(|row| row[..vocabulary].to_vec()).collect())
+        }
+        Head::Sequence { .. } | Head::Choice => {
+            Some(model.sequence_logits(&mut pass, last, &batch.layout).unwrap().tensor().to_f32())
+        }
+        Head::Token { .. } => {
+            Some(model.token_logits(&mut pass, last.clone(), &batch.layout).unwrap().tensor().to_f32())
+        }
+        Head::Span => Some(model.span_logits(&mut pass, last).unwrap().tensor().to_f32()),
+        Head::Pooler => None,
+    };
+    if let Some(logits) = logits {
+        assert_close(&format!("{what}: logits"), &logits, &golden.floats("output.logits"));
+    }
+    if model.head() == Head::PreTraining {
+        let nsp = model.sequence_logits(&mut pass, last, &batch.layout).unwrap();
+        assert_close(&format!("{what}: nsp"), &nsp.tensor().to_f32(), &golden.floats("output.nsp_logits"));
+    }
+    if model.head() == Head::Pooler {
+        let pooled = model.pooled(&mut pass, last, &batch.layout).unwrap();
+        assert_close(&format!("{what}: pooled"), &pooled.tensor().to_f32(), &golden.floats("output.pooled"));
+        for (layer, maps) in encoded.attention_maps.iter().enumerate() {
+            let expected: Vec<f32> = (0..batch.layout.sequences())
+                .flat_map(|i| golden.floats(&format!("output.attention.{layer}.{i}")))
+                .collect();
+            assert_close(&format!("{what}: attention {layer}"), &maps.to_f32(), &expected);
+        }
+    }
+}
+
+fn check_gradients(setup: &Setup, gradients: &Gradients, what: &str) {
+    for (i, entry) in setup.parameters.entries().iter().enumerate() {
+        let expected = setup.golden.floats(&format!("grad.{}", entry.name));
+        let error = error(&gradients.read(&setup.parameters, i), &expected, GRADIENT_FLOOR);
+        assert!(error <= 1e-4, "{what}: gradient of {}: error {error:e}", entry.name);
+    }
+}
+
+fn check(name: &str) {
+    for isa in Isa::available() {
+        let what = format!("{name} on {isa}");
+        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+        let mut setup = setup(&device, name, DType::F32);
+        check_forward(&setup, &what);
+
+        let mut tape = Tape::new();
+        let mut gradients = setup.parameters.gradients().unwrap();
+        let mut updater = Updater::new(OptimizerSettings::default(), &setup.parameters).unwrap();
+        let (losses, norms) = (setup.golden.floats("steps.losses"), setup.golden.floats("steps.grad_norms"));
+        for step in 0..10 {
+            gradients.zero();
+            let mut pass = Pass::training(&mut tape, &setup.parameters, TRAINING);
+            let loss = loss(&setup, &mut pass);
+            pass.backward(&mut gradients).unwrap();
+            if step == 0 {
+                assert_close(&format!("{what}: loss"), &[loss], &setup.golden.floats("output.loss"));
+                check_gradients(&setup, &gradients, &what);
+            }
+            let updated = updater.step(&mut setup.parameters, &gradients, 1e-3).unwrap();
+            let difference = f64::from((loss - losses[step]).abs());
+            assert!(difference <= STEPS_TOLERANCE, "{what}: loss of step {step} is {loss}, not {}", losses[step]);
+            let relative = (updated.gradient_norm / f64::from(norms[step]) - 1.0).abs();
+            assert!(relative <= 1e-3, "{what}: gradient norm of step {step} is {}", updated.gradient_norm);
+        }
+        if name == "pretraining" {
+            for (i, entry) in setup.parameters.entries().iter().enumerate() {
+                let expected = setup.golden.floats(&format!("steps.final.{}", entry.name));
+                let error = error(&setup.parameters.read(i), &expected, 1e-1);
+                assert!(error <= 1e-3, "{what}: {} after ten steps: error {error:e}", entry.name);
+            }
+        }
+    }
+}
+
+macro_rules! heads {
+    ($($test:ident $name:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            check($name);
+        })*
+    };
+}
+
+heads! {
+    pooler "model",
+    pre_training "pretraining",
+    pre_training_with_tanh_gelu "pretraining-gelu-new",
+    masked_lm "mlm",
+    sequence_classification "sequence",
+    regression "regression",
+    several_labels "multilabel",
+    token_classification "token",
+    span_answers "qa",
+    multiple_choice "choice",
+}
+
+#[test]
+fn bf16_stays_near() {
+    for isa in Isa::available() {
+        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+        let setup = setup(&device, "pretraining", DType::Bf16);
+        let mut tape = Tape::new();
+        let mut gradients = setup.parameters.gradients().unwrap();
+        let mut pass = Pass::training(&mut tape, &setup.parameters, TRAINING);
+        let loss = loss(&setup, &mut pass);
+        pass.backward(&mut gradients).unwrap();
+        let expected = setup.golden.floats("output.loss")[0];
+        assert!((loss / expected - 1.0).abs() < 0.01, "{isa}: {loss} not {expected}");
+        // All gradients together point the same way: bf16's roundings are some per cent of single ones.
+        let (mut dot, mut a, mut b) = (0.0, 0.0, 0.0);
+        for (i, entry) in setup.parameters.entries().iter().enumerate() {
+            let expected = setup.golden.floats(&format!("grad.{}", entry.name));
+            for (g, e) in gradients.read(&setup.parameters, i).iter().zip(&expected) {
+                (dot, a, b) = (dot + g * e, a + g * g, b + e * e);
+            }
+        }
+        let cosine = dot / (a.sqrt() * b.sqrt());
+        assert!(cosine > 0.999, "{isa}: cosine {cosine}");
+    }
+}
