@@ -1,2 +1,20 @@
-//! placeholder
-fn main() {}
+//! henson: one binary that pre-trains, fine-tunes, distils, evaluates and serves the BERT family.
+//!
+//! Only this crate prints, reads the environment or exits. Flags are read in two stages: what was typed ([`flags`]),
+//! then what it means, built once by each command.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the binary is the part that talks to people")]
+
+mod commands;
+mod flags;
+mod output;
+
+use clap::Parser;
+
+fn main() -> std::process::ExitCode {
+    let flags = flags::Flags::parse();
+    match commands::run(flags) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => output::report_error(&error),
+    }
+}

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use henson_kernels::cpu::Cpu;
+use henson_kernels::cpu::{Cpu, peak};
 
-use crate::{Isa, Memory, Result, UnsupportedIsa};
+use crate::{DType, Isa, Memory, Result, UnsupportedIsa, bf16};
 
 /// A device, shared by all that compute on it.
 #[derive(Clone)]
@@ -39,6 +39,16 @@ impl Device {
     pub fn isa(&self) -> Option<Isa> {
         match self {
             Device::Cpu(cpu) => Some(cpu.kernels.isa()),
+        }
+    }
+
+    /// The most floating-point operations per second that the device can do in a dtype, measured now.
+    pub fn peak(&self, dtype: DType) -> f64 {
+        match self {
+            Device::Cpu(cpu) => match dtype {
+                DType::Bf16 => peak::operations_per_second::<bf16>(&cpu.kernels),
+                _ => peak::operations_per_second::<f32>(&cpu.kernels),
+            },
         }
     }
 

@@ -6,6 +6,7 @@
 //!
 //! Dispatch on the device is by enum, here and nowhere above: a model does not know where it runs.
 
+pub mod bench;
 mod device;
 mod dtype;
 mod error;

@@ -532,10 +532,8 @@ fn read_vocabulary_json(path: &Path) -> Result<HashMap<String, u32>, TextError> 
     let mut tokens = HashMap::with_capacity(pairs.len());
     for (token, id) in pairs {
         guard::check_id(path, &token, id)?;
-        if let Some(first) = tokens.insert(id, token.clone()) {
-            if first != token {
-                return Err(TextError::DuplicateId { path: path.to_owned(), id, first, second: token });
-            }
+        if let Some(first) = tokens.insert(id, token.clone()).filter(|first| *first != token) {
+            return Err(TextError::DuplicateId { path: path.to_owned(), id, first, second: token });
         }
         if let Some(first) = ids.insert(token.clone(), id) {
             return Err(TextError::DuplicateToken { path: path.to_owned(), token, first, second: id });

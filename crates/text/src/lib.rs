@@ -41,4 +41,4 @@ pub use files::{BytePairOptions, BytePairStyle, WordPieceOptions};
 pub use offsets::code_point_offsets;
 pub use special::{Special, SpecialNames, SpecialTokens};
 pub use template::{Slot, Template};
-pub use tokenizer::{Kind, Pieces, Tokenizer};
+pub use tokenizer::{Kind, Pieces, Tokenizer, Word};

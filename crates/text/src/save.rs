@@ -18,9 +18,9 @@ const MACHINE_PATHS: [&str; 6] =
 
 impl Tokenizer {
     /// The files of this tokenizer, as names and contents: `tokenizer.json`, `tokenizer_config.json`,
-    /// `special_tokens_map.json`, and `vocab.txt` for WordPiece or `vocab.json` and `merges.txt` for BPE. The plain
-    /// vocabulary files are left out when they could not say the same as `tokenizer.json`, because ids are missing or
-    /// tokens hold the characters that separate them.
+    /// `special_tokens_map.json`, and `vocab.txt` for WordPiece or `vocab.json` and `merges.txt` for byte-level BPE. The
+    /// plain vocabulary files are left out when they could not say the same as `tokenizer.json`: because ids are
+    /// missing, tokens hold the characters that separate them, or the BPE is not byte-level.
     ///
     /// `max_length` becomes `model_max_length`; without it the one that was read stays. Keys of a
     /// `tokenizer_config.json` that was read stay too, except those with paths of the machine that wrote it.
@@ -33,7 +33,7 @@ impl Tokenizer {
         match self.kind() {
             Kind::WordPiece => files.extend(self.vocab_txt().map(|bytes| ("vocab.txt".to_owned(), bytes))),
             Kind::BytePair => {
-                if let Some((vocabulary, merges)) = self.byte_pair_files()? {
+                if let Some((vocabulary, merges)) = self.byte_pair_files() {
                     files.push(("vocab.json".to_owned(), vocabulary));
                     files.push(("merges.txt".to_owned(), merges));
                 }
@@ -87,13 +87,20 @@ impl Tokenizer {
         Some(bytes)
     }
 
-    fn byte_pair_files(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>, TextError> {
-        let ModelWrapper::BPE(model) = self.inner.get_model() else { return Ok(None) };
-        // Character-level BPE marks the ends of words in ways that these files do not say.
-        let plain = [&model.continuing_subword_prefix, &model.end_of_word_suffix, &model.unk_token];
+    /// `vocab.json` and `merges.txt`; `None` when they cannot say the same as `tokenizer.json`.
+    fn byte_pair_files(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        let ModelWrapper::BPE(model) = self.inner.get_model() else { return None };
+        // Character-level BPE marks the ends of words, or falls back to bytes, in ways that these files do not say.
+        let marks = [&model.continuing_subword_prefix, &model.end_of_word_suffix, &model.unk_token];
+        let plain = marks.into_iter().all(|mark| mark.as_ref().is_none_or(String::is_empty))
+            && !model.byte_fallback
+            && !model.ignore_merges;
         let byte_level =
-            plain.into_iter().all(|mark| mark.as_ref().is_none_or(String::is_empty)) && !model.byte_fallback;
-        let Some(tokens) = self.tokens_by_id().filter(|_| byte_level && !model.ignore_merges) else { return Ok(None) };
+            json(self.inner.get_pre_tokenizer())["type"] == "ByteLevel" && self.inner.get_normalizer().is_none();
+        if !(plain && byte_level) {
+            return None;
+        }
+        let tokens = self.tokens_by_id()?;
         let mut merges = b"#version: 0.2\n".to_vec();
         let model = json(Some(model));
         for merge in model["merges"].as_array().map(Vec::as_slice).unwrap_or_default() {
@@ -103,7 +110,7 @@ impl Tokenizer {
                 {
                     merges.extend_from_slice(format!("{left} {right}\n").as_bytes());
                 }
-                _ => return Ok(None),
+                _ => return None,
             }
         }
         // By hand, because a JSON map would sort the tokens, and everybody's file has them by id.
@@ -113,7 +120,7 @@ impl Tokenizer {
             vocabulary.extend_from_slice(format!("{separator}{}: {id}", json!(token)).as_bytes());
         }
         vocabulary.extend_from_slice(b"}\n");
-        Ok(Some((vocabulary, merges)))
+        Some((vocabulary, merges))
     }
 
     /// The model's vocabulary, without added tokens; `None` when ids are missing in it.

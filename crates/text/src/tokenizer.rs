@@ -65,6 +65,15 @@ impl Pieces {
     }
 }
 
+/// A word of a text, before it is cut into pieces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Word {
+    /// The word as the model sees it: normalized, and for byte-level BPE with a letter for each byte.
+    pub text: String,
+    /// Its byte range in the original text.
+    pub offsets: (usize, usize),
+}
+
 /// Well below where the pattern matcher gives up, far above any real text.
 const LONGEST_WHITE_SPACE: usize = 500_000;
 
@@ -138,9 +147,9 @@ impl Tokenizer {
 
     /// The words before they are cut into pieces, normalized, with their byte ranges in the original text: for BERT, its
     /// basic tokenization. Special strings are not recognised here.
-    pub fn words(&self, text: &str) -> Result<Vec<(String, (usize, usize))>, TextError> {
+    pub fn words(&self, text: &str) -> Result<Vec<Word>, TextError> {
         self.check_white_space(text)?;
-        let split = || -> tokenizers::Result<Vec<(String, (usize, usize))>> {
+        let split = || -> tokenizers::Result<Vec<Word>> {
             let mut normalized = NormalizedString::from(text);
             if let Some(normalizer) = self.inner.get_normalizer() {
                 normalizer.normalize(&mut normalized)?;
@@ -150,7 +159,7 @@ impl Tokenizer {
                 pre_tokenizer.pre_tokenize(&mut words)?;
             }
             let splits = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
-            Ok(splits.into_iter().map(|(word, offsets, _)| (word.to_owned(), offsets)).collect())
+            Ok(splits.into_iter().map(|(text, offsets, _)| Word { text: text.to_owned(), offsets }).collect())
         };
         shielded(split).map_err(|reason| TextError::Failed { action: "split", reason })
     }

@@ -6,6 +6,7 @@ mod simd;
 
 pub mod isa;
 mod math;
+pub mod peak;
 mod pool;
 mod scratch;
 

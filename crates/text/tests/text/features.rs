@@ -212,6 +212,17 @@ fn most_context_on_ties() {
     );
 }
 
+/// A window of 300 counts 3, one of 110 only 1.1: that outweighs one piece of context.
+#[test]
+fn most_context_prefers_longer_windows() {
+    let windows = bert().windows(&pieces(0..400), 302, 290).unwrap();
+    assert_eq!(windows.iter().map(Features::windowed_pieces).collect::<Vec<_>>(), [0..300, 290..400]);
+    // Piece 295 has 4 to its right in the first and 5 to its left in the second: 7.0 against 6.1.
+    assert_eq!(window_with_most_context(&windows, 295), Some(0));
+    // Piece 297: 2 and 7, 5.0 against 8.1.
+    assert_eq!(window_with_most_context(&windows, 297), Some(1));
+}
+
 #[test]
 fn pieces_without_offsets_still_make_features() {
     let from_a_shard = Pieces { ids: vec![7, 8], ..Pieces::default() };

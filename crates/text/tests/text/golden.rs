@@ -23,7 +23,7 @@ fn squad_questions_in_basic_tokens_and_word_pieces() {
     assert_eq!(questions.len(), 10_570);
     for question in &questions {
         let text = question["original"].as_str().unwrap();
-        let words: Vec<String> = UNCASED.words(text).unwrap().into_iter().map(|(word, _)| word).collect();
+        let words: Vec<String> = UNCASED.words(text).unwrap().into_iter().map(|word| word.text).collect();
         assert_eq!(words, texts(&question["basic"]), "{text}");
         let pieces = UNCASED.encode(text).unwrap();
         assert_eq!(tokens(&UNCASED, &pieces.ids), texts(&question["wordpiece"]), "{text}");
@@ -67,7 +67,7 @@ fn four_vocabularies() {
 fn french_in_gpt2() {
     let expected: Value = serde_json::from_slice(&unpacked("gpt2-encoded_tokens.json")).unwrap();
     let text = expected["text"].as_str().unwrap();
-    let words: Vec<String> = GPT2.words(text).unwrap().into_iter().map(|(word, _)| word).collect();
+    let words: Vec<String> = GPT2.words(text).unwrap().into_iter().map(|word| word.text).collect();
     assert_eq!(words, texts(&expected["encoded_text"]));
     let pieces = GPT2.encode(text).unwrap();
     assert_eq!(tokens(&GPT2, &pieces.ids), texts(&expected["bpe_tokens"]));

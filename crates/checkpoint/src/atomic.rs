@@ -1,0 +1,476 @@
+//! Files and directories that appear whole or not at all, whatever happens while they are written.
+//!
+//! Everything is written under a temporary name on the same file system, synced to the disk, and then renamed. What a
+//! killed process leaves behind, and who deals with it:
+//!
+//! | left behind | meaning | next save | next open |
+//! |---|---|---|---|
+//! | `.NAME.henson-tmp-…` beside NAME, `.henson-tmp-…` inside | unfinished, or an old one that was replaced | deleted | – |
+//! | `.NAME.henson-old`, and no NAME | killed between two renames | renamed back | renamed back |
+//! | `.NAME.henson-old`, and NAME | an old one that was replaced | deleted | – |
+//! | `.henson-commit` inside NAME | finished files that were being moved into NAME | moved in | moved in |
+//!
+//! Linux and macOS exchange two directories in one call, so that the second row needs a file system that cannot (some
+//! network ones). A process that is still at work holds a lock on what it writes: nobody deletes that.
+//!
+//! Deliberately not here: what the files contain.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::{Deserialize, Serialize};
+
+use crate::CheckpointError;
+use crate::directory::read_json;
+
+const TEMPORARY: &str = ".henson-tmp-";
+const OLD: &str = ".henson-old";
+const COMMIT: &str = ".henson-commit";
+const MANIFEST: &str = "manifest.json";
+
+/// The largest manifest that is read.
+const MANIFEST_LIMIT: u64 = 16 << 20;
+
+/// How long to wait for another process that is between two renames.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to do when the destination of a save is there already. An empty directory counts as not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// Refuse: nothing is ever overwritten unasked.
+    #[default]
+    Refuse,
+    /// Put the new directory in its place; at every moment the old or the new one is there, complete. Refused if the
+    /// old one holds files that are not a model's.
+    Replace,
+    /// Put the new files into it and leave all others, as for a run's directory with its logs and checkpoints beside
+    /// the model. Killed on the way, the next open or save finishes it.
+    Merge,
+}
+
+/// Writes a file such that at every moment the old or the new one is there, complete.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let path = &resolve_link(path)?;
+    let (parent, name) = split(path)?;
+    let prefix = temporary_prefix(name);
+    sweep(parent, &prefix);
+    let (temporary, mut file) = create_locked(parent, &prefix, Kind::File)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    let result = written
+        .map_err(CheckpointError::io("write", path))
+        .and_then(|()| fs::rename(&temporary, path).map_err(CheckpointError::io("write", path)))
+        .and_then(|()| sync_directory(parent));
+    if result.is_err() {
+        // After a successful rename there is nothing left to remove.
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
+/// Finishes or takes back what a killed process left at `directory`; see the table above.
+pub(crate) fn recover(directory: &Path) -> Result<(), CheckpointError> {
+    if directory.join(COMMIT).exists() {
+        let Some(_lock) = lock_patiently(&directory.join(COMMIT))? else { return Ok(()) };
+        return roll_forward(directory);
+    }
+    if fs::symlink_metadata(directory).is_ok() {
+        return Ok(());
+    }
+    let Ok((parent, name)) = split(directory) else { return Ok(()) };
+    let old = parent.join(old_name(name));
+    if !old.is_dir() {
+        return Ok(());
+    }
+    // While a living process is between its two renames it holds this lock; afterwards the directory is there.
+    let Some(_lock) = lock_patiently(&old)? else { return Ok(()) };
+    if fs::symlink_metadata(directory).is_err() && old.is_dir() {
+        fs::rename(&old, directory).map_err(CheckpointError::io("restore", directory))?;
+        sync_directory(parent)?;
+    }
+    Ok(())
+}
+
+/// A directory that is being written and will appear at its destination whole, or not at all: dropped before
+/// [`Staging::publish`] it leaves nothing.
+pub(crate) struct Staging {
+    destination: PathBuf,
+    existing: Existing,
+    /// Whether the destination is there and files are moved into it.
+    inside: bool,
+    path: PathBuf,
+    /// Keeps others from deleting the directory.
+    _lock: File,
+    files: Vec<String>,
+    subdirectories: BTreeSet<PathBuf>,
+}
+
+impl Staging {
+    /// Begins beside (to merge: inside) the destination. `is_ours` says which names in the old directory may go when it
+    /// is replaced.
+    pub(crate) fn new(
+        destination: &Path,
+        existing: Existing,
+        is_ours: impl Fn(&str) -> bool,
+    ) -> Result<Self, CheckpointError> {
+        recover(destination)?;
+        let destination = resolve_link(destination)?;
+        let occupied = match fs::symlink_metadata(&destination) {
+            Ok(metadata) if metadata.is_dir() => !is_empty(&destination)?,
+            Ok(_) => return Err(CheckpointError::NotADirectory { path: destination }),
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => return Err(CheckpointError::io("open", destination)(error)),
+        };
+        // Refused now, before gigabytes are written; the rename at the end checks once more.
+        if occupied && existing == Existing::Refuse {
+            return Err(CheckpointError::Exists { path: destination });
+        }
+        if occupied && existing == Existing::Replace {
+            refuse_foreign(&destination, is_ours)?;
+        }
+        let inside = occupied && existing == Existing::Merge;
+        let (path, lock) = if inside {
+            sweep(&destination, OsStr::new(TEMPORARY));
+            create_locked(&destination, OsStr::new(TEMPORARY), Kind::Directory)?
+        } else {
+            let (parent, name) = split(&destination)?;
+            fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
+            let prefix = temporary_prefix(name);
+            sweep(parent, &prefix);
+            if occupied {
+                // Left by a replacement that was killed, or could not delete it: the destination is complete.
+                sweep(parent, &old_name(name));
+            }
+            create_locked(parent, &prefix, Kind::Directory)?
+        };
+        let (files, subdirectories) = (Vec::new(), BTreeSet::new());
+        Ok(Self { destination, existing, inside, path, _lock: lock, files, subdirectories })
+    }
+
+    /// Writes a file of the new directory, with all of its bytes on the disk when this returns. Its name may have
+    /// directories in it; [`is_plain`] must hold for it.
+    pub(crate) fn write<R>(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut dyn Write, &dyn Fn(io::Error) -> CheckpointError) -> Result<R, CheckpointError>,
+    ) -> Result<R, CheckpointError> {
+        debug_assert!(is_plain(name), "{name}");
+        let path = self.path.join(name);
+        // The error names where the file should have gone: the temporary name means nothing to the caller.
+        let shown = self.destination.join(name);
+        let io = |source| CheckpointError::Io { action: "write", path: shown.clone(), source };
+        for parent in Path::new(name).ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty()) {
+            self.subdirectories.insert(parent.to_owned());
+        }
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(io)?;
+        }
+        let mut out = BufWriter::with_capacity(1 << 16, File::create_new(&path).map_err(io)?);
+        let result = write(&mut out, &io)?;
+        out.flush().map_err(io)?;
+        out.get_ref().sync_all().map_err(io)?;
+        self.files.push(name.to_owned());
+        Ok(result)
+    }
+
+    /// Puts the directory, complete and on the disk, at its destination.
+    pub(crate) fn publish(mut self) -> Result<(), CheckpointError> {
+        if self.inside {
+            let manifest = Manifest { files: self.files.clone() };
+            self.write(MANIFEST, |out, io| serde_json::to_writer(out, &manifest).map_err(|error| io(error.into())))?;
+        }
+        for subdirectory in &self.subdirectories {
+            sync_directory(&self.path.join(subdirectory))?;
+        }
+        sync_directory(&self.path)?;
+        if self.inside {
+            let commit = self.destination.join(COMMIT);
+            fs::rename(&self.path, &commit).map_err(CheckpointError::io("write", &self.destination))?;
+            sync_directory(&self.destination)?;
+            return roll_forward(&self.destination);
+        }
+        let (parent, name) = split(&self.destination)?;
+        let moved = match self.existing {
+            Existing::Replace if self.destination.exists() => match exchange(&self.path, &self.destination) {
+                // What this drops and deletes is the old directory now.
+                Some(result) => result.map_err(CheckpointError::io("replace", &self.destination)),
+                None => replace(&self.path, &self.destination, &parent.join(old_name(name))),
+            },
+            _ => move_in(&self.path, &self.destination),
+        };
+        moved.and_then(|()| sync_directory(parent))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Best effort: what cannot be deleted is recognised by its name and deleted by the next save.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Whether a name stays within the directory that it is joined to, and is none of ours.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let path = Path::new(name);
+    !name.is_empty()
+        && !name.contains(['\\', '\0'])
+        && path.components().all(|part| matches!(part, Component::Normal(_)))
+        && !name.starts_with(TEMPORARY)
+        && !name.starts_with(COMMIT)
+        // `a//b`, `a/./b` and `a/` would be other names of the same file.
+        && path.components().collect::<PathBuf>().as_os_str() == name
+}
+
+/// Whether a file of this name holds a model's weights: such a file must not outlive the save of other weights.
+pub(crate) fn is_weights(name: &str) -> bool {
+    let shard = |name: &str| name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+    name == "model.safetensors" || name == "model.safetensors.index.json" || shard(name)
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    files: Vec<String>,
+}
+
+/// Moves finished files into the directory that holds them. May be interrupted and begun again at any point.
+fn roll_forward(directory: &Path) -> Result<(), CheckpointError> {
+    let commit = directory.join(COMMIT);
+    let io = || CheckpointError::io("finish the save of", directory);
+    let manifest = commit.join(MANIFEST);
+    if manifest.exists() {
+        let Manifest { files } = read_json(&manifest, MANIFEST_LIMIT)?;
+        for name in files.iter().filter(|name| name.as_str() != MANIFEST) {
+            // A directory comes from strangers, its manifest too.
+            if !is_plain(name) {
+                return Err(CheckpointError::FileName { name: name.clone(), problem: "it leaves the directory" });
+            }
+            let (from, to) = (commit.join(name), directory.join(name));
+            if let Some(parent) = to.parent() {
+                fs::create_dir_all(parent).map_err(io())?;
+            }
+            match fs::rename(&from, &to) {
+                Err(error) if error.kind() == ErrorKind::NotFound && to.exists() => {}
+                result => result.map_err(io())?,
+            }
+            if let Some(parent) = to.parent().filter(|parent| *parent != directory) {
+                sync_directory(parent)?;
+            }
+        }
+        for entry in fs::read_dir(directory).map_err(io())? {
+            let name = entry.map_err(io())?.file_name();
+            if let Some(name) = name.to_str().filter(|name| is_weights(name))
+                && !files.iter().any(|file| file == name)
+            {
+                fs::remove_file(directory.join(name)).map_err(io())?;
+            }
+        }
+        sync_directory(directory)?;
+        // From here on there is nothing to do again.
+        fs::remove_file(&manifest).map_err(io())?;
+    }
+    fs::remove_dir_all(&commit).map_err(io())
+}
+
+/// Moves a finished directory to where nothing, or an empty directory, is.
+fn move_in(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+    let exists = || CheckpointError::Exists { path: to.to_owned() };
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(io::Error::from) {
+        Ok(()) => return Ok(()),
+        // A plain rename replaces an empty directory and refuses any other.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && to.is_dir() => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(exists()),
+        Err(error) if is_unsupported(&error) => {}
+        Err(error) => return Err(CheckpointError::io("write", to)(error)),
+    }
+    fs::rename(from, to).map_err(|error| match error.kind() {
+        ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => exists(),
+        _ => CheckpointError::io("write", to)(error),
+    })
+}
+
+/// Exchanges two directories in one call; `None` where the system cannot.
+fn exchange(a: &Path, b: &Path) -> Option<io::Result<()>> {
+    match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).map_err(io::Error::from) {
+        Err(error) if is_unsupported(&error) => None,
+        result => Some(result),
+    }
+}
+
+/// What [`exchange`] does, in two renames: killed between them, [`recover`] takes the first back.
+fn replace(new: &Path, destination: &Path, old: &Path) -> Result<(), CheckpointError> {
+    let lock = move_aside(destination, old)?;
+    if let Err(error) = fs::rename(new, destination) {
+        // If even this fails, the next open or save does it.
+        let _ = fs::rename(old, destination);
+        return Err(CheckpointError::io("replace", destination)(error));
+    }
+    drop(lock);
+    // Best effort: the next save tries again.
+    let _ = fs::remove_dir_all(old);
+    Ok(())
+}
+
+/// The first half of [`replace`]. The lock says that the second half is to come.
+fn move_aside(destination: &Path, old: &Path) -> Result<File, CheckpointError> {
+    let io = || CheckpointError::io("replace", destination);
+    let lock = File::open(destination).map_err(io())?;
+    if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+        return Err(CheckpointError::Busy { path: destination.to_owned() });
+    }
+    fs::rename(destination, old).map_err(io())?;
+    Ok(lock)
+}
+
+fn refuse_foreign(destination: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
+    let io = || CheckpointError::io("read", destination);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(destination).map_err(io())? {
+        let name = entry.map_err(io())?.file_name();
+        if !name.to_str().is_some_and(|name| is_ours(name) || name.starts_with(TEMPORARY)) {
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    names.sort();
+    names.truncate(8);
+    Err(CheckpointError::ForeignFiles { path: destination.to_owned(), names })
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    File,
+    Directory,
+}
+
+/// Makes a new temporary file or directory and locks it, so that [`sweep`] leaves it alone.
+fn create_locked(parent: &Path, prefix: &OsStr, kind: Kind) -> Result<(PathBuf, File), CheckpointError> {
+    // Never the same name twice in a process: whoever deletes his own at the end does not delete another's.
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id();
+    for _ in 0..u16::MAX {
+        let mut name = prefix.to_owned();
+        name.push(format!("{process}-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let path = parent.join(name);
+        let created = match kind {
+            Kind::File => File::create_new(&path),
+            Kind::Directory => fs::create_dir(&path).and_then(|()| File::open(&path)),
+        };
+        let file = match created {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(CheckpointError::io("write in", parent)(error)),
+        };
+        match file.try_lock() {
+            // A sweep may have come between: then the name is gone, or leads elsewhere.
+            Ok(()) if is_at(&file, &path) => return Ok((path, file)),
+            Ok(()) | Err(TryLockError::WouldBlock) => {}
+            // A file system without locks: then nothing is ever swept from it either.
+            Err(TryLockError::Error(_)) => return Ok((path, file)),
+        }
+    }
+    Err(CheckpointError::Busy { path: parent.to_owned() })
+}
+
+/// Deletes what dead processes left: names with this prefix that nobody holds a lock on. Best effort, since what stays
+/// harms nobody.
+fn sweep(parent: &Path, prefix: &OsStr) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Ok(kind) = entry.file_type() else { continue };
+        if !name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) || !(kind.is_dir() || kind.is_file()) {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(file) = File::open(&path) else { continue };
+        if file.try_lock().is_ok() && is_at(&file, &path) {
+            let _ = if kind.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+    }
+}
+
+/// Waits for a lock on a directory; `None` if the directory goes away meanwhile.
+fn lock_patiently(path: &Path) -> Result<Option<File>, CheckpointError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(CheckpointError::io("open", path)(error)),
+    };
+    let start = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(is_at(&file, path).then_some(file)),
+            Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => std::thread::sleep(PATIENCE / 100),
+            Err(TryLockError::WouldBlock) => return Err(CheckpointError::Busy { path: path.to_owned() }),
+            // A file system without locks: nobody can hold one.
+            Err(TryLockError::Error(_)) => return Ok(Some(file)),
+        }
+    }
+}
+
+/// Whether the path still leads to the open file or directory.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+/// A rename replaces a link and not what it leads to, so that links are followed first.
+fn resolve_link(path: &Path) -> Result<PathBuf, CheckpointError> {
+    match fs::symlink_metadata(path) {
+        // `.` and `..` have no name that could be renamed either.
+        Ok(metadata) if metadata.is_symlink() || path.file_name().is_none() => {
+            path.canonicalize().map_err(CheckpointError::io("open", path))
+        }
+        _ => Ok(path.to_owned()),
+    }
+}
+
+/// The directory that a path lies in, and its name there.
+fn split(path: &Path) -> Result<(&Path, &OsStr), CheckpointError> {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => Ok((Path::new("."), name)),
+        (Some(parent), Some(name)) => Ok((parent, name)),
+        _ => Err(CheckpointError::Io {
+            action: "write",
+            path: path.to_owned(),
+            source: io::Error::new(ErrorKind::InvalidInput, "the path does not end in a name"),
+        }),
+    }
+}
+
+fn temporary_prefix(name: &OsStr) -> OsString {
+    concatenate(name, TEMPORARY)
+}
+
+fn old_name(name: &OsStr) -> OsString {
+    concatenate(name, OLD)
+}
+
+fn concatenate(name: &OsStr, ending: &str) -> OsString {
+    let mut result = OsString::from(".");
+    result.push(name);
+    result.push(ending);
+    result
+}
+
+fn is_empty(directory: &Path) -> Result<bool, CheckpointError> {
+    Ok(fs::read_dir(directory).map_err(CheckpointError::io("read", directory))?.next().is_none())
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput)
+}
+
+fn sync_directory(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(CheckpointError::io("sync", path))
+}

@@ -1,0 +1,257 @@
+//! Weights into parameters: which key of a file belongs to which parameter, and whether all of them fit.
+//!
+//! Everything is checked before the first parameter is written, so that an error leaves all of them as they were.
+//! Nothing here knows a family: the names come from [`Naming`].
+
+use std::collections::BTreeMap;
+
+use henson_models::Naming;
+use henson_tensor::Parameters;
+
+use crate::report::{LoadReport, Missing, Misshapen, NonFinite, NotFloat, Repeated, Untied};
+use crate::{CheckpointError, Weights};
+
+/// Which parameters a file must have.
+#[derive(Clone, Copy, Default)]
+pub enum LoadMode<'a> {
+    /// All of them.
+    #[default]
+    Strict,
+    /// All but those for which this is true, such as a new head's: these stay as they were initialised.
+    NewHead {
+        /// Is asked with the names of parameters.
+        may_miss: &'a dyn Fn(&str) -> bool,
+    },
+}
+
+/// How weights are loaded.
+#[derive(Clone, Copy, Default)]
+pub struct LoadOptions<'a> {
+    /// Which parameters the file must have.
+    pub mode: LoadMode<'a>,
+    /// Load NaN and infinite numbers too; the report still lists them.
+    pub allow_non_finite: bool,
+    /// Go on where a tensor that should be a copy of another is none, and use the other, as `transformers` does; the
+    /// report still lists them.
+    pub allow_untied: bool,
+}
+
+impl<'a> LoadOptions<'a> {
+    /// Every parameter must be in the file.
+    pub fn strict() -> Self {
+        Self::default()
+    }
+
+    /// Parameters for which `may_miss` is true need not be in the file.
+    pub fn new_head(may_miss: &'a dyn Fn(&str) -> bool) -> Self {
+        Self { mode: LoadMode::NewHead { may_miss }, ..Self::default() }
+    }
+}
+
+/// Sets parameters to the weights of a file and says which keys were left over.
+///
+/// A key belongs to the parameter of its name; or of its name with or without the family's prefix, or with today's
+/// ending for an old one. Keys without a parameter are allowed and reported. An error of the kind
+/// [`CheckpointError::DoesNotFit`] holds the whole report, and then no parameter was changed.
+pub fn load(
+    weights: &Weights,
+    naming: &Naming,
+    parameters: &mut Parameters,
+    options: &LoadOptions<'_>,
+) -> Result<LoadReport, CheckpointError> {
+    let (sources, report) = check(weights, naming, parameters, options)?;
+    let allowed = report.missing.is_empty()
+        && report.misshapen.is_empty()
+        && report.not_float.is_empty()
+        && report.repeated.is_empty()
+        && (report.non_finite.is_empty() || options.allow_non_finite)
+        && (report.untied.is_empty() || options.allow_untied);
+    if !allowed {
+        let (path, report) = (weights.path().to_owned(), Box::new(report));
+        return Err(CheckpointError::DoesNotFit { path, report });
+    }
+    for (entry, key) in sources {
+        let numbers = weights.read_f32(key)?;
+        parameters.write(entry, &numbers).map_err(|source| {
+            let name = parameters.entries()[entry].name.clone();
+            CheckpointError::Parameter { name, source }
+        })?;
+    }
+    parameters.refresh();
+    Ok(report)
+}
+
+/// The key for each parameter that has one, by its place among the parameters.
+type Sources<'w> = BTreeMap<usize, &'w str>;
+
+fn check<'w>(
+    weights: &'w Weights,
+    naming: &Naming,
+    parameters: &Parameters,
+    options: &LoadOptions<'_>,
+) -> Result<(Sources<'w>, LoadReport), CheckpointError> {
+    let names = Names::new(naming, parameters);
+    let mut report = LoadReport::default();
+    let mut candidates: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+    let mut copies = Vec::new();
+    for key in weights.names() {
+        if let Some(entry) = names.parameter(key) {
+            candidates.entry(entry).or_default().push(key);
+        } else if let Some(copy) = names.copy(key) {
+            copies.push((key, copy));
+        } else if naming.ignored_endings.iter().any(|ending| key.ends_with(ending)) {
+            report.ignored.push(key.to_owned());
+        } else {
+            report.unused.push(key.to_owned());
+        }
+    }
+
+    // Copies after all keys are known: whether they count depends on whether their original is there.
+    let shape = |entry: usize| parameters.entries()[entry].shape;
+    for (key, Copy { original, in_use }) in copies {
+        match candidates.get(&original).map(Vec::as_slice) {
+            None => candidates.entry(original).or_default().push(key),
+            Some([original_key, ..]) => match difference(weights, key, original_key)? {
+                Some(0) => report.tied.push(key.to_owned()),
+                // For a head that this model does not have.
+                _ if !in_use => report.unused.push(key.to_owned()),
+                different => {
+                    let original = (*original_key).to_owned();
+                    report.untied.push(Untied { copy: key.to_owned(), original, different });
+                }
+            },
+            Some([]) => {}
+        }
+    }
+
+    let mut sources = Sources::new();
+    for (entry, keys) in candidates {
+        let parameter = &parameters.entries()[entry].name;
+        let [key] = keys[..] else {
+            let keys = keys.into_iter().map(str::to_owned).collect();
+            report.repeated.push(Repeated { parameter: parameter.clone(), keys });
+            continue;
+        };
+        let Some(info) = weights.get(key) else { continue };
+        sources.insert(entry, key);
+        let expected = shape(entry);
+        if info.shape != expected.sizes() {
+            let hint = shape_hint(parameter, expected.sizes(), &info.shape);
+            let (expected, got) = (expected.sizes().to_vec(), info.shape.clone());
+            report.misshapen.push(Misshapen { key: key.to_owned(), expected, got, hint });
+        } else if !info.dtype.is_readable() {
+            report.not_float.push(NotFloat { key: key.to_owned(), dtype: info.dtype });
+        } else if let Some(non_finite) = count_non_finite(weights, key)? {
+            report.non_finite.push(non_finite);
+        }
+    }
+    let repeated: Vec<&str> = report.repeated.iter().map(|repeated| repeated.parameter.as_str()).collect();
+    for (entry, parameter) in parameters.entries().iter().enumerate() {
+        if sources.contains_key(&entry) || repeated.contains(&parameter.name.as_str()) {
+            continue;
+        }
+        let missing = Missing { parameter: parameter.name.clone(), shape: parameter.shape.sizes().to_vec() };
+        match options.mode {
+            LoadMode::NewHead { may_miss } if may_miss(&parameter.name) => report.fresh.push(missing),
+            _ => report.missing.push(missing),
+        }
+    }
+    report.loaded = sources.len() - report.misshapen.len() - report.not_float.len();
+    Ok((sources, report))
+}
+
+/// Finds parameters by the names that files use for them.
+struct Names<'a> {
+    naming: &'a Naming,
+    entries: BTreeMap<&'a str, usize>,
+}
+
+/// What a key that repeats another tensor is a copy of.
+struct Copy {
+    /// The parameter.
+    original: usize,
+    /// Whether the model has the part that would use the copy.
+    in_use: bool,
+}
+
+impl<'a> Names<'a> {
+    fn new(naming: &'a Naming, parameters: &'a Parameters) -> Self {
+        let entries = parameters.entries().iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect();
+        Self { naming, entries }
+    }
+
+    /// The parameter that a key belongs to.
+    fn parameter(&self, key: &str) -> Option<usize> {
+        self.spellings(key).find_map(|name| self.entries.get(name.as_str()).copied())
+    }
+
+    /// What a key is a copy of, if it is one and the model has the original.
+    fn copy(&self, key: &str) -> Option<Copy> {
+        self.spellings(key).find_map(|name| {
+            let (copy, original) = self.naming.tied.iter().find(|(copy, _)| *copy == name)?;
+            let original = self.parameter(original)?;
+            // `cls.predictions.decoder.weight` is of use to a model with something else in `cls.predictions.`.
+            let module = copy.rsplitn(3, '.').nth(2).unwrap_or("");
+            let in_use = self.entries.keys().any(|name| name.strip_prefix(module).is_some_and(|rest| {
+                module.is_empty() || rest.starts_with('.')
+            }));
+            Some(Copy { original, in_use })
+        })
+    }
+
+    /// What a key may be called in the model, the likeliest first.
+    fn spellings(&self, key: &str) -> impl Iterator<Item = String> {
+        let renamed = self.naming.old_endings.iter().find_map(|(old, new)| Some(key.strip_suffix(old)?.to_owned() + new));
+        let prefix = self.naming.base_prefix;
+        [Some(key.to_owned()), renamed].into_iter().flatten().flat_map(move |name| {
+            let with = Some(format!("{prefix}{name}"));
+            let without = name.strip_prefix(prefix).map(str::to_owned);
+            [Some(name), with, without].into_iter().flatten()
+        })
+    }
+}
+
+/// How many numbers of two tensors differ; `None` if their shapes do, or one holds no numbers to compare.
+fn difference(weights: &Weights, a: &str, b: &str) -> Result<Option<usize>, CheckpointError> {
+    let (Some(info_a), Some(info_b)) = (weights.get(a), weights.get(b)) else { return Ok(None) };
+    if info_a.shape != info_b.shape || !info_a.dtype.is_readable() || !info_b.dtype.is_readable() {
+        return Ok(None);
+    }
+    let b = weights.read_f32(b)?;
+    let (mut place, mut different) = (0, 0);
+    weights.for_each(a, |chunk| {
+        let other = &b[place..place + chunk.len()];
+        // By bits, so that NaN equals NaN: that is another list's business.
+        different += chunk.iter().zip(other).filter(|(x, y)| x.to_bits() != y.to_bits()).count();
+        place += chunk.len();
+    })?;
+    Ok(Some(different))
+}
+
+fn count_non_finite(weights: &Weights, key: &str) -> Result<Option<NonFinite>, CheckpointError> {
+    let (mut nan, mut infinite, mut total) = (0, 0, 0);
+    weights.for_each(key, |chunk| {
+        total += chunk.len();
+        nan += chunk.iter().filter(|x| x.is_nan()).count();
+        infinite += chunk.iter().filter(|x| x.is_infinite()).count();
+    })?;
+    let found = nan + infinite > 0;
+    Ok(found.then(|| NonFinite { key: key.to_owned(), nan, infinite, total }))
+}
+
+fn shape_hint(parameter: &str, expected: &[usize], got: &[usize]) -> Option<&'static str> {
+    let other_rows = expected.len() == got.len() && expected.get(1..) == got.get(1..);
+    let has = |part: &str| parameter.contains(part);
+    if !other_rows {
+        return None;
+    }
+    if has("word_embeddings") || has("predictions.bias") || has("embed_tokens") {
+        Some("the vocabulary does not fit the model: config and tokenizer must come with these weights")
+    } else if has("position_embeddings") {
+        Some("the longest sequence does not fit the model: see max_position_embeddings in the config")
+    } else if has("classifier") || has("qa_outputs") {
+        Some("the head has another number of labels: see id2label in the config, or start from a model without this head")
+    } else {
+        None
+    }
+}

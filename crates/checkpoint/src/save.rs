@@ -1,0 +1,205 @@
+//! A model directory out: config.json, the weights and the files that belong to them, all at once or not at all.
+//!
+//! Equal weights give equal bytes: tensors are sorted by name, and nothing depends on time, machine or insertion order.
+//! Weights are streamed tensor by tensor; there is never a second copy of all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use henson_tensor::Parameters;
+use serde_json::{Value, json};
+
+use crate::CheckpointError;
+use crate::atomic::{Existing, Staging, is_plain, is_weights};
+use crate::safetensors::{self, SaveDType};
+use crate::weights::{INDEX_FILE, SINGLE_FILE};
+
+/// How a model is saved.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// What to do when the destination is there already.
+    pub existing: Existing,
+    /// Weights beyond this many bytes are divided among several files. A tensor larger than this has one of its own.
+    pub shard_size: u64,
+    /// Save weights that are not finite. They cannot be loaded again without asking for it, so the default is to refuse
+    /// and to leave what was there before.
+    pub allow_non_finite: bool,
+}
+
+impl Default for SaveOptions {
+    /// Refuses an existing destination and numbers that are not finite; 5 GB a file, as in `transformers`.
+    fn default() -> Self {
+        Self { existing: Existing::Refuse, shard_size: 5_000_000_000, allow_non_finite: false }
+    }
+}
+
+/// Writes a model directory that `transformers` reads.
+///
+/// `files` are further files by name, such as those of the tokenizer; a name may have directories in it. The weights'
+/// precision is noted in the config as `dtype`.
+///
+/// Everything is written beside the destination, synced and then renamed: an error, a full disk or a kill leaves what
+/// was there before. Where a kill falls between two renames, the next [`Weights::open`](crate::Weights::open),
+/// [`ModelDirectory::open`](crate::ModelDirectory::open) or save puts things right. The parent directory is created
+/// where it is missing.
+pub fn save(
+    directory: &Path,
+    files: &[(String, Vec<u8>)],
+    config: &Value,
+    parameters: &Parameters,
+    dtype: SaveDType,
+    options: &SaveOptions,
+) -> Result<(), CheckpointError> {
+    check_names(files)?;
+    let is_ours = |name: &str| is_model_file(name) || files.iter().any(|(file, _)| file.split('/').next() == Some(name));
+    let mut staging = Staging::new(directory, options.existing, is_ours)?;
+    let mut write_bytes =
+        |name: &str, bytes: &[u8]| staging.write(name, |out, io| out.write_all(bytes).map_err(io));
+    write_bytes("config.json", &pretty(&with_dtype(config, dtype)))?;
+    for (name, bytes) in files {
+        write_bytes(name, bytes)?;
+    }
+    write_weights(&mut staging, parameters, dtype, options)?;
+    staging.publish()
+}
+
+/// The entries of a shard, by their place in the parameters.
+type Shard = Vec<usize>;
+
+fn write_weights(
+    staging: &mut Staging,
+    parameters: &Parameters,
+    dtype: SaveDType,
+    options: &SaveOptions,
+) -> Result<(), CheckpointError> {
+    let shards = plan_shards(parameters, dtype, options.shard_size)?;
+    let count = shards.len();
+    let mut weight_map = BTreeMap::new();
+    for (i, shard) in shards.iter().enumerate() {
+        let file = match count {
+            1 => SINGLE_FILE.to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        staging.write(&file, |out, io| {
+            let entries = shard.iter().map(|&entry| &parameters.entries()[entry]);
+            let header = safetensors::header(dtype, entries.map(|entry| (entry.name.as_str(), entry.shape.sizes())));
+            out.write_all(&header).map_err(io)?;
+            for &entry in shard {
+                let not_finite = safetensors::write_numbers(out, dtype, &parameters.read(entry)).map_err(io)?;
+                if not_finite > 0 && !options.allow_non_finite {
+                    let name = parameters.entries()[entry].name.clone();
+                    return Err(not_finite_error(name, not_finite, dtype));
+                }
+            }
+            Ok(())
+        })?;
+        weight_map.extend(shard.iter().map(|&entry| (parameters.entries()[entry].name.as_str(), file.clone())));
+    }
+    if count > 1 {
+        let index = json!({
+            "metadata": {
+                "total_parameters": parameters.count(),
+                "total_size": parameters.count() * dtype.bytes(),
+            },
+            "weight_map": weight_map,
+        });
+        staging.write(INDEX_FILE, |out, io| out.write_all(&pretty(&index)).map_err(io))?;
+    }
+    Ok(())
+}
+
+/// Divides the entries, sorted by name, among files: each is filled in turn up to the size.
+fn plan_shards(parameters: &Parameters, dtype: SaveDType, size: u64) -> Result<Vec<Shard>, CheckpointError> {
+    let entries = parameters.entries();
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.sort_by_key(|&entry| &entries[entry].name);
+    if let Some(pair) = order.windows(2).find(|pair| entries[pair[0]].name == entries[pair[1]].name) {
+        let name = entries[pair[0]].name.clone();
+        return Err(CheckpointError::FileName { name, problem: "two parameters have this name" });
+    }
+    let mut shards = vec![Shard::new()];
+    let mut filled = 0;
+    for entry in order {
+        let bytes = (entries[entry].shape.elements() * dtype.bytes()) as u64;
+        if filled > 0 && filled + bytes > size {
+            shards.push(Shard::new());
+            filled = 0;
+        }
+        filled += bytes;
+        if let Some(shard) = shards.last_mut() {
+            shard.push(entry);
+        }
+    }
+    Ok(shards)
+}
+
+fn not_finite_error(name: String, count: usize, dtype: SaveDType) -> CheckpointError {
+    let hint = match dtype {
+        SaveDType::F16 => "they are NaN, infinite, or beyond the 65504 of f16: save as bf16 or f32",
+        _ => "the training has diverged: go back to an earlier checkpoint and lower the learning rate",
+    };
+    CheckpointError::NotFinite { name, count, dtype: dtype.stored(), hint }
+}
+
+fn check_names(files: &[(String, Vec<u8>)]) -> Result<(), CheckpointError> {
+    let mut seen = BTreeSet::new();
+    for (name, _) in files {
+        let problem = if !is_plain(name) {
+            "a name must be that of a file within the directory"
+        } else if name == "config.json" || name == "manifest.json" || is_weights(name) {
+            "that is the name of a file that is written anyway"
+        } else if !seen.insert(name) {
+            "it is there twice"
+        } else {
+            continue;
+        };
+        return Err(CheckpointError::FileName { name: name.clone(), problem });
+    }
+    Ok(())
+}
+
+/// Whether a model directory has such a file or directory: replacing one may delete these and no others.
+fn is_model_file(name: &str) -> bool {
+    const NAMES: [&str; 14] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.txt",
+        "vocab.json",
+        "merges.txt",
+        "sentencepiece.bpe.model",
+        "spiece.model",
+        "modules.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+    ];
+    // The modules of sentence-transformers: 1_Pooling, 2_Normalize.
+    let module = |name: &str| {
+        let ending = name.trim_start_matches(|c: char| c.is_ascii_digit());
+        ending.len() < name.len() && ending.starts_with('_')
+    };
+    NAMES.contains(&name) || is_weights(name) || module(name)
+}
+
+/// `transformers` loads weights in the precision that the config names, so it must be the one that they have.
+fn with_dtype(config: &Value, dtype: SaveDType) -> Value {
+    let mut config = config.clone();
+    if let Some(fields) = config.as_object_mut() {
+        // The name before transformers 4.56.
+        fields.remove("torch_dtype");
+        let name = match dtype {
+            SaveDType::F32 => "float32",
+            SaveDType::Bf16 => "bfloat16",
+            SaveDType::F16 => "float16",
+        };
+        fields.insert("dtype".to_owned(), name.into());
+    }
+    config
+}
+
+fn pretty(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}

@@ -1,0 +1,320 @@
+//! Speed as users get it: whole steps through the same code as training and inference, medians of several runs.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
+use henson_tensor::philox::Stream;
+use henson_tensor::{Builder, DType, Device, Isa, Parameters, Pass, Tape, Tensor, Training};
+use henson_train::objective::{self, Masked, Scales};
+use henson_train::{OptimizerSettings, Updater};
+use serde::Serialize;
+
+use crate::flags::{Bench, BenchGemm, BenchModel};
+use crate::output;
+
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
+    match bench {
+        Bench::Train(flags) => model(&flags, Mode::Train),
+        Bench::Infer(flags) => model(&flags, Mode::Infer),
+        Bench::Gemm(flags) => gemm(&flags),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Train,
+    Infer,
+}
+
+/// The result of a benchmark of a model.
+#[derive(Serialize)]
+struct Measured<'a> {
+    mode: Mode,
+    device: String,
+    model: &'a str,
+    batch: usize,
+    seq: usize,
+    dtype: String,
+    kernels: Option<String>,
+    threads: usize,
+    ms: f64,
+    tokens_per_s: f64,
+    tflops: f64,
+    peak_tflops: f64,
+    share_of_peak: f64,
+    peak_mib: f64,
+}
+
+fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
+    anyhow::ensure!(flags.batch > 0 && flags.seq > 0 && flags.steps > 0, "--batch, --seq and --steps start at 1");
+    let device = flags.compute.device()?;
+    let config = config_of(&flags.model)?;
+    let most = config.max_position_embeddings;
+    anyhow::ensure!(flags.seq <= most, "--seq {}: {} has positions for {most} tokens", flags.seq, flags.model);
+    let mut bench = ModelBench::new(&device, &config, flags)?;
+    let mut times = Vec::with_capacity(flags.steps);
+    for i in 0..flags.warmup + flags.steps {
+        let start = Instant::now();
+        match mode {
+            Mode::Train => bench.train_step(i as u32)?,
+            Mode::Infer => bench.infer()?,
+        }
+        if i >= flags.warmup {
+            times.push(start.elapsed().as_secs_f64());
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let seconds = times[times.len() / 2];
+    let peak_mib = peak_mib();
+    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype) / 1e12);
+    let measured = Measured {
+        mode,
+        device: "cpu".to_owned(),
+        model: &flags.model,
+        batch: flags.batch,
+        seq: flags.seq,
+        dtype: flags.compute.dtype.to_string(),
+        kernels: device.isa().map(|isa: Isa| isa.to_string()),
+        threads: device.threads(),
+        ms: round(seconds * 1e3, 3),
+        tokens_per_s: round((flags.batch * flags.seq) as f64 / seconds, 0),
+        tflops: round(tflops, 4),
+        peak_tflops: round(peak, 4),
+        share_of_peak: round(tflops / peak, 3),
+        peak_mib: round(peak_mib, 1),
+    };
+    if flags.json {
+        return output::json(&measured);
+    }
+    let Measured { model, batch, seq, dtype, ms, tokens_per_s, .. } = &measured;
+    let what = if mode == Mode::Train { "a training step" } else { "a forward pass" };
+    output::line(&format!("{what} of {model}, {batch}×{seq} tokens, {dtype} on {device}"))?;
+    output::line(&format!("  {ms:.2} ms (median of {}), {tokens_per_s:.0} tokens/s", flags.steps))?;
+    output::line(&format!(
+        "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
+        100.0 * tflops / peak
+    ))?;
+    output::line(&format!("  {peak_mib:.0} MiB of memory at the most"))
+}
+
+/// The config of a named size or of a model directory.
+fn config_of(model: &str) -> anyhow::Result<BertConfig> {
+    let path = std::path::Path::new(model).join("config.json");
+    if path.is_file() {
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        return BertConfig::from_json(&text).with_context(|| format!("in {}", path.display()));
+    }
+    Ok(BertConfig::of_size(
+        model.parse::<Size>().context("--model is neither a size nor a directory with config.json")?,
+    ))
+}
+
+/// A model with random weights and a batch of random tokens, of which 15% are predicted.
+struct ModelBench {
+    model: Bert,
+    parameters: Parameters,
+    batch: Batch,
+    masked: Masked,
+    next_sentence: Tensor,
+    scales: Scales,
+    training: Option<(henson_tensor::Gradients, Updater)>,
+    tape: Tape,
+    seed: u64,
+}
+
+impl ModelBench {
+    fn new(device: &Device, config: &BertConfig, flags: &BenchModel) -> anyhow::Result<Self> {
+        let mut builder = Builder::new();
+        let model = Bert::build(&mut builder, config, Head::PreTraining);
+        let mut parameters = builder.finish(device, flags.compute.dtype)?;
+        parameters.initialise(flags.seed)?;
+        let (b, s) = (flags.batch, flags.seq);
+        let mut draws = Stream::new(flags.seed, 1, 0);
+        let ids: Vec<u32> = (0..b * s).map(|_| draws.below(config.vocab_size as u32)).collect();
+        let segments: Vec<u32> = (0..s).map(|i| u32::from(i >= s / 2 && config.type_vocab_size > 1)).collect();
+        let sequences: Vec<Sequence<'_>> = ids.chunks(s).map(|ids| Sequence { ids, segments: &segments }).collect();
+        let batch = Batch::new(device, config, &sequences, 0)?;
+        let mut rows = Vec::new();
+        for sequence in 0..b {
+            let mut places: Vec<u32> = (0..s as u32).collect();
+            for i in 0..predicted(s) {
+                let j = i + draws.below((s - i) as u32) as usize;
+                places.swap(i, j);
+            }
+            places.truncate(predicted(s));
+            places.sort_unstable();
+            rows.extend(places.iter().map(|place| place + (sequence * s) as u32));
+        }
+        let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
+        let labels: Vec<u32> = (0..b).map(|_| draws.below(2)).collect();
+        let masked = Masked {
+            rows: Tensor::from_slice(device, [rows.len()], &rows)?,
+            targets: Tensor::from_slice(device, [rows.len()], &targets)?,
+        };
+        let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / b as f32 };
+        let next_sentence = Tensor::from_slice(device, [b], &labels)?;
+        Ok(Self {
+            model,
+            parameters,
+            batch,
+            masked,
+            next_sentence,
+            scales,
+            training: None,
+            tape: Tape::new(),
+            seed: flags.seed,
+        })
+    }
+
+    fn train_step(&mut self, step: u32) -> anyhow::Result<()> {
+        if self.training.is_none() {
+            let updater = Updater::new(OptimizerSettings::default(), &self.parameters)?;
+            self.training = Some((self.parameters.gradients()?, updater));
+        }
+        let Some((gradients, updater)) = &mut self.training else { unreachable!("made above") };
+        gradients.zero();
+        let mut pass = Pass::training(&mut self.tape, &self.parameters, Training { seed: self.seed, step });
+        let labels = Some(&self.next_sentence);
+        objective::pre_training(&self.model, &mut pass, &self.batch, &self.masked, labels, self.scales)?;
+        pass.backward(gradients)?;
+        let updated = updater.step(&mut self.parameters, gradients, 1e-4)?;
+        anyhow::ensure!(updated.gradient_norm.is_finite(), "gradients are not finite at step {step}");
+        Ok(())
+    }
+
+    fn infer(&mut self) -> anyhow::Result<()> {
+        let mut pass = Pass::inference(&mut self.tape, &self.parameters);
+        self.model.encode(&mut pass, &self.batch, Capture::default())?;
+        Ok(())
+    }
+}
+
+/// Predicted tokens of a sequence.
+fn predicted(seq: usize) -> usize {
+    ((seq as f64 * 0.15).round() as usize).max(1)
+}
+
+/// The multiplications and additions of matrix products, counted alike for all systems: 24·T·H² + 4·T·S·H a layer,
+/// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference.
+fn flops(config: &BertConfig, flags: &BenchModel, mode: Mode) -> f64 {
+    let (t, s, p) = (flags.batch * flags.seq, flags.seq, flags.batch * predicted(flags.seq));
+    let (h, i, v) = (config.hidden_size, config.intermediate_size, config.vocab_size);
+    let layer = 8 * t * h * h + 4 * t * h * i + 4 * t * s * h;
+    let encoder = (config.num_hidden_layers * layer) as f64;
+    match mode {
+        Mode::Infer => encoder,
+        Mode::Train => 3.0 * (encoder + 2.0 * (p * (h * h + h * v)) as f64),
+    }
+}
+
+/// The most memory that this process has had, from the kernel's count.
+fn peak_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0 kB");
+    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0) / 1024.0
+}
+
+fn round(x: f64, digits: i32) -> f64 {
+    let factor = 10f64.powi(digits);
+    (x * factor).round() / factor
+}
+
+/// The result of a benchmark of one product.
+#[derive(Serialize)]
+struct Product {
+    form: &'static str,
+    m: usize,
+    n: usize,
+    k: usize,
+    dtype: String,
+    ms: f64,
+    tflops: f64,
+    share_of_peak: f64,
+}
+
+fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
+    anyhow::ensure!(flags.tokens > 0, "--tokens starts at 1");
+    let device = flags.compute.device()?;
+    let config = config_of(&flags.model)?;
+    let dtype = flags.compute.dtype;
+    let peak = device.peak(dtype);
+    let (h, i) = (config.hidden_size, config.intermediate_size);
+    let shapes = [(3 * h, h), (h, h), (i, h), (h, i)];
+    if !flags.json {
+        output::line(&format!("products of {} with {} tokens, {dtype} on {device}", flags.model, flags.tokens))?;
+        output::line(&format!("multiply-adds alone reach {:.1} GFLOP/s here", peak / 1e9))?;
+    }
+    for (n, k) in shapes {
+        for form in [Form::Forward, Form::InputGradient, Form::WeightGradient] {
+            let seconds = time_product(&device, dtype, flags.tokens, n, k, form)?;
+            let (m, n, k) = form.sizes(flags.tokens, n, k);
+            let rate = 2.0 * (m * n * k) as f64 / seconds;
+            if flags.json {
+                output::json(&Product {
+                    form: form.name(),
+                    m,
+                    n,
+                    k,
+                    dtype: dtype.to_string(),
+                    ms: round(seconds * 1e3, 4),
+                    tflops: round(rate / 1e12, 4),
+                    share_of_peak: round(rate / peak, 3),
+                })?;
+            } else {
+                let share = 100.0 * rate / peak;
+                let (name, ms, rate) = (form.name(), seconds * 1e3, rate / 1e9);
+                output::line(&format!(
+                    "  {m:>5} × {n:>5} × {k:>5}  {name:<15} {ms:>9.3} ms {rate:>8.1} GFLOP/s {share:>4.0}%"
+                ))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The three products of a linear layer.
+#[derive(Clone, Copy)]
+enum Form {
+    Forward,
+    InputGradient,
+    WeightGradient,
+}
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Form::Forward => "forward",
+            Form::InputGradient => "input gradient",
+            Form::WeightGradient => "weight gradient",
+        }
+    }
+
+    /// m, n, k of the product, for a layer with `n` outputs and `k` inputs.
+    fn sizes(self, tokens: usize, n: usize, k: usize) -> (usize, usize, usize) {
+        match self {
+            Form::Forward => (tokens, n, k),
+            Form::InputGradient => (tokens, k, n),
+            Form::WeightGradient => (n, k, tokens),
+        }
+    }
+}
+
+fn time_product(device: &Device, dtype: DType, tokens: usize, n: usize, k: usize, form: Form) -> anyhow::Result<f64> {
+    let mut times = Vec::new();
+    let mut product = henson_tensor::bench::Product::new(device, dtype, tokens, n, k)?;
+    for round in 0..12 {
+        let start = Instant::now();
+        match form {
+            Form::Forward => product.forward()?,
+            Form::InputGradient => product.input_gradient()?,
+            Form::WeightGradient => product.weight_gradient()?,
+        }
+        if round >= 3 {
+            times.push(start.elapsed().as_secs_f64());
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}

@@ -1,0 +1,52 @@
+//! What the machine can do at most: a loop of multiply-adds that touches no memory. Benchmarks give their results as a
+//! share of it.
+
+use std::time::Instant;
+
+use super::Cpu;
+use super::simd::{Element, Simd};
+
+/// Multiply-add chains that are under way at a time: enough to hide the latency, few enough for the registers.
+const CHAINS: usize = 12;
+
+/// Rounds of one measurement: some milliseconds.
+const ROUNDS: usize = 2_000_000;
+
+/// Floating-point operations per second of all threads together, in `E`'s arithmetic: the best of a few tries.
+///
+/// For bf16 without the dot product this is the f32 rate, since products are then computed in f32.
+pub fn operations_per_second<E: Element>(cpu: &Cpu) -> f64 {
+    let mut best = 0.0f64;
+    for _ in 0..5 {
+        let start = Instant::now();
+        let counts = std::sync::atomic::AtomicU64::new(0);
+        cpu.for_each(cpu.threads(), |_| {
+            let done = chains::<E>(cpu.isa(), std::hint::black_box(ROUNDS));
+            counts.fetch_add(done, std::sync::atomic::Ordering::Relaxed);
+        });
+        best = best.max(counts.into_inner() as f64 / start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+dispatch! { fn chains<E>(rounds: usize) -> u64 = chains_body }
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn chains_body<S: Simd, E: Element>(rounds: usize) -> u64 {
+    let pairs = E::IS_BF16 && S::BF16_DOT;
+    // SAFETY: registers only.
+    let sum = unsafe {
+        let x = S::splat(std::hint::black_box(0.0));
+        let mut sums = [S::splat(0.0); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = if pairs { S::dot_pairs(*sum, x, x) } else { S::mul_add(x, x, *sum) };
+            }
+        }
+        sums.iter().fold(0.0, |total, sum| total + S::sum(*sum))
+    };
+    std::hint::black_box(sum);
+    (rounds * CHAINS * S::LANES * if pairs { 4 } else { 2 }) as u64
+}

@@ -1,0 +1,75 @@
+//! Single products, for benchmarks: what a linear layer multiplies, without the tape around it.
+
+use henson_kernels::cpu::gemm::{Finish, Matrix, Right, product};
+
+use crate::ops::with_float;
+use crate::{DType, Device, Result, Tensor};
+
+/// The operands of a linear layer with `n` outputs and `k` inputs.
+pub struct Product {
+    device: Device,
+    dtype: DType,
+    sizes: [usize; 3],
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    dx: Tensor,
+    dweight: Tensor,
+}
+
+impl Product {
+    /// Zeros for `tokens` rows.
+    pub fn new(device: &Device, dtype: DType, tokens: usize, n: usize, k: usize) -> Result<Self> {
+        let zeros = |rows, columns, dtype| Tensor::zeros(device, [rows, columns], dtype);
+        Ok(Self {
+            device: device.clone(),
+            dtype,
+            sizes: [tokens, n, k],
+            x: zeros(tokens, k, dtype)?,
+            weight: zeros(n, k, dtype)?,
+            y: zeros(tokens, n, dtype)?,
+            dx: zeros(tokens, k, dtype)?,
+            dweight: zeros(n, k, DType::F32)?,
+        })
+    }
+
+    /// y = x·weightᵀ.
+    pub fn forward(&mut self) -> Result<()> {
+        let [t, n, k] = self.sizes;
+        match &self.device {
+            Device::Cpu(cpu) => with_float!(self.dtype, E => {
+                let weight = Right::Plain(Matrix::new(self.weight.slice::<E>(), n, k).transposed());
+                let x = Matrix::new(self.x.slice::<E>(), t, k);
+                product(&cpu.kernels, x, weight, self.y.slice_mut::<E>(), n, Finish::default());
+            }),
+        }
+        Ok(())
+    }
+
+    /// dx = dy·weight.
+    pub fn input_gradient(&mut self) -> Result<()> {
+        let [t, n, k] = self.sizes;
+        match &self.device {
+            Device::Cpu(cpu) => with_float!(self.dtype, E => {
+                let weight = Right::Plain(Matrix::new(self.weight.slice::<E>(), n, k));
+                let dy = Matrix::new(self.y.slice::<E>(), t, n);
+                product(&cpu.kernels, dy, weight, self.dx.slice_mut::<E>(), k, Finish::default());
+            }),
+        }
+        Ok(())
+    }
+
+    /// dweight += dyᵀ·x.
+    pub fn weight_gradient(&mut self) -> Result<()> {
+        let [t, n, k] = self.sizes;
+        match &self.device {
+            Device::Cpu(cpu) => with_float!(self.dtype, E => {
+                let x = Right::Plain(Matrix::new(self.x.slice::<E>(), t, k));
+                let dy = Matrix::new(self.y.slice::<E>(), t, n).transposed();
+                let finish = Finish { accumulate: true, ..Finish::default() };
+                product(&cpu.kernels, dy, x, self.dweight.slice_mut::<f32>(), k, finish);
+            }),
+        }
+        Ok(())
+    }
+}
