@@ -474,3 +474,104 @@ fn is_unsupported(error: &io::Error) -> bool {
 fn sync_directory(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(CheckpointError::io("sync", path))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: PathBuf, content: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn read(path: PathBuf) -> String {
+        fs::read_to_string(path).unwrap()
+    }
+
+    /// Where the system cannot exchange directories, two renames do it.
+    #[test]
+    fn replaced_by_two_renames() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = |name: &str| parent.path().join(name);
+        write(path("out/a"), "old");
+        write(path("new/a"), "new");
+        replace(&path("new"), &path("out"), &path(".out.henson-old")).unwrap();
+        assert_eq!(read(path("out/a")), "new");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+        // The second rename fails: the first is taken back.
+        assert!(replace(&path("none"), &path("out"), &path(".out.henson-old")).is_err());
+        assert_eq!(read(path("out/a")), "new");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn killed_between_two_renames() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = |name: &str| parent.path().join(name);
+        write(path("out/a"), "old");
+        write(path(".out.henson-tmp-1-0/a"), "new");
+        let lock = move_aside(&path("out"), &path(".out.henson-old")).unwrap();
+        assert!(!path("out").exists());
+        // While the other process lives, its second rename is waited for.
+        assert!(matches!(recover(&path("out")), Err(CheckpointError::Busy { .. })));
+        drop(lock);
+        recover(&path("out")).unwrap();
+        assert_eq!(read(path("out/a")), "old");
+        // A save does the same before anything else, and clears what is left.
+        drop(move_aside(&path("out"), &path(".out.henson-old")).unwrap());
+        let refused = Staging::new(&path("out"), Existing::Refuse, |_| true);
+        assert!(matches!(refused, Err(CheckpointError::Exists { .. })));
+        write(path(".out.henson-old/a"), "older");
+        drop(Staging::new(&path("out"), Existing::Replace, |_| true).unwrap());
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+        assert_eq!(read(path("out/a")), "old");
+        // What was never there is no concern.
+        recover(&path("none")).unwrap();
+        recover(Path::new("/")).unwrap();
+    }
+
+    /// Killed after each step of moving files in: the next open goes on from there.
+    #[test]
+    fn killed_while_merging() {
+        const NAMES: [&str; 3] = ["config.json", "1_Pooling/config.json", "model.safetensors"];
+        for moved in 0..=NAMES.len() {
+            let parent = tempfile::tempdir().unwrap();
+            let path = |name: &str| parent.path().join(name);
+            write(path("model-00001-of-00002.safetensors"), "old");
+            write(path("model.safetensors.index.json"), "old");
+            write(path("config.json"), "old");
+            write(path("log"), "old");
+            for (i, name) in NAMES.into_iter().enumerate() {
+                write(if i < moved { path(name) } else { path(COMMIT).join(name) }, "new");
+            }
+            write(
+                path(COMMIT).join(MANIFEST),
+                &serde_json::to_string(&Manifest { files: NAMES.map(str::to_owned).into() }).unwrap(),
+            );
+            recover(parent.path()).unwrap();
+            assert!(NAMES.iter().all(|name| read(path(name)) == "new"));
+            let mut left: Vec<_> =
+                fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            left.sort();
+            assert_eq!(left, ["1_Pooling", "config.json", "log", "model.safetensors"]);
+        }
+    }
+
+    /// A manifest from elsewhere cannot reach out of its directory.
+    #[test]
+    fn manifests_are_not_trusted() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = |name: &str| parent.path().join(name);
+        write(path("secret"), "mine");
+        write(path("out/.henson-commit/x"), "theirs");
+        for manifest in [r#"{"files":["../secret"]}"#, r#"{"files":["/x"]}"#, "{", r#"{"files":["none"]}"#] {
+            write(path("out/.henson-commit/manifest.json"), manifest);
+            assert!(recover(&path("out")).is_err());
+        }
+        assert_eq!(read(path("secret")), "mine");
+        // Without one the files have all been moved.
+        fs::remove_file(path("out/.henson-commit/manifest.json")).unwrap();
+        recover(&path("out")).unwrap();
+        assert_eq!(fs::read_dir(path("out")).unwrap().count(), 0);
+    }
+}

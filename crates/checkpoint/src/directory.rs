@@ -109,10 +109,7 @@ mod tests {
         std::fs::write(&path, "[".repeat(1_000_000)).unwrap();
         let error = read_json::<serde_json::Value>(&path, 1 << 20).unwrap_err().to_string();
         assert!(error.contains("recursion limit"), "{error}");
-        assert!(matches!(
-            read_json::<serde_json::Value>(directory.path(), 40),
-            Err(CheckpointError::NotAFile { .. })
-        ));
+        assert!(matches!(read_json::<serde_json::Value>(directory.path(), 40), Err(CheckpointError::NotAFile { .. })));
         assert!(matches!(
             read_json::<serde_json::Value>(&directory.path().join("none"), 40),
             Err(CheckpointError::Io { action: "read", .. })

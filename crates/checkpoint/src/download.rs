@@ -166,7 +166,9 @@ impl<'a> Fetcher<'a> {
                         ),
                     ));
                 }
-                status => return Err(problem(&url, format!("the server answers with status {status}; try again later"))),
+                status => {
+                    return Err(problem(&url, format!("the server answers with status {status}; try again later")));
+                }
             }
         }
         Err(problem(&url, "it is redirected without end"))
@@ -203,7 +205,9 @@ impl<'a> Fetcher<'a> {
             let length = match body.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(length) => length,
-                Err(error) => return Err(problem(&url, format!("it broke off after {received} bytes ({error}); try again"))),
+                Err(error) => {
+                    return Err(problem(&url, format!("it broke off after {received} bytes ({error}); try again")));
+                }
             };
             each(&buffer[..length])?;
             received += length as u64;
@@ -228,7 +232,9 @@ fn header<'r>(response: &'r Response<Body>, name: &str) -> Option<&'r str> {
 fn redirected(from: &str, location: Option<&str>) -> Result<String, CheckpointError> {
     let to = match location {
         Some(location) if location.contains("://") => location.to_owned(),
-        Some(location) if location.starts_with('/') && !location.starts_with("//") => origin(from).to_owned() + location,
+        Some(location) if location.starts_with('/') && !location.starts_with("//") => {
+            origin(from).to_owned() + location
+        }
         _ => return Err(problem(from, format!("it is redirected to {location:?}, which is no address"))),
     };
     if from.starts_with("https://") && !to.starts_with("https://") {

@@ -158,8 +158,8 @@ mod tests {
         }
         let long = "a".repeat(97);
         for name in [
-            "", "/", "a/", "/a", "a/b/c", "./a", "../a", "a/..", "a/.b", "a b", "a/b?x", "a--b/c", "ä/b", "a\\b", "a:b", "-a/b",
-            &long,
+            "", "/", "a/", "/a", "a/b/c", "./a", "../a", "a/..", "a/.b", "a b", "a/b?x", "a--b/c", "ä/b", "a\\b",
+            "a:b", "-a/b", &long,
         ] {
             assert!(!is_repository(name), "{name}");
         }

@@ -24,7 +24,7 @@ pub use directory::{ModelDirectory, read_json};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};
 pub use load::{LoadMode, LoadOptions, load};
-pub use report::{LoadReport, Missing, Misshapen, NonFinite, NotFloat, Repeated, Untied};
+pub use report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 pub use safetensors::{SaveDType, StoredDType, TensorInfo};
 pub use save::{SaveOptions, save};
 pub use weights::Weights;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use henson_models::Naming;
 use henson_tensor::Parameters;
 
-use crate::report::{LoadReport, Missing, Misshapen, NonFinite, NotFloat, Repeated, Untied};
+use crate::report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 use crate::{CheckpointError, Weights};
 
 /// Which parameters a file must have.
@@ -192,16 +192,18 @@ impl<'a> Names<'a> {
             let original = self.parameter(original)?;
             // `cls.predictions.decoder.weight` is of use to a model with something else in `cls.predictions.`.
             let module = copy.rsplitn(3, '.').nth(2).unwrap_or("");
-            let in_use = self.entries.keys().any(|name| name.strip_prefix(module).is_some_and(|rest| {
-                module.is_empty() || rest.starts_with('.')
-            }));
+            let in_use = self
+                .entries
+                .keys()
+                .any(|name| name.strip_prefix(module).is_some_and(|rest| module.is_empty() || rest.starts_with('.')));
             Some(Copy { original, in_use })
         })
     }
 
     /// What a key may be called in the model, the likeliest first.
     fn spellings(&self, key: &str) -> impl Iterator<Item = String> {
-        let renamed = self.naming.old_endings.iter().find_map(|(old, new)| Some(key.strip_suffix(old)?.to_owned() + new));
+        let renamed =
+            self.naming.old_endings.iter().find_map(|(old, new)| Some(key.strip_suffix(old)?.to_owned() + new));
         let prefix = self.naming.base_prefix;
         [Some(key.to_owned()), renamed].into_iter().flatten().flat_map(move |name| {
             let with = Some(format!("{prefix}{name}"));
@@ -250,7 +252,9 @@ fn shape_hint(parameter: &str, expected: &[usize], got: &[usize]) -> Option<&'st
     } else if has("position_embeddings") {
         Some("the longest sequence does not fit the model: see max_position_embeddings in the config")
     } else if has("classifier") || has("qa_outputs") {
-        Some("the head has another number of labels: see id2label in the config, or start from a model without this head")
+        Some(
+            "the head has another number of labels: see id2label in the config, or start from a model without this head",
+        )
     } else {
         None
     }

@@ -101,8 +101,19 @@ pub struct Untied {
 impl LoadReport {
     /// Whether there is nothing to tell: every parameter has its key, every key its parameter.
     pub fn is_clean(&self) -> bool {
-        let Self { loaded: _, missing, fresh, unused, misshapen, not_float, non_finite, repeated, untied, tied: _, ignored: _ } =
-            self;
+        let Self {
+            loaded: _,
+            missing,
+            fresh,
+            unused,
+            misshapen,
+            not_float,
+            non_finite,
+            repeated,
+            untied,
+            tied: _,
+            ignored: _,
+        } = self;
         missing.is_empty()
             && fresh.is_empty()
             && unused.is_empty()

@@ -38,7 +38,9 @@ pub enum FormatError {
         size: usize,
     },
     /// The header's length is absurd, as it is when the file is of another format.
-    #[error("it claims a header of {length} bytes, more than the {HEADER_LIMIT} that are allowed: it is no safetensors file")]
+    #[error(
+        "it claims a header of {length} bytes, more than the {HEADER_LIMIT} that are allowed: it is no safetensors file"
+    )]
     HeaderTooLong {
         /// The length that it claims.
         length: u64,
@@ -84,7 +86,9 @@ pub enum FormatError {
         end: u64,
     },
     /// Tensors overlap or leave a hole.
-    #[error("its tensor {name} begins at byte {start} of the data, where {expected} was expected: tensors overlap or leave a hole")]
+    #[error(
+        "its tensor {name} begins at byte {start} of the data, where {expected} was expected: tensors overlap or leave a hole"
+    )]
     Gap {
         /// The tensor.
         name: String,

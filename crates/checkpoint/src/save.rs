@@ -51,10 +51,10 @@ pub fn save(
     options: &SaveOptions,
 ) -> Result<(), CheckpointError> {
     check_names(files)?;
-    let is_ours = |name: &str| is_model_file(name) || files.iter().any(|(file, _)| file.split('/').next() == Some(name));
+    let is_ours =
+        |name: &str| is_model_file(name) || files.iter().any(|(file, _)| file.split('/').next() == Some(name));
     let mut staging = Staging::new(directory, options.existing, is_ours)?;
-    let mut write_bytes =
-        |name: &str, bytes: &[u8]| staging.write(name, |out, io| out.write_all(bytes).map_err(io));
+    let mut write_bytes = |name: &str, bytes: &[u8]| staging.write(name, |out, io| out.write_all(bytes).map_err(io));
     write_bytes("config.json", &pretty(&with_dtype(config, dtype)))?;
     for (name, bytes) in files {
         write_bytes(name, bytes)?;

@@ -117,7 +117,9 @@ impl Weights {
             for name in header.tensors.keys() {
                 match weight_map.get(name) {
                     Some(named) if named == shard => {}
-                    Some(named) => return Err(mismatch(format!("the shard holds {name}, the index has it in {named}"))),
+                    Some(named) => {
+                        return Err(mismatch(format!("the shard holds {name}, the index has it in {named}")));
+                    }
                     None => return Err(mismatch(format!("the shard holds {name}, the index does not know it"))),
                 }
             }
@@ -180,10 +182,8 @@ pub(crate) fn shards(weight_map: &BTreeMap<String, String>) -> BTreeSet<&str> {
 
 /// The error for a directory whose weights are of a format that is not read.
 fn foreign_format(directory: &Path) -> Option<CheckpointError> {
-    let names: BTreeSet<String> = std::fs::read_dir(directory)
-        .ok()?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
+    let names: BTreeSet<String> =
+        std::fs::read_dir(directory).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     let find = |matches: &dyn Fn(&str) -> bool| names.iter().find(|name| matches(name)).cloned();
     let foreign = |found, format, conversion| {
         Some(CheckpointError::ForeignFormat { directory: directory.to_owned(), found, format, conversion })

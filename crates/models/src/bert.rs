@@ -27,6 +27,8 @@ const HEAD_SITE: u32 = 0xff00;
 /// What stands on the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
+    /// Nothing at all: `BertModel` without its pooler, for features and embeddings.
+    Encoder,
     /// Nothing but the pooler: `BertModel`.
     Pooler,
     /// Masked LM and next sentence: `BertForPreTraining`.
@@ -53,7 +55,7 @@ impl Head {
     /// The class of `transformers` with these parameters.
     pub fn architecture(self) -> &'static str {
         match self {
-            Head::Pooler => "BertModel",
+            Head::Encoder | Head::Pooler => "BertModel",
             Head::PreTraining => "BertForPreTraining",
             Head::MaskedLm => "BertForMaskedLM",
             Head::Sequence { .. } => "BertForSequenceClassification",
@@ -134,7 +136,7 @@ impl Bert {
     pub fn build(b: &mut Builder, config: &BertConfig, head: Head) -> Self {
         let h = config.hidden_size;
         let init = Init::TruncatedNormal(config.initializer_range as f32);
-        let base = if head == Head::Pooler { "" } else { "bert" };
+        let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "bert" };
         let mut model = b.at(base, |b| {
             let (words, positions, segments, norm) = b.at("embeddings", |b| {
                 (
@@ -183,7 +185,7 @@ impl Bert {
             }));
         }
         model.classifier = match head {
-            Head::Pooler | Head::MaskedLm => None,
+            Head::Encoder | Head::Pooler | Head::MaskedLm => None,
             Head::PreTraining => Some(Linear::build(b, "cls.seq_relationship", h, 2, init)),
             Head::Sequence { labels } | Head::Token { labels } => Some(Linear::build(b, "classifier", h, labels, init)),
             Head::Span => Some(Linear::build(b, "qa_outputs", h, 2, init)),

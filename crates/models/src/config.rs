@@ -143,7 +143,11 @@ pub enum ConfigError {
 impl BertConfig {
     /// Reads the text of a config.json.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text)?;
+        Self::from_value(serde_json::from_str(text)?)
+    }
+
+    /// Reads a config.json that was parsed already.
+    pub fn from_value(value: Value) -> Result<Self, ConfigError> {
         let family = value.get("model_type").and_then(Value::as_str).unwrap_or("bert");
         if family != "bert" {
             return Err(ConfigError::Family(family.to_owned()));

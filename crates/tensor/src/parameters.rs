@@ -136,6 +136,11 @@ impl Builder {
         Param { start, shape: [pad(length)].into() }
     }
 
+    /// What was laid out so far.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
     /// All parameters on a device, zero until they are initialised or loaded. Models compute in `dtype`.
     pub fn finish(mut self, device: &Device, dtype: DType) -> Result<Parameters> {
         self.align();

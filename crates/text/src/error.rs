@@ -169,8 +169,8 @@ pub enum TextError {
         token: String,
         /// The id in the file.
         expected: u32,
-        /// The id that encoding would use.
-        got: u32,
+        /// The id that encoding would use, or "none".
+        got: String,
     },
 
     /// The directory's tokenizer class is one whose plain files have another meaning than ours.

@@ -51,7 +51,7 @@ impl Default for WordPieceOptions {
     }
 }
 
-/// The two families of byte-level BPE, which differ in their special tokens and in nothing else.
+/// The two families of byte-level BPE. They cut texts alike and differ in what stands around them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BytePairStyle {
     /// `<s>`, `</s>`, `<mask>`, `<pad>`, `<unk>`, and offsets without the space before a word.
@@ -239,12 +239,9 @@ fn open_json(directory: &Path) -> Result<Tokenizer, TextError> {
         shielded(|| serde_json::from_value(value).map_err(Into::into)).map_err(refused)?;
     for (token, expected) in expected_ids {
         // The crate numbers added tokens itself and only logs that the file disagrees.
-        match inner.token_to_id(&token) {
-            Some(id) if id == expected => {}
-            got => {
-                let got = got.unwrap_or(u32::MAX);
-                return Err(TextError::MovedToken { path: path.clone(), token, expected, got });
-            }
+        let got = inner.token_to_id(&token);
+        if got != Some(expected) {
+            return Err(TextError::MovedToken { path: path.clone(), token, expected, got: id_or_none(got) });
         }
     }
     if let Some(normalizer) = overruled_normalizer(&inner, &settings)? {
@@ -469,15 +466,17 @@ fn byte_pair(
             &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")]
         }
     };
-    let mut specials = Vec::new();
     for (role, name) in defaults.iter().filter(|(_, name)| has(name)) {
-        if settings.name(role)?.is_none() && !settings.config.contains_key(*role) {
+        if settings.stated().iter().all(|(_, map)| !map.contains_key(*role)) {
             settings.config.insert((*role).to_owned(), json!(name));
-            // RoBERTa's mask takes the space before it along, so that "a <mask>" predicts a piece with that space.
-            specials.push(AddedToken::from(*name, true).lstrip(*name == "<mask>"));
         }
     }
-    specials.dedup_by(|second, first| second.content == first.content);
+    // RoBERTa's mask takes the space before it along, so that "a <mask>" predicts a piece with that space. An object in
+    // a configuration has its own word on that.
+    let mask = settings.stated().iter().find_map(|(_, map)| map.get("mask_token")?.as_str()).map(str::to_owned);
+    let mask = mask.filter(|mask| style == BytePairStyle::Roberta && has(mask));
+    let mask = mask.filter(|mask| listed.iter().all(|listed| listed.token.content != *mask));
+    let mask = mask.map(|mask| AddedToken::from(mask, true).lstrip(true));
     settings.config.entry("tokenizer_class").or_insert_with(|| match style {
         BytePairStyle::Roberta => json!("RobertaTokenizer"),
         BytePairStyle::Gpt2 => json!("GPT2Tokenizer"),
@@ -492,7 +491,7 @@ fn byte_pair(
             inner.with_post_processor(Some(ByteLevel::default().trim_offsets(false)));
         }
         inner.with_decoder(Some(ByteLevel::default()));
-        inner.add_special_tokens(specials)?;
+        inner.add_special_tokens(mask)?;
         Ok(inner)
     };
     let mut inner = shielded(build).map_err(refused)?;
@@ -590,7 +589,7 @@ fn listed_tokens(directory: &Path, settings: &Settings) -> Result<Vec<ListedToke
             let id = key.parse().map_err(|_| settings.malformed("added_tokens_decoder", "ids as keys", &json!(key)))?;
             let text = special::content(path, &format!("added_tokens_decoder[{key}]"), value)?;
             guard::check_id(path, &text, id)?;
-            listed.push(ListedToken { path: path.clone(), id, token: added_token(&text, value) });
+            listed.push(ListedToken { path: path.clone(), id, token: added_token(&text, value, false) });
         }
     }
     let path = directory.join("added_tokens.json");
@@ -602,7 +601,7 @@ fn listed_tokens(directory: &Path, settings: &Settings) -> Result<Vec<ListedToke
             got: shortened(&value),
         })?;
         guard::check_id(&path, &text, id)?;
-        listed.push(ListedToken { path: path.clone(), id, token: added_token(&text, &Value::Null) });
+        listed.push(ListedToken { path: path.clone(), id, token: added_token(&text, &Value::Null, false) });
     }
     listed.sort_by_key(|listed| listed.id);
     Ok(listed)
@@ -620,11 +619,15 @@ fn add_listed_tokens(
     let refused = |reason| TextError::Refused { path: settings.config_path.clone(), reason };
     shielded(|| inner.add_tokens(new)).map_err(refused)?;
     for ListedToken { path, id, token } in listed {
-        let got = inner.token_to_id(&token.content).unwrap_or(u32::MAX);
-        if got != *id {
+        let got = inner.token_to_id(&token.content);
+        if got != Some(*id) {
             let (path, token) = (path.clone(), token.content.clone());
-            return Err(TextError::MovedToken { path, token, expected: *id, got });
+            return Err(TextError::MovedToken { path, token, expected: *id, got: id_or_none(got) });
         }
     }
     Ok(())
+}
+
+fn id_or_none(id: Option<u32>) -> String {
+    id.map_or_else(|| "none".to_owned(), |id| id.to_string())
 }

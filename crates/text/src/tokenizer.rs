@@ -313,33 +313,46 @@ impl Tokenizer {
 }
 
 /// Makes the special tokens known as such, as Hugging Face does, where their file did not: otherwise their texts would
-/// be cut into pieces, and decoding would not skip them.
+/// be cut into pieces, and decoding would not skip them. Beside our five these are the others that a configuration
+/// names; one that is not in the vocabulary is passed over, since no model here could use it.
 fn register(
     inner: &mut tokenizers::Tokenizer,
     special: &SpecialTokens,
     stated: &[(&Path, &Map<String, Value>)],
 ) -> Result<(), String> {
-    let unregistered: Vec<AddedToken> = special
-        .by_role()
-        .filter(|(_, special)| !inner.get_added_vocabulary().get_vocab().contains_key(&special.text))
-        .map(|(role, special)| {
-            let value = stated.iter().find_map(|(_, map)| map.get(role));
-            added_token(&special.text, value.unwrap_or(&Value::Null)).special(true)
-        })
-        .collect();
-    shielded(|| inner.add_special_tokens(unregistered)).map(drop)
+    let mut tokens: Vec<AddedToken> = Vec::new();
+    for (role, special) in special.by_role() {
+        let value = stated.iter().find_map(|(_, map)| map.get(role));
+        tokens.push(added_token(&special.text, value.unwrap_or(&Value::Null), true));
+    }
+    for (_, map) in stated {
+        let lists = ["additional_special_tokens", "extra_special_tokens"].into_iter().filter_map(|key| map.get(key));
+        let listed = lists.filter_map(Value::as_array).flatten();
+        for value in listed.chain(map.get("bos_token")).chain(map.get("eos_token")) {
+            let text = value.as_str().or_else(|| value.get("content")?.as_str());
+            tokens.extend(
+                text.filter(|text| inner.token_to_id(text).is_some()).map(|text| added_token(text, value, true)),
+            );
+        }
+    }
+    let added = inner.get_added_vocabulary().get_vocab();
+    tokens.retain(|token| !added.contains_key(&token.content));
+    // The first mention of a token decides its flags.
+    let mut seen = std::collections::HashSet::new();
+    tokens.retain(|token| seen.insert(token.content.clone()));
+    shielded(|| inner.add_special_tokens(tokens)).map(drop)
 }
 
-/// A token with the flags that its object in a configuration has.
-pub(crate) fn added_token(text: &str, flags: &Value) -> AddedToken {
-    let flag = |name: &str| flags.get(name).and_then(Value::as_bool);
-    let token = AddedToken::from(text, flag("special").unwrap_or(false));
-    let normalized = flag("normalized").unwrap_or(false);
-    token
-        .lstrip(flag("lstrip").unwrap_or(false))
-        .rstrip(flag("rstrip").unwrap_or(false))
-        .single_word(flag("single_word").unwrap_or(false))
-        .normalized(normalized)
+/// A token with the flags that its object in a configuration has. Like Hugging Face's, special tokens are found in the
+/// text as it is, and others in the normalized text, unless told otherwise.
+pub(crate) fn added_token(text: &str, flags: &Value, special: bool) -> AddedToken {
+    let flag = |name: &str, default: bool| flags.get(name).and_then(Value::as_bool).unwrap_or(default);
+    let special = flag("special", special);
+    AddedToken::from(text, special)
+        .lstrip(flag("lstrip", false))
+        .rstrip(flag("rstrip", false))
+        .single_word(flag("single_word", false))
+        .normalized(flag("normalized", !special))
 }
 
 /// What a normalizer does to case, read off its JSON form because the crate keeps its parts private.

@@ -159,7 +159,7 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let labels = golden.ids("input.labels");
             value(objective::choice(model, pass, batch, 3, &tensor(&labels), 1.0 / labels.len() as f32).unwrap())
         }
-        Head::Pooler => {
+        Head::Encoder | Head::Pooler => {
             // The golden file's loss: mean(last²) + mean(pooled), seeded by hand.
             let last = model.encode(pass, batch, Capture::default()).unwrap().last;
             let pooled = model.pooled(pass, &last, &batch.layout).unwrap();
@@ -205,7 +205,7 @@ fn check_forward(setup: &Setup, what: &str) {
             Some(model.token_logits(&mut pass, last.clone(), &batch.layout).unwrap().tensor().to_f32())
         }
         Head::Span => Some(model.span_logits(&mut pass, last).unwrap().tensor().to_f32()),
-        Head::Pooler => None,
+        Head::Encoder | Head::Pooler => None,
     };
     if let Some(logits) = logits {
         assert_close(&format!("{what}: logits"), &logits, &golden.floats("output.logits"));

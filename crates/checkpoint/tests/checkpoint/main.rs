@@ -73,7 +73,8 @@ fn safetensors(tensors: &[Stored]) -> Vec<u8> {
     let mut data = Vec::new();
     for Stored { name, dtype, shape, bytes } in tensors {
         let (start, end) = (data.len(), data.len() + bytes.len());
-        header.push(format!("\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{start},{end}]}}"));
+        header
+            .push(format!("\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{start},{end}]}}"));
         data.extend_from_slice(bytes);
     }
     raw(&format!("{{{}}}", header.join(",")), &data)

@@ -1,0 +1,174 @@
+//! One vector a text. A directory of sentence-transformers says itself how (modules.json, its pooling and its maximum
+//! length); others get the mean of their tokens.
+
+use std::path::Path;
+
+use henson_checkpoint::ModelDirectory;
+use henson_models::Capture;
+use henson_tensor::Pooling;
+use henson_text::Features;
+use serde_json::Value;
+
+use crate::model::Prepared;
+use crate::{InferError, Length, Model, Result};
+
+/// How texts become vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbedSettings {
+    /// How the tokens of a sequence become one vector.
+    pub pooling: Pooling,
+    /// Whether vectors get the length 1.
+    pub normalise: bool,
+    /// The most tokens of a sequence, where the directory sets one below the model's.
+    pub most_tokens: Option<usize>,
+}
+
+/// The vector of a text.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// H numbers.
+    pub vector: Vec<f32>,
+    /// Pieces that were cut off because the text was too long.
+    pub dropped: usize,
+}
+
+impl EmbedSettings {
+    /// What a directory asks for: sentence-transformers' files where it has them, else the mean, not normalised.
+    pub fn of_directory(path: &Path) -> Result<Self> {
+        let directory = ModelDirectory::open(path)?;
+        let mut settings = Self { pooling: Pooling::Mean, normalise: false, most_tokens: None };
+        if !directory.has("modules.json") {
+            return Ok(settings);
+        }
+        let unsupported = |file: &str, what: String| InferError::SentenceTransformer { path: path.join(file), what };
+        let modules: Vec<Value> = directory.read_json("modules.json")?;
+        for module in &modules {
+            let text = |key: &str| module.get(key).and_then(Value::as_str).unwrap_or("");
+            // Both the old and the new names of the classes end like this.
+            match text("type").rsplit('.').next().unwrap_or("") {
+                "Transformer" => {}
+                "Normalize" => settings.normalise = true,
+                "Pooling" => {
+                    let folder = text("path");
+                    if folder.contains("..") || folder.starts_with('/') {
+                        return Err(unsupported("modules.json", format!("the path `{folder}` leads elsewhere")));
+                    }
+                    let file = if folder.is_empty() { "config.json".to_owned() } else { format!("{folder}/config.json") };
+                    let config: Value = directory.read_json(&file)?;
+                    settings.pooling = pooling_of(&config).map_err(|what| unsupported(&file, what))?;
+                }
+                other => {
+                    let what = format!("the module `{other}` is not supported: Transformer, Pooling and Normalize are");
+                    return Err(unsupported("modules.json", what));
+                }
+            }
+        }
+        if directory.has("sentence_bert_config.json") {
+            let config: Value = directory.read_json("sentence_bert_config.json")?;
+            let most = config.get("max_seq_length").and_then(Value::as_u64);
+            settings.most_tokens = most.and_then(|most| usize::try_from(most).ok());
+        }
+        Ok(settings)
+    }
+}
+
+/// The one pooling that a config switches on.
+fn pooling_of(config: &Value) -> Result<Pooling, String> {
+    const KNOWN: [(&str, &str, Pooling); 3] = [
+        ("pooling_mode_cls_token", "cls", Pooling::First),
+        ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
+        ("pooling_mode_max_tokens", "max", Pooling::Max),
+    ];
+    if let Some(name) = config.get("pooling_mode").and_then(Value::as_str) {
+        let known = KNOWN.iter().find(|(_, short, _)| *short == name);
+        return known.map(|(.., pooling)| *pooling).ok_or_else(|| format!("pooling `{name}` is not supported"));
+    }
+    let keys = config.as_object().into_iter().flatten();
+    let on: Vec<&str> = keys
+        .filter(|(key, value)| key.starts_with("pooling_mode_") && value.as_bool() == Some(true))
+        .map(|(key, _)| key.as_str())
+        .collect();
+    match on[..] {
+        [key] => {
+            let known = KNOWN.iter().find(|(long, ..)| *long == key);
+            known.map(|(.., pooling)| *pooling).ok_or_else(|| format!("`{key}` is not supported"))
+        }
+        [] => Err("no pooling mode is switched on".to_owned()),
+        _ => Err(format!("several pooling modes at once are not supported: {}", on.join(", "))),
+    }
+}
+
+impl Model {
+    /// One vector for each text. With windows, a long text's vector is the mean of its windows' (weighted by their
+    /// tokens), or their largest values with [`Pooling::Max`].
+    pub fn embed(&self, texts: &[&str], settings: EmbedSettings, windows: bool) -> Result<Vec<Embedding>> {
+        let length = Length { most: settings.most_tokens, windows };
+        let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
+        let sequences: Vec<&Features> = prepared.iter().flat_map(|p| &p.windows).collect();
+        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
+        self.encode(&sequences, Capture::default(), |pass, batch, encoded, _| {
+            let pooled = pass.pool(&encoded.last, &batch.layout, settings.pooling)?.to_vec::<f32>();
+            vectors.extend(pooled.chunks(self.bert().config().hidden_size).map(<[f32]>::to_vec));
+            Ok(())
+        })?;
+        let mut vectors = vectors.into_iter();
+        let embeddings = prepared.into_iter().map(|p| {
+            let parts = p.windows.iter().zip(vectors.by_ref()).map(|(window, vector)| (window.len(), vector));
+            let mut vector = join(parts.collect(), settings.pooling);
+            if settings.normalise {
+                let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
+                vector.iter_mut().for_each(|x| *x /= length);
+            }
+            Embedding { vector, dropped: p.dropped }
+        });
+        Ok(embeddings.collect())
+    }
+}
+
+/// One vector from those of a text's windows, each with its number of tokens.
+fn join(parts: Vec<(usize, Vec<f32>)>, pooling: Pooling) -> Vec<f32> {
+    let total: usize = parts.iter().map(|(tokens, _)| tokens).sum();
+    let mut parts = parts.into_iter();
+    let Some((tokens, mut joined)) = parts.next() else { return Vec::new() };
+    if tokens == total {
+        return joined;
+    }
+    let share = |tokens: usize| tokens as f32 / total as f32;
+    if pooling != Pooling::Max {
+        joined.iter_mut().for_each(|x| *x *= share(tokens));
+    }
+    for (tokens, vector) in parts {
+        for (sum, x) in joined.iter_mut().zip(vector) {
+            match pooling {
+                Pooling::Max => *sum = sum.max(x),
+                Pooling::Mean | Pooling::First => *sum += share(tokens) * x,
+            }
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pooling_configs() {
+        let old = json!({"word_embedding_dimension": 4, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
+        assert_eq!(pooling_of(&old), Ok(Pooling::Mean));
+        assert_eq!(pooling_of(&json!({"pooling_mode": "cls"})), Ok(Pooling::First));
+        let both = json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true});
+        assert!(pooling_of(&both).unwrap_err().contains("several"));
+        assert!(pooling_of(&json!({"pooling_mode_lasttoken": true})).unwrap_err().contains("lasttoken"));
+        assert!(pooling_of(&json!({})).is_err());
+    }
+
+    #[test]
+    fn windows_are_joined_by_their_tokens() {
+        let parts = || vec![(1, vec![1.0, -4.0]), (3, vec![5.0, 8.0])];
+        assert_eq!(join(parts(), Pooling::Mean), [4.0, 5.0]);
+        assert_eq!(join(parts(), Pooling::Max), [5.0, 8.0]);
+        assert_eq!(join(vec![(2, vec![7.0])], Pooling::First), [7.0]);
+    }
+}

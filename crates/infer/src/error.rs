@@ -1,0 +1,68 @@
+//! What can go wrong between a directory, a text and an answer.
+
+use std::path::PathBuf;
+
+use henson_checkpoint::CheckpointError;
+use henson_models::{ConfigError, InputError};
+use henson_tensor::TensorError;
+use henson_text::TextError;
+
+/// No answer could be given.
+#[derive(Debug, thiserror::Error)]
+pub enum InferError {
+    /// The directory's files.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The config describes no model of ours.
+    #[error("in {path}")]
+    Config {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        source: ConfigError,
+    },
+    /// The tokenizer's files, or a text that it cannot take.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A computation.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// Tokens that do not fit the model.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// The tokenizer gives ids that the model does not have.
+    #[error(
+        "the tokenizer in {path} has {tokenizer} pieces, the model's vocabulary {model}: they do not belong together; \
+         put the tokenizer that the model was trained with into its directory"
+    )]
+    Vocabulary {
+        /// The directory.
+        path: PathBuf,
+        /// Pieces of the tokenizer.
+        tokenizer: usize,
+        /// The model's.
+        model: usize,
+    },
+    /// A tokenizer without a token that the task needs.
+    #[error("the tokenizer has no {0} token, which this needs")]
+    NoSpecial(&'static str),
+    /// A text without a blank.
+    #[error("text {text} has no {mask} to fill: write {mask} where a word is missing")]
+    NoMask {
+        /// Its number, counted from 1.
+        text: usize,
+        /// The mask token.
+        mask: String,
+    },
+    /// A setting of a sentence-transformers directory that we do not follow.
+    #[error("{path}: {what}")]
+    SentenceTransformer {
+        /// The file.
+        path: PathBuf,
+        /// What it asks for.
+        what: String,
+    },
+    /// A choice of layers that the model does not have.
+    #[error("{0}")]
+    Layers(String),
+}

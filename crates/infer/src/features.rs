@@ -1,0 +1,175 @@
+//! Vectors of single tokens from chosen layers: BERT as a feature extractor (section 5.3 of the paper).
+
+use std::fmt;
+use std::str::FromStr;
+
+use henson_models::Capture;
+use henson_text::{Features, windows_with_most_context};
+
+use crate::model::Prepared;
+use crate::{InferError, Length, Model, Result};
+
+/// Which layers, and what becomes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layers {
+    /// One: 0 is the embeddings' output, 1 to L the blocks', and −1 the last, −2 the one before, and so on.
+    One(i32),
+    /// The last n added up.
+    SumLast(usize),
+    /// The last n side by side, in the order of the network.
+    ConcatLast(usize),
+    /// All blocks added up, without the embeddings.
+    SumAll,
+    /// Embeddings and all blocks, side by side.
+    All,
+}
+
+impl FromStr for Layers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |digits: &str| digits.parse::<usize>().ok().filter(|n| *n > 0);
+        match text {
+            "last" => return Ok(Layers::One(-1)),
+            "embeddings" => return Ok(Layers::One(0)),
+            "all" => return Ok(Layers::All),
+            "sum-all" => return Ok(Layers::SumAll),
+            _ => {}
+        }
+        if let Some(n) = text.strip_prefix("sum-last-").and_then(number) {
+            return Ok(Layers::SumLast(n));
+        }
+        if let Some(n) = text.strip_prefix("concat-last-").and_then(number) {
+            return Ok(Layers::ConcatLast(n));
+        }
+        text.parse::<i32>().map(Layers::One).map_err(|_| {
+            format!(
+                "unknown layers `{text}`: expected last, a number (0 embeddings, 1 the first block, -1 the last), \
+                 sum-last-4, concat-last-4, sum-all, all or embeddings"
+            )
+        })
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Layers::One(-1) => f.write_str("last"),
+            Layers::One(n) => write!(f, "{n}"),
+            Layers::SumLast(n) => write!(f, "sum-last-{n}"),
+            Layers::ConcatLast(n) => write!(f, "concat-last-{n}"),
+            Layers::SumAll => f.write_str("sum-all"),
+            Layers::All => f.write_str("all"),
+        }
+    }
+}
+
+impl Layers {
+    /// The hidden states to use (0 to L), and whether they are added up.
+    fn choose(self, blocks: usize) -> Result<(Vec<usize>, bool)> {
+        let wrong = |what: String| Err(InferError::Layers(format!("{what}: the model has {blocks} layers")));
+        match self {
+            Layers::One(n) => {
+                let index = if n < 0 { blocks as i64 + 1 + i64::from(n) } else { i64::from(n) };
+                match usize::try_from(index) {
+                    Ok(index) if index <= blocks => Ok((vec![index], false)),
+                    _ => wrong(format!("there is no layer {n}")),
+                }
+            }
+            Layers::SumLast(n) | Layers::ConcatLast(n) if n > blocks => wrong(format!("there are no {n} last layers")),
+            Layers::SumLast(n) => Ok(((blocks + 1 - n..=blocks).collect(), true)),
+            Layers::ConcatLast(n) => Ok(((blocks + 1 - n..=blocks).collect(), false)),
+            Layers::SumAll => Ok(((1..=blocks).collect(), true)),
+            Layers::All => Ok(((0..=blocks).collect(), false)),
+        }
+    }
+}
+
+/// The tokens of a text with a vector each.
+#[derive(Clone, Debug)]
+pub struct TokenFeatures {
+    /// Their texts, special tokens included.
+    pub tokens: Vec<String>,
+    /// Where each stands in the text, in bytes; none for special tokens.
+    pub offsets: Vec<Option<(usize, usize)>>,
+    /// One row a token.
+    pub vectors: Vec<f32>,
+    /// Numbers in a row.
+    pub width: usize,
+    /// Pieces that were cut off because the text was too long.
+    pub dropped: usize,
+}
+
+impl Model {
+    /// A vector for every token of every text. With windows, each piece comes from the window where it has most
+    /// context, and the special tokens from the first and the last one.
+    pub fn features(&self, texts: &[&str], layers: Layers, length: Length) -> Result<Vec<TokenFeatures>> {
+        let config = self.bert().config();
+        let (chosen, sum) = layers.choose(config.num_hidden_layers)?;
+        let h = config.hidden_size;
+        let width = if sum { h } else { h * chosen.len() };
+        let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
+        let sequences: Vec<&Features> = prepared.iter().flat_map(|p| &p.windows).collect();
+        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
+        let capture = Capture { hidden_states: true, attention_maps: false };
+        self.encode(&sequences, capture, |_, batch, encoded, _| {
+            let states: Vec<Vec<f32>> = chosen.iter().map(|i| encoded.hidden_states[*i].tensor().to_f32()).collect();
+            for sequence in batch.layout.offsets().windows(2) {
+                let mut rows = Vec::with_capacity((sequence[1] - sequence[0]) as usize * width);
+                for token in sequence[0] as usize..sequence[1] as usize {
+                    let parts = states.iter().map(|state| &state[token * h..(token + 1) * h]);
+                    if sum {
+                        rows.extend((0..h).map(|c| parts.clone().map(|part| part[c]).sum::<f32>()));
+                    } else {
+                        parts.for_each(|part| rows.extend_from_slice(part));
+                    }
+                }
+                vectors.push(rows);
+            }
+            Ok(())
+        })?;
+        let mut vectors = vectors.into_iter();
+        Ok(prepared.iter().map(|p| self.join(p, vectors.by_ref().take(p.windows.len()).collect(), width)).collect())
+    }
+
+    /// The rows of a text's windows as one list of tokens.
+    fn join(&self, prepared: &Prepared, vectors: Vec<Vec<f32>>, width: usize) -> TokenFeatures {
+        let Prepared { windows, dropped, .. } = prepared;
+        let mut out = TokenFeatures { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped: *dropped };
+        let mut take = |window: usize, position: usize| {
+            let id = windows[window].ids[position];
+            out.tokens.push(self.tokenizer().token(id).unwrap_or_else(|| format!("<{id}>")));
+            out.offsets.push(windows[window].offsets[position]);
+            out.vectors.extend_from_slice(&vectors[window][position * width..(position + 1) * width]);
+        };
+        let Some(last) = windows.len().checked_sub(1) else { return out };
+        (0..windows[0].first.start).for_each(|position| take(0, position));
+        for (piece, window) in windows_with_most_context(windows).into_iter().enumerate() {
+            if let Some(position) = windows[window].position_of_piece(piece) {
+                take(window, position);
+            }
+        }
+        (windows[last].first.end..windows[last].len()).for_each(|position| take(last, position));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_of_layers() {
+        let choose = |text: &str| text.parse::<Layers>().unwrap().choose(4).map_err(|e| e.to_string());
+        assert_eq!(choose("last"), Ok((vec![4], false)));
+        assert_eq!(choose("-2"), Ok((vec![3], false)));
+        assert_eq!(choose("embeddings"), Ok((vec![0], false)));
+        assert_eq!(choose("sum-last-4"), Ok((vec![1, 2, 3, 4], true)));
+        assert_eq!(choose("concat-last-2"), Ok((vec![3, 4], false)));
+        assert_eq!(choose("all"), Ok((vec![0, 1, 2, 3, 4], false)));
+        assert!(choose("5").unwrap_err().contains("no layer 5"));
+        assert!(choose("-6").unwrap_err().contains("no layer -6"));
+        assert!(choose("sum-last-5").is_err());
+        assert!("first".parse::<Layers>().unwrap_err().contains("concat-last-4"));
+    }
+}

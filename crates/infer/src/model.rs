@@ -1,0 +1,158 @@
+//! A model that was opened for inference, and the way of texts through it.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use henson_checkpoint::{LoadOptions, LoadReport, ModelDirectory, open_parameters};
+use henson_models::bert::NAMING;
+use henson_models::{Batch, Bert, BertConfig, Capture, Encoded, Head, Sequence};
+use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape};
+use henson_text::{Features, Pieces, Tokenizer};
+
+use crate::{InferError, Result, batches};
+
+/// What is wanted of a model directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The encoder alone, whatever stands on it.
+    Encoder,
+    /// The masked-LM head, too.
+    MaskedLm,
+    /// The head that the config names, or the one that its weights show.
+    AsSaved,
+}
+
+/// How texts that are longer than the model takes are handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Length {
+    /// The most tokens of a sequence, special ones included; the model's own limit where none is given.
+    pub most: Option<usize>,
+    /// Whether longer texts are divided into overlapping windows instead of cut.
+    pub windows: bool,
+}
+
+impl Length {
+    /// The model's limit; longer texts are cut, and the answers say so.
+    pub const CUT: Length = Length { most: None, windows: false };
+    /// The model's limit; longer texts are divided.
+    pub const WINDOWS: Length = Length { most: None, windows: true };
+}
+
+/// A model with its tokenizer.
+pub struct Model {
+    path: PathBuf,
+    bert: Bert,
+    parameters: Parameters,
+    tokenizer: Tokenizer,
+    report: LoadReport,
+}
+
+/// A text as the model reads it: one sequence, or several windows.
+pub(crate) struct Prepared {
+    pub(crate) pieces: Pieces,
+    pub(crate) windows: Vec<Features>,
+    /// Pieces that were left out.
+    pub(crate) dropped: usize,
+}
+
+impl Model {
+    /// Opens a directory: config, weights and tokenizer, checked against each other.
+    pub fn open(path: &Path, device: &Device, dtype: DType, want: Want) -> Result<Self> {
+        let directory = ModelDirectory::open(path)?;
+        let config = Self::config(&directory)?;
+        let weights = directory.weights()?;
+        let head = match want {
+            Want::Encoder => Head::Encoder,
+            Want::MaskedLm => Head::MaskedLm,
+            Want::AsSaved => Head::of_config(&config).unwrap_or_else(|| {
+                let has = |ending: &str| weights.names().any(|name| name.ends_with(ending));
+                if has("pooler.dense.weight") { Head::Pooler } else { Head::Encoder }
+            }),
+        };
+        let mut builder = Builder::new();
+        let bert = Bert::build(&mut builder, &config, head);
+        let (parameters, report) =
+            open_parameters(&weights, &NAMING, builder, device, dtype, &LoadOptions::strict())?;
+        let tokenizer = Tokenizer::open(path)?;
+        if tokenizer.vocabulary_size() > config.vocab_size {
+            return Err(InferError::Vocabulary {
+                path: path.to_owned(),
+                tokenizer: tokenizer.vocabulary_size(),
+                model: config.vocab_size,
+            });
+        }
+        Ok(Self { path: path.to_owned(), bert, parameters, tokenizer, report })
+    }
+
+    /// The config of a model directory.
+    pub fn config(directory: &ModelDirectory) -> Result<BertConfig> {
+        let json = directory.config()?;
+        BertConfig::from_value(json)
+            .map_err(|source| InferError::Config { path: directory.path().to_owned(), source })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The network.
+    pub fn bert(&self) -> &Bert {
+        &self.bert
+    }
+
+    /// Its weights.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// What loading found: keys of the files that were not used, and so on.
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// The most tokens of a sequence.
+    pub fn most_tokens(&self) -> usize {
+        self.bert.config().max_position_embeddings
+    }
+
+    /// Turns a text into one sequence, or into windows that overlap by half.
+    pub(crate) fn prepare(&self, text: &str, length: Length) -> Result<Prepared> {
+        let pieces = self.tokenizer.encode(text)?;
+        let most = length.most.map_or(self.most_tokens(), |most| most.min(self.most_tokens()));
+        let template = self.tokenizer.template();
+        let windows = if length.windows {
+            let room = most.saturating_sub(template.single_specials());
+            template.windows(&pieces, most, (room / 2).max(1))?
+        } else {
+            vec![template.single(&pieces, most)?]
+        };
+        let dropped = windows.iter().map(|w| w.dropped).sum();
+        Ok(Prepared { pieces, windows, dropped })
+    }
+
+    /// Runs all sequences through the encoder in flat batches; `each` gets the pass, the output and which sequences
+    /// they were.
+    pub(crate) fn encode(
+        &self,
+        sequences: &[&Features],
+        capture: Capture,
+        mut each: impl FnMut(&mut Pass<'_>, &Batch, Encoded, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let mut tape = Tape::new();
+        for range in batches::by_tokens(sequences.iter().map(|s| s.len())) {
+            let inputs: Vec<Sequence<'_>> =
+                sequences[range.clone()].iter().map(|s| Sequence { ids: &s.ids, segments: &s.segments }).collect();
+            let batch = Batch::new(self.parameters.device(), self.bert.config(), &inputs, 0)?;
+            let mut pass = Pass::inference(&mut tape, &self.parameters);
+            let encoded = self.bert.encode(&mut pass, &batch, capture)?;
+            each(&mut pass, &batch, encoded, range)?;
+        }
+        Ok(())
+    }
+}
