@@ -1,2 +1,125 @@
-//! placeholder
-fn main() {}
+//! The one door for all checks: `cargo xtask ci` is what a contributor, the README and the CI machine run alike.
+//!
+//! Each step is a function of the [`Workspace`] and can be run alone. The checks themselves belong to cargo; only what
+//! cargo does not know stands here: the direction of dependencies, the model that tests need, the documents' commands.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool for the terminal")]
+
+mod layers;
+mod minilm;
+mod readme;
+mod workspace;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use workspace::Workspace;
+
+/// What a step returns: an error is one message, complete with what to do about it.
+type Result<T = (), E = String> = std::result::Result<T, E>;
+
+struct Step {
+    name: &'static str,
+    /// One line for the help text.
+    what: &'static str,
+    run: fn(&Workspace) -> Result,
+}
+
+/// The steps of `ci`, those that fail fastest first.
+const CI: [Step; 6] = [
+    Step { name: "fmt", what: "the code is formatted", run: fmt },
+    Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: layers::run },
+    Step { name: "clippy", what: "no lint warns", run: clippy },
+    Step { name: "test", what: "all tests pass; fetches MiniLM first", run: test },
+    Step { name: "doc", what: "the API documentation builds without a warning", run: doc },
+    Step { name: "readme", what: "the documents' links lead somewhere and their commands work", run: readme::run },
+];
+
+/// Steps that are part of another one in `ci`.
+const ALONE: [Step; 1] =
+    [Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: minilm::run }];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [name] = arguments.as_slice() else {
+        return usage();
+    };
+    if matches!(name.as_str(), "help" | "-h" | "--help") {
+        print!("{}", help());
+        return ExitCode::SUCCESS;
+    }
+    let step = CI.iter().chain(&ALONE).find(|step| step.name == name);
+    if step.is_none() && name != "ci" {
+        return usage();
+    }
+    let workspace = match Workspace::find() {
+        Ok(workspace) => workspace,
+        Err(error) => return failed(&error),
+    };
+    match step {
+        Some(step) => match (step.run)(&workspace) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error),
+        },
+        None => ci(&workspace),
+    }
+}
+
+/// Runs all steps up to the first that fails. The last line counts them.
+fn ci(workspace: &Workspace) -> ExitCode {
+    let begin = Instant::now();
+    for (passed, step) in CI.iter().enumerate() {
+        println!("== {}: {}", step.name, step.what);
+        let start = Instant::now();
+        if let Err(error) = (step.run)(workspace) {
+            let code = failed(&format!("{error}\n`cargo xtask {}` runs this step alone", step.name));
+            println!("{passed} passed, 1 failed");
+            return code;
+        }
+        println!("== {} passed in {:.1} s", step.name, start.elapsed().as_secs_f64());
+    }
+    println!("== all of it took {:.0} s", begin.elapsed().as_secs_f64());
+    println!("{} passed, 0 failed", CI.len());
+    ExitCode::SUCCESS
+}
+
+fn fmt(workspace: &Workspace) -> Result {
+    let mut cargo = workspace.cargo(&["fmt", "--all", "--check"]);
+    workspace::succeed(&mut cargo).map_err(|error| format!("{error}; `cargo fmt --all` mends it"))
+}
+
+fn clippy(workspace: &Workspace) -> Result {
+    workspace::succeed(&mut workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn test(workspace: &Workspace) -> Result {
+    minilm::run(workspace)?;
+    workspace::succeed(&mut workspace.cargo(&["test", "--workspace"]))
+}
+
+fn doc(workspace: &Workspace) -> Result {
+    let flags = std::env::var("RUSTDOCFLAGS").unwrap_or_default();
+    let mut cargo = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+    workspace::succeed(cargo.env("RUSTDOCFLAGS", format!("{flags} -D warnings")))
+}
+
+fn help() -> String {
+    let mut text = "Usage: cargo xtask <STEP>\n\n  ci       all of these, in this order:\n".to_owned();
+    for step in CI {
+        text += &format!("    {:<8} {}\n", step.name, step.what);
+    }
+    for step in ALONE {
+        text += &format!("  {:<8} {}\n", step.name, step.what);
+    }
+    text
+}
+
+fn usage() -> ExitCode {
+    eprint!("{}", help());
+    ExitCode::from(2)
+}
+
+fn failed(error: &str) -> ExitCode {
+    eprintln!("error: {error}");
+    ExitCode::FAILURE
+}

@@ -198,6 +198,10 @@ impl<'a> Fetcher<'a> {
     ) -> Result<(), CheckpointError> {
         let url = self.url(file);
         let total = header(&response, "content-length").and_then(|length| length.parse::<u64>().ok());
+        // In chunks, the end is marked; otherwise a file that broke off would look like a whole one.
+        if total.is_none() && header(&response, "transfer-encoding").is_none() {
+            return Err(problem(&url, "the server does not say how long it is"));
+        }
         let mut body = response.body_mut().as_reader();
         let mut buffer = vec![0; 1 << 18];
         let mut received = 0;

@@ -85,12 +85,12 @@ pub enum CheckpointError {
     },
 
     /// A file is not a valid safetensors file.
-    #[error("{} cannot be used: {source}; fetch or write it again", path.display())]
+    #[error("{} cannot be used: {problem}; fetch or write it again", path.display())]
     Safetensors {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: FormatError,
+        problem: FormatError,
     },
 
     /// An index names a shard by something else than the name of a file beside it.
@@ -151,13 +151,16 @@ pub enum CheckpointError {
         report: Box<LoadReport>,
     },
 
+    /// There was no memory for the parameters.
+    #[error(transparent)]
+    Tensor(#[from] henson_tensor::TensorError),
     /// The parameters could not be set.
     #[error("cannot set the parameter {name}")]
     Parameter {
         /// The parameter.
         name: String,
         /// The device's reason.
-        source: henson_tensor::TensorError,
+        source: Box<henson_tensor::TensorError>,
     },
 
     /// The destination is there and was not to be replaced. It is as it was.

@@ -23,8 +23,41 @@ pub use atomic::{Existing, write_atomic};
 pub use directory::{ModelDirectory, read_json};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};
-pub use load::{LoadMode, LoadOptions, load};
+pub use load::{LoadMode, LoadOptions, load, open_parameters};
 pub use report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 pub use safetensors::{SaveDType, StoredDType, TensorInfo};
 pub use save::{SaveOptions, save};
 pub use weights::Weights;
+
+/// The readers over bytes in memory, with what they promise: for the targets in `fuzz/`, and for nothing else.
+#[doc(hidden)]
+pub mod fuzzing {
+    use crate::safetensors::{Header, for_each_f32};
+    use crate::weights::{parse_index, shards};
+
+    /// Whatever is accepted can be read to its end.
+    pub fn safetensors(bytes: &[u8]) {
+        let Ok(header) = Header::parse(bytes) else { return };
+        let mut covered = 0;
+        for (info, range) in header.tensors.values() {
+            let elements: usize = info.shape.iter().product();
+            let mut read = 0;
+            if for_each_f32(info.dtype, &bytes[range.clone()], |numbers| read += numbers.len()) {
+                assert_eq!(read, elements);
+            }
+            assert_eq!(range.len() * 8, elements * info.dtype.bits());
+            covered += range.len();
+        }
+        let length = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+        assert_eq!(covered as u64 + 8 + length, bytes.len() as u64);
+    }
+
+    /// Whatever is accepted names files in its own directory.
+    pub fn index(bytes: &[u8]) {
+        let Ok(weight_map) = parse_index("index.json".as_ref(), bytes) else { return };
+        for shard in shards(&weight_map) {
+            assert!(crate::atomic::is_plain(shard));
+            assert_eq!(std::path::Path::new(shard).components().count(), 1);
+        }
+    }
+}

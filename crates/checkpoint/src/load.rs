@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use henson_models::Naming;
-use henson_tensor::Parameters;
+use henson_tensor::{Builder, DType, Device, Entry, Parameters};
 
 use crate::report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 use crate::{CheckpointError, Weights};
@@ -59,7 +59,41 @@ pub fn load(
     parameters: &mut Parameters,
     options: &LoadOptions<'_>,
 ) -> Result<LoadReport, CheckpointError> {
-    let (sources, report) = check(weights, naming, parameters, options)?;
+    let (sources, report) = check_allowed(weights, naming, parameters.entries(), options)?;
+    write(weights, sources, parameters)?;
+    Ok(report)
+}
+
+/// Parameters with the weights of a file, where the builder's layout fits them.
+///
+/// Nothing is allocated before everything is checked: a config that promises a giant model is refused because its
+/// weights are not there. Parameters that may miss start as `seed` draws them.
+pub fn open_parameters(
+    weights: &Weights,
+    naming: &Naming,
+    builder: Builder,
+    device: &Device,
+    dtype: DType,
+    options: &LoadOptions<'_>,
+    seed: u64,
+) -> Result<(Parameters, LoadReport), CheckpointError> {
+    let (sources, report) = check_allowed(weights, naming, builder.entries(), options)?;
+    let mut parameters = builder.finish(device, dtype)?;
+    if !report.fresh.is_empty() {
+        parameters.initialise(seed)?;
+    }
+    write(weights, sources, &mut parameters)?;
+    Ok((parameters, report))
+}
+
+/// Finds the key of each parameter, or says all that does not fit.
+fn check_allowed<'w>(
+    weights: &'w Weights,
+    naming: &Naming,
+    entries: &[Entry],
+    options: &LoadOptions<'_>,
+) -> Result<(Sources<'w>, LoadReport), CheckpointError> {
+    let (sources, report) = check(weights, naming, entries, options)?;
     let allowed = report.missing.is_empty()
         && report.misshapen.is_empty()
         && report.not_float.is_empty()
@@ -70,15 +104,19 @@ pub fn load(
         let (path, report) = (weights.path().to_owned(), Box::new(report));
         return Err(CheckpointError::DoesNotFit { path, report });
     }
+    Ok((sources, report))
+}
+
+fn write(weights: &Weights, sources: Sources<'_>, parameters: &mut Parameters) -> Result<(), CheckpointError> {
     for (entry, key) in sources {
         let numbers = weights.read_f32(key)?;
         parameters.write(entry, &numbers).map_err(|source| {
             let name = parameters.entries()[entry].name.clone();
-            CheckpointError::Parameter { name, source }
+            CheckpointError::Parameter { name, source: Box::new(source) }
         })?;
     }
     parameters.refresh();
-    Ok(report)
+    Ok(())
 }
 
 /// The key for each parameter that has one, by its place among the parameters.
@@ -87,10 +125,10 @@ type Sources<'w> = BTreeMap<usize, &'w str>;
 fn check<'w>(
     weights: &'w Weights,
     naming: &Naming,
-    parameters: &Parameters,
+    entries: &[Entry],
     options: &LoadOptions<'_>,
 ) -> Result<(Sources<'w>, LoadReport), CheckpointError> {
-    let names = Names::new(naming, parameters);
+    let names = Names::new(naming, entries);
     let mut report = LoadReport::default();
     let mut candidates: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
     let mut copies = Vec::new();
@@ -107,8 +145,8 @@ fn check<'w>(
     }
 
     // Copies after all keys are known: whether they count depends on whether their original is there.
-    let shape = |entry: usize| parameters.entries()[entry].shape;
-    for (key, Copy { original, in_use }) in copies {
+    let shape = |entry: usize| entries[entry].shape;
+    for (key, TiedCopy { original, in_use }) in copies {
         match candidates.get(&original).map(Vec::as_slice) {
             None => candidates.entry(original).or_default().push(key),
             Some([original_key, ..]) => match difference(weights, key, original_key)? {
@@ -126,7 +164,7 @@ fn check<'w>(
 
     let mut sources = Sources::new();
     for (entry, keys) in candidates {
-        let parameter = &parameters.entries()[entry].name;
+        let parameter = &entries[entry].name;
         let [key] = keys[..] else {
             let keys = keys.into_iter().map(str::to_owned).collect();
             report.repeated.push(Repeated { parameter: parameter.clone(), keys });
@@ -146,7 +184,7 @@ fn check<'w>(
         }
     }
     let repeated: Vec<&str> = report.repeated.iter().map(|repeated| repeated.parameter.as_str()).collect();
-    for (entry, parameter) in parameters.entries().iter().enumerate() {
+    for (entry, parameter) in entries.iter().enumerate() {
         if sources.contains_key(&entry) || repeated.contains(&parameter.name.as_str()) {
             continue;
         }
@@ -167,7 +205,7 @@ struct Names<'a> {
 }
 
 /// What a key that repeats another tensor is a copy of.
-struct Copy {
+struct TiedCopy {
     /// The parameter.
     original: usize,
     /// Whether the model has the part that would use the copy.
@@ -175,8 +213,8 @@ struct Copy {
 }
 
 impl<'a> Names<'a> {
-    fn new(naming: &'a Naming, parameters: &'a Parameters) -> Self {
-        let entries = parameters.entries().iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect();
+    fn new(naming: &'a Naming, entries: &'a [Entry]) -> Self {
+        let entries = entries.iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect();
         Self { naming, entries }
     }
 
@@ -186,7 +224,7 @@ impl<'a> Names<'a> {
     }
 
     /// What a key is a copy of, if it is one and the model has the original.
-    fn copy(&self, key: &str) -> Option<Copy> {
+    fn copy(&self, key: &str) -> Option<TiedCopy> {
         self.spellings(key).find_map(|name| {
             let (copy, original) = self.naming.tied.iter().find(|(copy, _)| *copy == name)?;
             let original = self.parameter(original)?;
@@ -196,7 +234,7 @@ impl<'a> Names<'a> {
                 .entries
                 .keys()
                 .any(|name| name.strip_prefix(module).is_some_and(|rest| module.is_empty() || rest.starts_with('.')));
-            Some(Copy { original, in_use })
+            Some(TiedCopy { original, in_use })
         })
     }
 

@@ -253,7 +253,7 @@ impl Header {
             };
             by_place.push((range, name, TensorInfo { dtype, shape }));
         }
-        by_place.sort_by(|(a, ..), (b, ..)| (a.start, a.end).cmp(&(b.start, b.end)));
+        by_place.sort_by_key(|(range, ..)| (range.start, range.end));
 
         let mut expected = 0;
         for (range, name, _) in &by_place {
@@ -368,7 +368,7 @@ pub(crate) fn header<'a>(dtype: SaveDType, tensors: impl Iterator<Item = (&'a st
         start = end;
     }
     json.push('}');
-    while json.len() % HEADER_ALIGNMENT != 0 {
+    while !json.len().is_multiple_of(HEADER_ALIGNMENT) {
         json.push(' ');
     }
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -415,7 +415,7 @@ pub(crate) fn write_numbers(out: &mut dyn Write, dtype: SaveDType, numbers: &[f3
 fn size_in_bytes(dtype: StoredDType, shape: &[usize]) -> Option<usize> {
     let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
     let bits = elements.checked_mul(dtype.bits())?;
-    (bits % 8 == 0).then_some(bits / 8)
+    bits.is_multiple_of(8).then_some(bits / 8)
 }
 
 /// serde_json puts the position at the end of its message; ours stands at the beginning.

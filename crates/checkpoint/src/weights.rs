@@ -147,7 +147,7 @@ impl Weights {
         // else may, and every reader that maps files lives with the same condition.
         let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io("map", path))?;
         let header =
-            Header::parse(&map).map_err(|source| CheckpointError::Safetensors { path: path.to_owned(), source })?;
+            Header::parse(&map).map_err(|problem| CheckpointError::Safetensors { path: path.to_owned(), problem })?;
         self.files.push(map);
         Ok(header)
     }

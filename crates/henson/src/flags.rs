@@ -15,9 +15,230 @@ pub(crate) struct Flags {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// Fill the [MASK]s of a text with the likeliest words
+    #[command(after_help = "Example:\n  henson fill --model DIR 'The capital of France is [MASK].'")]
+    Fill(Fill),
+    /// Turn texts into vectors, one each
+    #[command(after_help = "Examples:\n  henson embed --model DIR 'A sentence.' 'Another one.'\n  \
+henson embed --model DIR --json --file sentences.txt > vectors.jsonl\n\n\
+A directory of sentence-transformers says itself how to pool, whether to normalise and how long texts may be; \
+flags overrule it. Other models give the mean of their tokens.")]
+    Embed(Embed),
+    /// Write a vector for every token of a text, from the layers of your choice
+    #[command(
+        after_help = "Layers: last, embeddings, 1 … L, -1 (the last), -2, sum-last-4, concat-last-4, sum-all, all.\n\n\
+Examples:\n  henson features --model DIR --layers concat-last-4 'Jim Henson was a puppeteer.' > tokens.jsonl\n  \
+henson features --model DIR --file notes.txt --format npy --out notes.npy"
+    )]
+    Features(Features),
+    /// Show what a model is: architecture, parameters by group, memory for training and inference
+    Info(Info),
+    /// Load a model directory and write it again as transformers expects it today
+    #[command(after_help = "Reads old names, sharded files and half precision. What a file has beyond the model, or \
+lacks, is reported.\n\nExample:\n  henson convert SRC DST --dtype bf16")]
+    Convert(Convert),
     /// Measure speed: training steps, inference, matrix products
     #[command(subcommand)]
     Bench(Bench),
+}
+
+/// Which model.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct ModelName {
+    /// A model directory, or org/name from the local Hugging Face cache
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: String,
+
+    /// Fetch org/name from the Hugging Face Hub if it is not in the cache
+    #[arg(long)]
+    pub(crate) download: bool,
+}
+
+/// Which texts.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Texts {
+    /// The texts; without any, one a line from --file or standard input
+    #[arg(value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+
+    /// A file with one text a line; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
+    pub(crate) file: Option<std::path::PathBuf>,
+}
+
+/// What to do with long texts.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct LengthFlags {
+    /// The most tokens of a sequence, [CLS] and [SEP] included [default: the model's own]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_length: Option<usize>,
+
+    /// Divide longer texts into overlapping windows instead of cutting them
+    #[arg(long)]
+    pub(crate) windows: bool,
+}
+
+impl LengthFlags {
+    pub(crate) fn length(self) -> henson_infer::Length {
+        henson_infer::Length { most: self.max_length, windows: self.windows }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Fill {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    #[command(flatten)]
+    pub(crate) texts: Texts,
+
+    /// How many words to show for each [MASK]
+    #[arg(long, short = 'k', default_value_t = 5)]
+    pub(crate) top: usize,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
+
+    /// Print one JSON object a text
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PoolingName {
+    /// The mean of all tokens
+    Mean,
+    /// The first token, [CLS]
+    Cls,
+    /// The largest value of each column
+    Max,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Embed {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    #[command(flatten)]
+    pub(crate) texts: Texts,
+
+    /// How tokens become one vector [default: what the directory says, else mean]
+    #[arg(long, value_enum)]
+    pub(crate) pooling: Option<PoolingName>,
+
+    /// Give every vector the length 1 [default: what the directory says, else no]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) normalise: Option<bool>,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
+
+    /// Print one JSON object a text
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FeatureFormat {
+    /// One JSON object a text: tokens, offsets, vectors
+    Jsonl,
+    /// NumPy: all tokens of all texts, one row each; FILE.tokens.jsonl says which row is what
+    Npy,
+    /// One tensor a text, named 0, 1, …; FILE.tokens.jsonl says what its rows are
+    Safetensors,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Features {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    #[command(flatten)]
+    pub(crate) texts: Texts,
+
+    /// Which layers, see below
+    #[arg(long, default_value = "last", allow_hyphen_values = true)]
+    pub(crate) layers: henson_infer::Layers,
+
+    /// What to write
+    #[arg(long, value_enum, default_value = "jsonl")]
+    pub(crate) format: FeatureFormat,
+
+    /// Where to write; needed for npy and safetensors [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<std::path::PathBuf>,
+
+    /// Replace FILE if it exists
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Info {
+    /// A size (bert-tiny … bert-large), a model directory, or org/name from the cache
+    #[arg(required_unless_present = "devices")]
+    pub(crate) model: Option<String>,
+
+    /// List what this machine can compute on
+    #[arg(long, conflicts_with = "model")]
+    pub(crate) devices: bool,
+
+    /// Sequences in a batch, for the memory estimate
+    #[arg(long, default_value_t = 16)]
+    pub(crate) batch: usize,
+
+    /// Tokens in a sequence, for the memory estimate
+    #[arg(long, default_value_t = 128)]
+    pub(crate) seq: usize,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SavedDType {
+    /// Single precision
+    F32,
+    /// The upper half of an f32
+    Bf16,
+    /// IEEE half precision
+    F16,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Convert {
+    /// A model directory, or org/name from the cache
+    #[arg(value_name = "SRC")]
+    pub(crate) source: String,
+
+    /// The directory to write
+    #[arg(value_name = "DST")]
+    pub(crate) destination: std::path::PathBuf,
+
+    /// The precision to save in
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) dtype: SavedDType,
+
+    /// Replace DST if it is a model directory already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    /// Fetch org/name from the Hugging Face Hub if it is not in the cache
+    #[arg(long)]
+    pub(crate) download: bool,
 }
 
 /// Where and how to compute.

@@ -7,6 +7,8 @@
 
 mod commands;
 mod flags;
+mod input;
+mod models;
 mod output;
 
 use clap::Parser;

@@ -1,8 +1,10 @@
 //! How the binary speaks: results on standard output, everything for people on standard error.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Instant;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 /// Prints the chain of causes. A closed pipe (`henson … | head`) is no failure.
@@ -39,4 +41,56 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
 /// A warning on standard error.
 pub(crate) fn warn(text: &str) {
     eprintln!("warning: {text}");
+}
+
+/// Tells people on standard error how far something is, if it takes over two seconds and they watch a terminal.
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+    start: Instant,
+    what: &'static str,
+    bytes: Option<u64>,
+}
+
+impl Progress {
+    /// `bytes` is the size of what is read, where it is known.
+    pub(crate) fn new(what: &'static str, bytes: Option<u64>) -> Self {
+        Self { bar: None, start: Instant::now(), what, bytes }
+    }
+
+    /// So many bytes are read and so many things are done.
+    pub(crate) fn at(&mut self, read: u64, done: usize) {
+        if self.bar.is_none() && self.start.elapsed().as_secs() >= 2 && io::stderr().is_terminal() {
+            let bar = match self.bytes {
+                Some(bytes) => ProgressBar::new(bytes).with_style(style("{wide_bar} {percent}% {msg} {eta} left")),
+                None => ProgressBar::new_spinner().with_style(style("{spinner} {msg}")),
+            };
+            self.bar = Some(bar);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(read);
+            let rate = done as f64 / self.start.elapsed().as_secs_f64();
+            bar.set_message(format!("{done} {} {rate:.1}/s", self.what));
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// Warns that texts were cut, once for each call with texts of which some were.
+pub(crate) fn warn_cut(first: usize, dropped: impl Iterator<Item = usize>) {
+    let cut: Vec<(usize, usize)> = dropped.enumerate().filter(|(_, dropped)| *dropped > 0).collect();
+    for (i, dropped) in cut.iter().take(3) {
+        warn(&format!("text {} is too long: {dropped} pieces were cut off; --windows reads all of it", first + i + 1));
+    }
+    if cut.len() > 3 {
+        warn(&format!("{} more of the texts up to {} were cut", cut.len() - 3, first + cut[cut.len() - 1].0 + 1));
+    }
 }

@@ -53,7 +53,8 @@ impl EmbedSettings {
                     if folder.contains("..") || folder.starts_with('/') {
                         return Err(unsupported("modules.json", format!("the path `{folder}` leads elsewhere")));
                     }
-                    let file = if folder.is_empty() { "config.json".to_owned() } else { format!("{folder}/config.json") };
+                    let file =
+                        if folder.is_empty() { "config.json".to_owned() } else { format!("{folder}/config.json") };
                     let config: Value = directory.read_json(&file)?;
                     settings.pooling = pooling_of(&config).map_err(|what| unsupported(&file, what))?;
                 }
@@ -155,7 +156,8 @@ mod tests {
 
     #[test]
     fn pooling_configs() {
-        let old = json!({"word_embedding_dimension": 4, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
+        let old =
+            json!({"word_embedding_dimension": 4, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
         assert_eq!(pooling_of(&old), Ok(Pooling::Mean));
         assert_eq!(pooling_of(&json!({"pooling_mode": "cls"})), Ok(Pooling::First));
         let both = json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true});

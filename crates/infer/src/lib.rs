@@ -11,7 +11,7 @@ mod features;
 mod fill;
 mod model;
 
-pub use embed::{Embedding, EmbedSettings};
+pub use embed::{EmbedSettings, Embedding};
 pub use error::InferError;
 pub use features::{Layers, TokenFeatures};
 pub use fill::{Blank, Candidate, Filled};

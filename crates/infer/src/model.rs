@@ -72,7 +72,7 @@ impl Model {
         let mut builder = Builder::new();
         let bert = Bert::build(&mut builder, &config, head);
         let (parameters, report) =
-            open_parameters(&weights, &NAMING, builder, device, dtype, &LoadOptions::strict())?;
+            open_parameters(&weights, &NAMING, builder, device, dtype, &LoadOptions::strict(), 0)?;
         let tokenizer = Tokenizer::open(path)?;
         if tokenizer.vocabulary_size() > config.vocab_size {
             return Err(InferError::Vocabulary {
@@ -87,8 +87,7 @@ impl Model {
     /// The config of a model directory.
     pub fn config(directory: &ModelDirectory) -> Result<BertConfig> {
         let json = directory.config()?;
-        BertConfig::from_value(json)
-            .map_err(|source| InferError::Config { path: directory.path().to_owned(), source })
+        BertConfig::from_value(json).map_err(|source| InferError::Config { path: directory.path().to_owned(), source })
     }
 
     /// Its directory.

@@ -20,9 +20,9 @@ fn a_cut_file_is_refused_at_every_length() {
     open(&whole).unwrap();
     for length in 0..whole.len() {
         let error = open(&whole[..length]).unwrap_err();
-        let CheckpointError::Safetensors { path, source } = &error else { panic!("{length}: {error:?}") };
+        let CheckpointError::Safetensors { path, problem } = &error else { panic!("{length}: {error:?}") };
         assert!(path.ends_with("model.safetensors"));
-        match source {
+        match problem {
             FormatError::TooShort { .. } => assert!(length < 10),
             FormatError::HeaderCut { .. } => assert!(length < whole.len() - 40),
             FormatError::DataCut { .. } => assert!(length >= whole.len() - 40),

@@ -18,8 +18,8 @@ struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// What Content-Length says, where it is not the body's.
-    length: Option<usize>,
+    /// What Content-Length says, where it is not the body's; `Some(None)` if there is none.
+    length: Option<Option<usize>>,
 }
 
 fn file(body: impl Into<Vec<u8>>) -> Answer {
@@ -30,11 +30,13 @@ fn redirect(location: &str) -> Answer {
     Answer { status: 302, headers: vec![("Location".into(), location.into())], ..Answer::default() }
 }
 
+/// The path of a request, with its token.
+type Request = (String, Option<String>);
+
 /// A server that lives as long as the test's process.
 struct Server {
     endpoint: String,
-    /// The path of every request, with its token.
-    requests: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
@@ -66,7 +68,7 @@ impl Server {
 fn answer(
     mut stream: TcpStream,
     answers: &BTreeMap<String, Answer>,
-    seen: &Mutex<Vec<(String, Option<String>)>>,
+    seen: &Mutex<Vec<Request>>,
 ) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
@@ -90,7 +92,10 @@ fn answer(
     for (name, value) in &answer.headers {
         write!(stream, "{name}: {value}\r\n")?;
     }
-    write!(stream, "Content-Length: {}\r\n\r\n", answer.length.unwrap_or(answer.body.len()))?;
+    if let Some(length) = answer.length.unwrap_or(Some(answer.body.len())) {
+        write!(stream, "Content-Length: {length}\r\n")?;
+    }
+    write!(stream, "\r\n")?;
     stream.write_all(&answer.body)
 }
 
@@ -232,7 +237,7 @@ fn failures() {
     const WEIGHTS: &str = "/org/name/resolve/main/model.safetensors";
     const INDEX: &str = "/org/name/resolve/main/model.safetensors.index.json";
     let status = |status| Answer { status, ..Answer::default() };
-    let cut = Answer { length: Some(60_000), ..file(vec![0; 50_000]) };
+    let cut = Answer { length: Some(Some(60_000)), ..file(vec![0; 50_000]) };
 
     check_failure(&Server::start([]), "knows no model org/name with a config.json");
     check_failure(&with(CONFIG, status(401)), "status 401): the name is wrong, or the model is private");
@@ -242,6 +247,7 @@ fn failures() {
     check_failure(&with(WEIGHTS, status(503)), "status 503; try again later");
     check_failure(&with(WEIGHTS, cut.clone()), "it broke off");
     check_failure(&with("/org/name/resolve/main/tokenizer.json", cut), "it broke off");
+    check_failure(&with(WEIGHTS, Answer { length: Some(None), ..file("x") }), "does not say how long it is");
     check_failure(&with(WEIGHTS, status(404)), "no weights as safetensors");
     let mut changed = file("x");
     changed.headers[0].1 = COMMIT.replace('0', "f");

@@ -2,6 +2,7 @@
 
 mod corrupt;
 mod golden;
+#[cfg(feature = "download")]
 mod hub;
 mod load;
 mod save;

@@ -1,0 +1,37 @@
+//! `henson embed`.
+
+use henson_infer::{EmbedSettings, Model, Pooling, Want};
+use serde_json::json;
+
+use crate::flags::{Embed, PoolingName};
+use crate::{input, models, output};
+
+pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
+    let device = flags.compute.device()?;
+    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
+    let mut settings = EmbedSettings::of_directory(&path)?;
+    if let Some(pooling) = flags.pooling {
+        settings.pooling = match pooling {
+            PoolingName::Mean => Pooling::Mean,
+            PoolingName::Cls => Pooling::First,
+            PoolingName::Max => Pooling::Max,
+        };
+    }
+    settings.normalise = flags.normalise.unwrap_or(settings.normalise);
+    settings.most_tokens = flags.length.max_length.or(settings.most_tokens);
+    input::for_each(&flags.texts, |texts, first| {
+        let embeddings = model.embed(texts, settings, flags.length.windows)?;
+        output::warn_cut(first, embeddings.iter().map(|e| e.dropped));
+        for (text, embedding) in texts.iter().zip(&embeddings) {
+            if flags.json {
+                let (vector, dropped) = (&embedding.vector, embedding.dropped);
+                output::json(&json!({"text": text, "embedding": vector, "dropped": dropped}))?;
+            } else {
+                let numbers: Vec<String> = embedding.vector.iter().map(|x| format!("{x}")).collect();
+                output::line(&numbers.join(" "))?;
+            }
+        }
+        Ok(())
+    })
+}

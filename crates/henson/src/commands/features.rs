@@ -1,0 +1,125 @@
+//! `henson features`: vectors of tokens as JSON lines, NumPy arrays or safetensors.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use henson_checkpoint::write_atomic;
+use henson_infer::{Model, TokenFeatures, Want};
+use serde_json::{Value, json};
+
+use crate::flags::{FeatureFormat, Features};
+use crate::{input, models, output};
+
+pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
+    let out = match (&flags.out, flags.format) {
+        (None, FeatureFormat::Npy | FeatureFormat::Safetensors) => {
+            anyhow::bail!("--format {} needs --out FILE", name_of(flags.format))
+        }
+        (out, _) => out.as_deref(),
+    };
+    for path in out.into_iter().flat_map(|out| [out.to_owned(), tokens_file(out)]) {
+        anyhow::ensure!(flags.overwrite || !path.exists(), "{} exists: --overwrite replaces it", path.display());
+    }
+    let device = flags.compute.device()?;
+    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
+    let mut all: Vec<TokenFeatures> = Vec::new();
+    let mut lines = Vec::new();
+    input::for_each(&flags.texts, |texts, first| {
+        let features = model.features(texts, flags.layers, flags.length.length())?;
+        output::warn_cut(first, features.iter().map(|f| f.dropped));
+        for (text, features) in texts.iter().zip(features) {
+            match (flags.format, out) {
+                (FeatureFormat::Jsonl, None) => output::json(&with_vectors(text, &features))?,
+                (FeatureFormat::Jsonl, Some(_)) => push_line(&mut lines, &with_vectors(text, &features))?,
+                _ => {
+                    push_line(&mut lines, &tokens_of(text, &features))?;
+                    all.push(features);
+                }
+            }
+        }
+        Ok(())
+    })?;
+    let Some(out) = out else { return Ok(()) };
+    let write = |path: &Path, bytes: &[u8]| {
+        write_atomic(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    };
+    match flags.format {
+        FeatureFormat::Jsonl => return write(out, &lines),
+        FeatureFormat::Npy => write(out, &npy(&all))?,
+        FeatureFormat::Safetensors => write(out, &safetensors(&all)?)?,
+    }
+    write(&tokens_file(out), &lines)
+}
+
+fn name_of(format: FeatureFormat) -> &'static str {
+    match format {
+        FeatureFormat::Jsonl => "jsonl",
+        FeatureFormat::Npy => "npy",
+        FeatureFormat::Safetensors => "safetensors",
+    }
+}
+
+/// The file that tells which row is which token.
+fn tokens_file(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".tokens.jsonl");
+    PathBuf::from(name)
+}
+
+fn push_line(lines: &mut Vec<u8>, value: &Value) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *lines, value)?;
+    lines.push(b'\n');
+    Ok(())
+}
+
+fn tokens_of(text: &str, features: &TokenFeatures) -> Value {
+    json!({
+        "text": text,
+        "tokens": features.tokens,
+        "offsets": features.offsets,
+        "width": features.width,
+        "dropped": features.dropped,
+    })
+}
+
+fn with_vectors(text: &str, features: &TokenFeatures) -> Value {
+    let mut value = tokens_of(text, features);
+    value["vectors"] = features.vectors.chunks(features.width).map(|row| json!(row)).collect();
+    value
+}
+
+/// NumPy's format 1.0: all rows of all texts, f32.
+fn npy(all: &[TokenFeatures]) -> Vec<u8> {
+    let width = all.first().map_or(0, |f| f.width);
+    let rows: usize = all.iter().map(|f| f.tokens.len()).sum();
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}");
+    // Magic, version and length are 10 bytes; the header ends with a line feed at a multiple of 64.
+    while !(10 + header.len() + 1).is_multiple_of(64) {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(all.iter().flat_map(|f| &f.vectors).flat_map(|x| x.to_le_bytes()));
+    bytes
+}
+
+/// One tensor a text, by its number.
+fn safetensors(all: &[TokenFeatures]) -> anyhow::Result<Vec<u8>> {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (i, features) in all.iter().enumerate() {
+        let start = end;
+        end += features.vectors.len() * 4;
+        let shape = [features.tokens.len(), features.width];
+        header.insert(i.to_string(), json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}));
+    }
+    let mut header = serde_json::to_vec(&header)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.extend(all.iter().flat_map(|f| &f.vectors).flat_map(|x| x.to_le_bytes()));
+    Ok(bytes)
+}

@@ -1,0 +1,220 @@
+//! `henson info`: what a model is and what it costs, without computing anything.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use henson_checkpoint::{ModelDirectory, Weights};
+use henson_infer::Model;
+use henson_models::{Bert, BertConfig, Head, Size};
+use henson_tensor::{Builder, Isa};
+use henson_text::Tokenizer;
+use serde::Serialize;
+
+use crate::flags::Info;
+use crate::{models, output};
+
+pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
+    if flags.devices {
+        return devices(flags.json);
+    }
+    let name = flags.model.as_deref().unwrap_or_default();
+    anyhow::ensure!(flags.batch > 0 && flags.seq > 0, "--batch and --seq start at 1");
+    let is_size = name.parse::<Size>();
+    let (config, head, files) = match (is_size, Path::new(name).exists()) {
+        (Ok(size), false) => (BertConfig::of_size(size), Head::PreTraining, None),
+        _ => {
+            let directory = ModelDirectory::open(models::resolve(name, false)?)?;
+            let config = Model::config(&directory)?;
+            let weights = directory.weights()?;
+            let head = Head::of_config(&config).unwrap_or(Head::Pooler);
+            (config, head, Some(Files::of(&directory, &weights)))
+        }
+    };
+    let facts = Facts::new(name, &config, head, files, flags);
+    if flags.json { output::json(&facts) } else { facts.print() }
+}
+
+/// What the directory holds.
+#[derive(Serialize)]
+struct Files {
+    tensors: usize,
+    dtypes: BTreeMap<String, usize>,
+    tokenizer: Option<TokenizerFacts>,
+    tokenizer_problem: Option<String>,
+}
+
+#[derive(Serialize)]
+struct TokenizerFacts {
+    kind: String,
+    pieces: usize,
+    lowercase: Option<bool>,
+    max_length: Option<usize>,
+}
+
+impl Files {
+    fn of(directory: &ModelDirectory, weights: &Weights) -> Self {
+        let mut dtypes = BTreeMap::new();
+        for info in weights.names().filter_map(|name| weights.get(name)) {
+            *dtypes.entry(info.dtype.to_string()).or_insert(0) += 1;
+        }
+        let (tokenizer, tokenizer_problem) = match Tokenizer::open(directory.path()) {
+            Ok(t) => {
+                let (kind, pieces) = (format!("{:?}", t.kind()), t.vocabulary_size());
+                (Some(TokenizerFacts { kind, pieces, lowercase: t.lowercase(), max_length: t.max_length() }), None)
+            }
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Self { tensors: weights.names().len(), dtypes, tokenizer, tokenizer_problem }
+    }
+}
+
+/// Numbers in a group of parameters.
+#[derive(Serialize)]
+struct Group {
+    name: &'static str,
+    parameters: usize,
+}
+
+#[derive(Serialize)]
+struct Facts<'a> {
+    model: &'a str,
+    architecture: &'static str,
+    layers: usize,
+    hidden_size: usize,
+    heads: usize,
+    intermediate_size: usize,
+    vocab_size: usize,
+    max_position_embeddings: usize,
+    hidden_act: henson_models::HiddenActivation,
+    parameters: usize,
+    groups: Vec<Group>,
+    batch: usize,
+    seq: usize,
+    memory_mib: Memory,
+    files: Option<Files>,
+}
+
+/// Estimates for the batch that was asked for.
+#[derive(Serialize)]
+struct Memory {
+    train_f32: f64,
+    train_bf16: f64,
+    infer_f32: f64,
+    infer_bf16: f64,
+}
+
+impl<'a> Facts<'a> {
+    fn new(model: &'a str, config: &BertConfig, head: Head, files: Option<Files>, flags: &Info) -> Self {
+        let mut builder = Builder::new();
+        Bert::build(&mut builder, config, head);
+        let mut groups = ["embeddings", "encoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
+        for entry in builder.entries() {
+            let name = entry.name.strip_prefix("bert.").unwrap_or(&entry.name);
+            let group = groups.iter().position(|g| name.starts_with(g.name)).unwrap_or(groups.len() - 1);
+            groups[group].parameters += entry.shape.elements();
+        }
+        let groups: Vec<Group> = groups.into_iter().filter(|group| group.parameters > 0).collect();
+        let parameters = groups.iter().map(|group| group.parameters).sum();
+        Self {
+            model,
+            architecture: head.architecture(),
+            layers: config.num_hidden_layers,
+            hidden_size: config.hidden_size,
+            heads: config.num_attention_heads,
+            intermediate_size: config.intermediate_size,
+            vocab_size: config.vocab_size,
+            max_position_embeddings: config.max_position_embeddings,
+            hidden_act: config.hidden_act,
+            parameters,
+            groups,
+            batch: flags.batch,
+            seq: flags.seq,
+            memory_mib: estimate(config, parameters, flags.batch * flags.seq),
+            files,
+        }
+    }
+
+    fn print(&self) -> anyhow::Result<()> {
+        let Self { layers, hidden_size, heads, intermediate_size, vocab_size, .. } = self;
+        output::line(&format!("{}: {}", self.model, self.architecture))?;
+        output::line(&format!(
+            "  {layers} layers of {hidden_size} with {heads} heads, {intermediate_size} inside of the feed-forward layers"
+        ))?;
+        let act = serde_json::to_string(&self.hidden_act)?;
+        output::line(&format!(
+            "  {vocab_size} pieces, {} positions, activation {}",
+            self.max_position_embeddings,
+            act.trim_matches('"')
+        ))?;
+        output::line(&format!("parameters: {}", thousands(self.parameters)))?;
+        for group in &self.groups {
+            let share = 100.0 * group.parameters as f64 / self.parameters as f64;
+            output::line(&format!("  {:<11}{:>14}  {share:>5.1}%", group.name, thousands(group.parameters)))?;
+        }
+        let m = &self.memory_mib;
+        output::line(&format!("memory for {}×{} tokens (estimate)     f32       bf16", self.batch, self.seq))?;
+        output::line(&format!("  training, AdamW                {:>8.0} MiB {:>6.0} MiB", m.train_f32, m.train_bf16))?;
+        output::line(&format!("  inference                      {:>8.0} MiB {:>6.0} MiB", m.infer_f32, m.infer_bf16))?;
+        if let Some(files) = &self.files {
+            let dtypes: Vec<String> = files.dtypes.iter().map(|(dtype, n)| format!("{n} {dtype}")).collect();
+            output::line(&format!("weights: {} tensors ({})", files.tensors, dtypes.join(", ")))?;
+            if let Some(t) = &files.tokenizer {
+                let case = match t.lowercase {
+                    Some(true) => ", lower-casing",
+                    Some(false) => ", cased",
+                    None => "",
+                };
+                output::line(&format!("tokenizer: {}, {} pieces{case}", t.kind, t.pieces))?;
+            }
+            if let Some(problem) = &files.tokenizer_problem {
+                output::line(&format!("tokenizer: none that can be used: {problem}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Weights, gradients and two moments in f32, the bf16 copy, and what a step keeps for the way back: per token and
+/// layer 16·H numbers (projections, attention's output, two sums, two outputs, twice the inner 4·H), three times H·4 at
+/// work on the way back, and the predicted tokens' logits.
+fn estimate(config: &BertConfig, parameters: usize, tokens: usize) -> Memory {
+    let (h, i, l) = (config.hidden_size as f64, config.intermediate_size as f64, config.num_hidden_layers as f64);
+    let (p, t) = (parameters as f64, tokens as f64);
+    let kept = l * (8.0 * h + 2.0 * i) + 2.0 * h;
+    let logits = 0.15 * config.vocab_size as f64;
+    let mib = |bytes: f64| (bytes / (1 << 20) as f64 * 10.0).round() / 10.0;
+    let train = |size: f64, copy: f64| mib(p * (16.0 + copy) + t * size * (kept + logits + 3.0 * i));
+    let infer = |size: f64, copy: f64| mib(p * (4.0 + copy) + t * size * (6.0 * h + i));
+    Memory {
+        train_f32: train(4.0, 0.0),
+        train_bf16: train(2.0, 2.0),
+        infer_f32: infer(4.0, 0.0),
+        infer_bf16: infer(2.0, 2.0),
+    }
+}
+
+fn thousands(n: usize) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap_or("")).collect();
+    groups.join(",")
+}
+
+#[derive(Serialize)]
+struct DeviceFacts {
+    device: &'static str,
+    threads: usize,
+    kernels: Vec<String>,
+    best: String,
+}
+
+fn devices(json: bool) -> anyhow::Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let kernels: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
+    let facts = DeviceFacts { device: "cpu", threads, best: Isa::best().to_string(), kernels };
+    if json {
+        return output::json(&facts);
+    }
+    let DeviceFacts { best, kernels, .. } = &facts;
+    output::line(&format!("cpu: {threads} threads, kernels {} (using {best})", kernels.join(", ")))?;
+    output::line("cuda: this version of henson has no CUDA engine yet")
+}

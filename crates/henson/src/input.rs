@@ -1,0 +1,108 @@
+//! Where texts come from: arguments, a file or standard input, one a line. Lines are read as they are needed, so that
+//! a file may be larger than the memory.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::flags::Texts;
+use crate::output::Progress;
+
+/// The longest line that is taken: longer ones are hardly meant.
+const LONGEST: u64 = 64 << 20;
+
+/// Texts that are worked on at a time.
+const TOGETHER: usize = 256;
+
+/// Calls `each` with some texts at a time and the number of the first, counted from 0.
+pub(crate) fn for_each(
+    texts: &Texts,
+    mut each: impl FnMut(&[&str], usize) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if !texts.texts.is_empty() {
+        let texts: Vec<&str> = texts.texts.iter().map(String::as_str).collect();
+        return each(&texts, 0);
+    }
+    let mut lines = Lines::open(texts.file.as_deref())?;
+    let mut progress = Progress::new("texts", lines.bytes);
+    let mut done = 0;
+    loop {
+        let mut some = Vec::with_capacity(TOGETHER);
+        while some.len() < TOGETHER {
+            match lines.next_line()? {
+                Some(line) => some.push(line),
+                None => break,
+            }
+        }
+        if some.is_empty() {
+            progress.finish();
+            return Ok(());
+        }
+        let texts: Vec<&str> = some.iter().map(String::as_str).collect();
+        // A text's own number is in the message; this names where it stands.
+        let place = || format!("in {}, texts from line {}", lines.name, done + 1);
+        each(&texts, done).with_context(place)?;
+        done += some.len();
+        progress.at(lines.read, done);
+    }
+}
+
+/// Lines of UTF-8.
+struct Lines {
+    name: String,
+    reader: Box<dyn BufRead>,
+    number: usize,
+    /// Bytes read so far, and in all where that is known.
+    read: u64,
+    bytes: Option<u64>,
+}
+
+impl Lines {
+    fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+        let stdin = PathBuf::from("-");
+        let path = path.unwrap_or(&stdin);
+        let (name, reader, bytes): (_, Box<dyn BufRead>, _) = if path == stdin {
+            if io::stdin().is_terminal() {
+                eprintln!("reading one text a line from the terminal; end with ctrl-D");
+            }
+            ("standard input".to_owned(), Box::new(BufReader::new(io::stdin())), None)
+        } else {
+            let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            let bytes = file.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
+            (path.display().to_string(), Box::new(BufReader::with_capacity(1 << 16, file)), bytes)
+        };
+        Ok(Self { name, reader, number: 0, read: 0, bytes })
+    }
+
+    fn next_line(&mut self) -> anyhow::Result<Option<String>> {
+        let mut line = Vec::new();
+        let mut limited = io::Read::take(&mut self.reader, LONGEST + 1);
+        let length = limited.read_until(b'\n', &mut line).with_context(|| format!("cannot read {}", self.name))?;
+        if length == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.read += length as u64;
+        anyhow::ensure!(
+            line.len() as u64 <= LONGEST,
+            "{}, line {}: longer than {} MiB; is this a text with one entry a line?",
+            self.name,
+            self.number,
+            LONGEST >> 20
+        );
+        while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
+            line.pop();
+        }
+        let text = String::from_utf8(line).map_err(|error| {
+            let byte = error.utf8_error().valid_up_to() + 1;
+            anyhow::anyhow!(
+                "{}, line {}, byte {byte}: not UTF-8; convert the file first (iconv can)",
+                self.name,
+                self.number
+            )
+        })?;
+        Ok(Some(text))
+    }
+}

@@ -1,0 +1,60 @@
+//! Writes small valid files to begin with into `corpus/`: mutations of these reach further than noise.
+
+use std::path::Path;
+
+use henson_text::{Tokenizer, WordPieceOptions};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let write = |target: &str, name: &str, bytes: &[u8]| {
+        let directory = here.join("corpus").join(target);
+        std::fs::create_dir_all(&directory)?;
+        std::fs::write(directory.join(name), bytes)
+    };
+
+    for (i, (header, size)) in [
+        (r#"{}"#, 0),
+        (r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}"#, 8),
+        (
+            r#"{"a":{"dtype":"F16","shape":[3],"data_offsets":[0,6]},"b":{"dtype":"BF16","shape":[1],"data_offsets":[6,8]},"c":{"dtype":"F64","shape":[],"data_offsets":[8,16]}}"#,
+            16,
+        ),
+        (r#"{"a":{"dtype":"I64","shape":[1,1],"data_offsets":[1,9]},"b":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}}"#, 9),
+        (r#"{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]},"z":{"dtype":"F32","shape":[0,9],"data_offsets":[1,1]}}"#, 1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0x3c; size]].concat();
+        write("safetensors", &i.to_string(), &file)?;
+    }
+
+    write("index", "0", br#"{"metadata":{"total_size":8},"weight_map":{"a":"model-00001-of-00002.safetensors"}}"#)?;
+    write("index", "1", br#"{"weight_map":{"a":"x.safetensors","b":"y.safetensors"}}"#)?;
+
+    let golden = here.join("../tests-data/bert-golden");
+    for name in ["model", "sequence", "multilabel"] {
+        write("config", name, &std::fs::read(golden.join(name).join("config.json"))?)?;
+    }
+
+    let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "jim", "hen", "##son", "a", "puppet", "##eer", "中"];
+    let tokenizer = Tokenizer::from_vocabulary(&tokens, &WordPieceOptions::default())?;
+    for (name, bytes) in tokenizer.files(None)? {
+        if name == "tokenizer.json" {
+            write("tokenizer", "wordpiece", &bytes)?;
+        }
+    }
+    for (name, json) in [
+        (
+            "bpe",
+            r#"{"version":"1.0","added_tokens":[{"id":0,"content":"<s>","special":true,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},"post_processor":{"type":"RobertaProcessing","sep":["<s>",0],"cls":["<s>",0],"trim_offsets":true,"add_prefix_space":false},"decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true},"model":{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":"","end_of_word_suffix":"","fuse_unk":false,"byte_fallback":false,"vocab":{"<s>":0,"a":1,"b":2,"ab":3},"merges":[["a","b"]]}}"#,
+        ),
+        (
+            "unigram",
+            r#"{"version":"1.0","added_tokens":[],"normalizer":{"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Replace","pattern":{"Regex":" {2,}"},"content":" "}]},"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true},"post_processor":null,"decoder":{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true},"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["▁a",-1.5],["b",-2.0]],"byte_fallback":false}}"#,
+        ),
+    ] {
+        write("tokenizer", name, json.as_bytes())?;
+    }
+    Ok(())
+}
