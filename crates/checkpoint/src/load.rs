@@ -108,8 +108,10 @@ fn check_allowed<'w>(
 }
 
 fn write(weights: &Weights, sources: Sources<'_>, parameters: &mut Parameters) -> Result<(), CheckpointError> {
+    let mut numbers = Vec::new();
     for (entry, key) in sources {
-        let numbers = weights.read_f32(key)?;
+        numbers.clear();
+        weights.for_each(key, |chunk| numbers.extend_from_slice(chunk))?;
         parameters.write(entry, &numbers).map_err(|source| {
             let name = parameters.entries()[entry].name.clone();
             CheckpointError::Parameter { name, source: Box::new(source) }
@@ -268,10 +270,18 @@ fn difference(weights: &Weights, a: &str, b: &str) -> Result<Option<usize>, Chec
     Ok(Some(different))
 }
 
+/// The exponent's bits of an f32: all are set if it is not finite.
+const EXPONENT: u32 = 0x7f80_0000;
+
 fn count_non_finite(weights: &Weights, key: &str) -> Result<Option<NonFinite>, CheckpointError> {
     let (mut nan, mut infinite, mut total) = (0, 0, 0);
     weights.for_each(key, |chunk| {
         total += chunk.len();
+        // Nearly always nothing: one test for all, which the compiler makes a few wide instructions of.
+        let not_finite = |x: &f32| x.to_bits() & EXPONENT == EXPONENT;
+        if !chunk.iter().fold(false, |found, x| found | not_finite(x)) {
+            return;
+        }
         nan += chunk.iter().filter(|x| x.is_nan()).count();
         infinite += chunk.iter().filter(|x| x.is_infinite()).count();
     })?;

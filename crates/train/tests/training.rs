@@ -1,0 +1,235 @@
+//! Training as a whole: real text, dropout on. bf16 follows f32, parts of a batch add up to it, threads change no bit,
+//! and a step uses the memory of the one before.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use henson_models::{Batch, Bert, BertConfig, Head, Sequence, Size};
+use henson_tensor::philox::Stream;
+use henson_tensor::{Builder, DType, Device, Gradients, Parameters, Pass, Tape, Tensor, Training};
+use henson_text::{Tokenizer, WordPieceOptions};
+use henson_train::objective::{self, Masked, Scales};
+use henson_train::{OptimizerSettings, Updater};
+
+const LENGTH: usize = 64;
+
+/// Sequences of real text as piece ids, without special tokens.
+fn corpus() -> (usize, Vec<Vec<u32>>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/text/novels.txt");
+    let text = std::fs::read_to_string(path).unwrap().to_lowercase();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for word in text.split(|c: char| !c.is_alphabetic()).filter(|word| word.len() > 1) {
+        *counts.entry(word).or_default() += 1;
+    }
+    let mut words: Vec<(&str, usize)> = counts.into_iter().collect();
+    words.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let mut vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned).to_vec();
+    for c in (b'!'..=b'~').map(char::from).filter(|c| !c.is_ascii_uppercase()) {
+        vocabulary.extend([c.to_string(), format!("##{c}")]);
+    }
+    vocabulary.extend(words.iter().take(1500).map(|(word, _)| word.to_string()));
+    let tokenizer = Tokenizer::from_vocabulary(&vocabulary, &WordPieceOptions::default()).unwrap();
+    let ids: Vec<u32> = text.lines().flat_map(|line| tokenizer.encode_ids(line).unwrap()).collect();
+    (vocabulary.len(), ids.chunks_exact(LENGTH - 2).map(<[u32]>::to_vec).collect())
+}
+
+/// A step's sequences with 15% of their pieces hidden, and what was there.
+struct Step {
+    sequences: Vec<Vec<u32>>,
+    /// (sequence, position, piece).
+    hidden: Vec<(usize, usize, u32)>,
+}
+
+fn step_of(corpus: &[Vec<u32>], step: u64, batch: usize) -> Step {
+    let mut draws = Stream::new(11, 1, step);
+    let (mut sequences, mut hidden) = (Vec::new(), Vec::new());
+    for b in 0..batch {
+        let text = &corpus[draws.below(corpus.len() as u32) as usize];
+        // Lengths differ, as they do in life.
+        let length = text.len() - draws.below(20) as usize;
+        let mut ids = vec![2];
+        for (i, id) in text[..length].iter().enumerate() {
+            let masked = draws.uniform() < 0.15 || i == 0;
+            if masked {
+                hidden.push((b, i + 1, *id));
+            }
+            ids.push(if masked { 4 } else { *id });
+        }
+        ids.push(3);
+        sequences.push(ids);
+    }
+    Step { sequences, hidden }
+}
+
+struct Trainer {
+    model: Bert,
+    parameters: Parameters,
+    gradients: Gradients,
+    updater: Updater,
+    tape: Tape,
+}
+
+impl Trainer {
+    fn new(device: &Device, dtype: DType, vocabulary: usize) -> Self {
+        let mut config = BertConfig::of_size(Size::Tiny);
+        (config.vocab_size, config.max_position_embeddings) = (vocabulary, LENGTH);
+        let mut builder = Builder::new();
+        let model = Bert::build(&mut builder, &config, Head::MaskedLm);
+        let mut parameters = builder.finish(device, dtype).unwrap();
+        parameters.initialise(5).unwrap();
+        let gradients = parameters.gradients().unwrap();
+        let updater = Updater::new(OptimizerSettings::default(), &parameters).unwrap();
+        Self { model, parameters, gradients, updater, tape: Tape::new() }
+    }
+
+    /// Adds the gradients of some of a step's sequences; gives their part of the loss.
+    fn accumulate(&mut self, step: &Step, number: u32, part: std::ops::Range<usize>) -> f32 {
+        let device = self.parameters.device();
+        let segments = [0; LENGTH];
+        let sequences: Vec<Sequence<'_>> =
+            step.sequences[part.clone()].iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
+        let batch = Batch::new(device, self.model.config(), &sequences, part.start as u32).unwrap();
+        let inside: Vec<_> = step.hidden.iter().filter(|(b, ..)| part.contains(b)).collect();
+        let offsets = batch.layout.offsets();
+        let rows: Vec<u32> = inside.iter().map(|(b, i, _)| offsets[b - part.start] + *i as u32).collect();
+        let targets: Vec<u32> = inside.iter().map(|(.., id)| *id).collect();
+        let masked = Masked {
+            rows: Tensor::from_slice(device, [rows.len()], &rows).unwrap(),
+            targets: Tensor::from_slice(device, [rows.len()], &targets).unwrap(),
+        };
+        let scales = Scales { masked: 1.0 / step.hidden.len() as f32, sequence: 0.0 };
+        let training = Training { seed: 3, step: number };
+        let mut pass = Pass::training(&mut self.tape, &self.parameters, training);
+        let loss = objective::pre_training(&self.model, &mut pass, &batch, &masked, None, scales).unwrap();
+        pass.backward(&mut self.gradients).unwrap();
+        loss.masked.to_vec::<f32>()[0]
+    }
+
+    fn update(&mut self, learning_rate: f64) {
+        self.updater.step(&mut self.parameters, &self.gradients, learning_rate).unwrap();
+        self.gradients.zero();
+    }
+
+    fn all(&self, what: impl Fn(usize) -> Vec<f32>) -> Vec<f32> {
+        (0..self.parameters.entries().len()).flat_map(what).collect()
+    }
+
+    fn weights(&self) -> Vec<f32> {
+        self.all(|i| self.parameters.read(i))
+    }
+
+    fn all_gradients(&self) -> Vec<f32> {
+        self.all(|i| self.gradients.read(&self.parameters, i))
+    }
+}
+
+fn device(threads: usize) -> Device {
+    Device::cpu(None, Some(threads)).unwrap()
+}
+
+#[test]
+fn bf16_follows_f32_for_200_steps() {
+    let (vocabulary, corpus) = corpus();
+    let run = |dtype| -> Vec<f32> {
+        let mut trainer = Trainer::new(&device(2), dtype, vocabulary);
+        (0..200)
+            .map(|i| {
+                let step = step_of(&corpus, i, 16);
+                let loss = trainer.accumulate(&step, i as u32, 0..16);
+                trainer.update(1e-3 * (i as f64 / 20.0).min(1.0));
+                loss
+            })
+            .collect()
+    };
+    let (single, half) = (run(DType::F32), run(DType::Bf16));
+    let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
+    for (i, (a, b)) in single.chunks(20).zip(half.chunks(20)).enumerate() {
+        let difference = (mean(b) / mean(a) - 1.0).abs();
+        assert!(difference < 0.01, "steps {}…: f32 {}, bf16 {}", i * 20, mean(a), mean(b));
+    }
+    assert!(mean(&single[180..]) < 0.85 * mean(&single[..20]), "it learns: {single:?}");
+}
+
+#[test]
+fn parts_of_a_batch_add_up_to_it() {
+    let (vocabulary, corpus) = corpus();
+    let step = step_of(&corpus, 0, 8);
+    let mut whole = Trainer::new(&device(2), DType::F32, vocabulary);
+    let loss = whole.accumulate(&step, 0, 0..8);
+    let mut parts = Trainer::new(&device(2), DType::F32, vocabulary);
+    let sum: f32 = [0..2, 2..3, 3..8].map(|part| parts.accumulate(&step, 0, part)).iter().sum();
+    assert!((loss - sum).abs() < 1e-5, "{loss} and {sum}");
+    let (a, b) = (whole.all_gradients(), parts.all_gradients());
+    let scale = a.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+    let worst = a.iter().zip(&b).fold(0.0, |m: f32, (a, b)| m.max((a - b).abs()));
+    assert!(worst < 1e-5 * scale.max(1e-3), "gradients differ by {worst} of {scale}");
+}
+
+#[test]
+fn threads_change_no_bit_and_steps_and_seeds_do() {
+    let (vocabulary, corpus) = corpus();
+    let run = |threads| {
+        let mut trainer = Trainer::new(&device(threads), DType::Bf16, vocabulary);
+        for i in 0..3 {
+            trainer.accumulate(&step_of(&corpus, i, 4), i as u32, 0..4);
+            trainer.update(1e-3);
+        }
+        trainer.weights()
+    };
+    let one = run(1);
+    assert!(one == run(2) && one == run(3), "weights differ by the number of threads");
+
+    let step = step_of(&corpus, 0, 4);
+    let mut trainer = Trainer::new(&device(1), DType::F32, vocabulary);
+    let (first, again, later) =
+        (trainer.accumulate(&step, 0, 0..4), trainer.accumulate(&step, 0, 0..4), trainer.accumulate(&step, 1, 0..4));
+    assert_eq!(first, again, "dropout is a function of seed and step");
+    assert_ne!(first, later, "another step drops other elements");
+}
+
+#[test]
+fn inference_is_without_dropout() {
+    let (vocabulary, corpus) = corpus();
+    let trainer = Trainer::new(&device(1), DType::F32, vocabulary);
+    let step = step_of(&corpus, 0, 2);
+    let segments = [0; LENGTH];
+    let sequences: Vec<Sequence<'_>> =
+        step.sequences.iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
+    let batch = Batch::new(trainer.parameters.device(), trainer.model.config(), &sequences, 0).unwrap();
+    let mut tape = Tape::new();
+    let mut hidden = |training: Option<u32>| {
+        let mut pass = match training {
+            Some(step) => Pass::training(&mut tape, &trainer.parameters, Training { seed: 1, step }),
+            None => Pass::inference(&mut tape, &trainer.parameters),
+        };
+        trainer.model.encode(&mut pass, &batch, Default::default()).unwrap().last.tensor().to_f32()
+    };
+    assert_eq!(hidden(None), hidden(None));
+    assert_ne!(hidden(None), hidden(Some(0)));
+    let passes = 300;
+    let mut mean = vec![0.0; hidden(None).len()];
+    for step in 0..passes {
+        hidden(Some(step)).iter().zip(&mut mean).for_each(|(x, m)| *m += x / passes as f32);
+    }
+    // Kept elements are scaled up: over many draws the mean comes close to the pass without dropout.
+    let (plain, mut off) = (hidden(None), 0.0);
+    for (m, p) in mean.iter().zip(&plain) {
+        off += (m - p).abs() / plain.len() as f32;
+    }
+    assert!(off < 0.12, "mean distance {off}");
+}
+
+#[test]
+fn memory_stays_the_same_from_step_to_step() {
+    let (vocabulary, corpus) = corpus();
+    let device = device(2);
+    let mut trainer = Trainer::new(&device, DType::F32, vocabulary);
+    let mut held = Vec::new();
+    for i in 0..12 {
+        trainer.accumulate(&step_of(&corpus, i, 8), i as u32, 0..8);
+        trainer.update(1e-3);
+        held.push(device.memory().held());
+    }
+    // Lengths vary a little, so the first steps may ask for more; then it must end.
+    assert!(held[11] <= held[5] + held[5] / 20, "memory grows: {held:?}");
+}
