@@ -20,7 +20,7 @@ pub struct ModelDirectory {
 }
 
 impl ModelDirectory {
-    /// Finds the directory, and finishes or takes back a save that was interrupted there (see [`crate::save`]).
+    /// Finds the directory, and finishes or takes back a save that was interrupted there (see [`crate::save()`]).
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
         atomic::recover(&path)?;

@@ -1,7 +1,7 @@
 //! Model directories in and out: config.json and safetensors, atomic writes, one report of every key that does not fit.
 //!
-//! The way in: [`resolve_model`] finds a directory, [`ModelDirectory`] its config, [`Weights`] its tensors, [`load`]
-//! puts them into parameters. The way out: [`save`].
+//! The way in: [`resolve_model`] finds a directory, [`ModelDirectory`] its config, [`Weights`] its tensors, [`load()`]
+//! puts them into parameters. The way out: [`save()`].
 //!
 //! What is deliberately absent: what a config means (`models`), what a tokenizer's files mean (`text`), the state of a
 //! training run (`train`), the environment (the binary passes the cache's place), and printing. Pickles are not read:

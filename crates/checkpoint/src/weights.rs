@@ -1,7 +1,7 @@
 //! The weights of a model directory: one safetensors file, or shards with an index, mapped into memory.
 //!
 //! Opening reads and checks the headers; numbers are read when they are asked for. Which parameter a tensor belongs to
-//! is not known here: that is [`crate::load`].
+//! is not known here: that is [`crate::load()`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,7 +23,7 @@ pub(crate) const INDEX_LIMIT: u64 = 64 << 20;
 
 /// Tensors by name, mapped into memory.
 ///
-/// The files must not be changed in place while they are open. [`crate::save`] never does: it writes new files and
+/// The files must not be changed in place while they are open. [`crate::save()`] never does: it writes new files and
 /// renames them, and an open mapping keeps the old ones alive.
 #[derive(Debug)]
 pub struct Weights {

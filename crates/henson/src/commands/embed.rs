@@ -1,10 +1,18 @@
 //! `henson embed`.
 
 use henson_infer::{EmbedSettings, Model, Pooling, Want};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::flags::{Embed, PoolingName};
 use crate::{input, models, output};
+
+/// What `--json` prints for a text.
+#[derive(Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    embedding: &'a [f32],
+    dropped: usize,
+}
 
 pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
@@ -25,8 +33,7 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
         output::warn_cut(first, embeddings.iter().map(|e| e.dropped));
         for (text, embedding) in texts.iter().zip(&embeddings) {
             if flags.json {
-                let (vector, dropped) = (&embedding.vector, embedding.dropped);
-                output::json(&json!({"text": text, "embedding": vector, "dropped": dropped}))?;
+                output::json(&Line { text, embedding: &embedding.vector, dropped: embedding.dropped })?;
             } else {
                 let numbers: Vec<String> = embedding.vector.iter().map(|x| format!("{x}")).collect();
                 output::line(&numbers.join(" "))?;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_infer::{Model, TokenFeatures, Want};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::flags::{FeatureFormat, Features};
 use crate::{input, models, output};
@@ -30,10 +31,10 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
         output::warn_cut(first, features.iter().map(|f| f.dropped));
         for (text, features) in texts.iter().zip(features) {
             match (flags.format, out) {
-                (FeatureFormat::Jsonl, None) => output::json(&with_vectors(text, &features))?,
-                (FeatureFormat::Jsonl, Some(_)) => push_line(&mut lines, &with_vectors(text, &features))?,
+                (FeatureFormat::Jsonl, None) => output::json(&Line::new(text, &features, true))?,
+                (FeatureFormat::Jsonl, Some(_)) => push_line(&mut lines, &Line::new(text, &features, true))?,
                 _ => {
-                    push_line(&mut lines, &tokens_of(text, &features))?;
+                    push_line(&mut lines, &Line::new(text, &features, false))?;
                     all.push(features);
                 }
             }
@@ -67,26 +68,29 @@ fn tokens_file(out: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-fn push_line(lines: &mut Vec<u8>, value: &Value) -> anyhow::Result<()> {
+fn push_line(lines: &mut Vec<u8>, value: &impl Serialize) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *lines, value)?;
     lines.push(b'\n');
     Ok(())
 }
 
-fn tokens_of(text: &str, features: &TokenFeatures) -> Value {
-    json!({
-        "text": text,
-        "tokens": features.tokens,
-        "offsets": features.offsets,
-        "width": features.width,
-        "dropped": features.dropped,
-    })
+/// What is written for a text.
+#[derive(Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    tokens: &'a [String],
+    offsets: &'a [Option<(usize, usize)>],
+    width: usize,
+    dropped: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vectors: Option<Vec<&'a [f32]>>,
 }
 
-fn with_vectors(text: &str, features: &TokenFeatures) -> Value {
-    let mut value = tokens_of(text, features);
-    value["vectors"] = features.vectors.chunks(features.width).map(|row| json!(row)).collect();
-    value
+impl<'a> Line<'a> {
+    fn new(text: &'a str, f: &'a TokenFeatures, with_vectors: bool) -> Self {
+        let vectors = with_vectors.then(|| f.vectors.chunks(f.width).collect());
+        Self { text, tokens: &f.tokens, offsets: &f.offsets, width: f.width, dropped: f.dropped, vectors }
+    }
 }
 
 /// NumPy's format 1.0: all rows of all texts, f32.

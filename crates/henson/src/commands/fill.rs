@@ -1,11 +1,41 @@
 //! `henson fill`.
 
 use anyhow::Context;
-use henson_infer::{Filled, Model, Want};
-use serde_json::json;
+use henson_infer::{Blank, Filled, Model, Want};
+use serde::Serialize;
 
 use crate::flags::Fill;
 use crate::{input, models, output};
+
+/// What `--json` prints for a text.
+#[derive(Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    masks: Vec<Mask<'a>>,
+    dropped: usize,
+}
+
+#[derive(Serialize)]
+struct Mask<'a> {
+    start: usize,
+    end: usize,
+    predictions: Vec<Prediction<'a>>,
+}
+
+#[derive(Serialize)]
+struct Prediction<'a> {
+    token: &'a str,
+    id: u32,
+    probability: f32,
+}
+
+impl<'a> Mask<'a> {
+    fn new(blank: &'a Blank) -> Self {
+        let predictions = blank.candidates.iter();
+        let predictions = predictions.map(|c| Prediction { token: &c.token, id: c.id, probability: c.probability });
+        Self { start: blank.start, end: blank.end, predictions: predictions.collect() }
+    }
+}
 
 pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
     anyhow::ensure!(flags.top > 0, "--top starts at 1");
@@ -22,19 +52,11 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
 
 fn print(text: &str, filled: &Filled, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        let blanks: Vec<_> = filled
-            .blanks
-            .iter()
-            .map(|blank| {
-                let predictions: Vec<_> = blank
-                    .candidates
-                    .iter()
-                    .map(|c| json!({"token": c.token, "id": c.id, "probability": c.probability}))
-                    .collect();
-                json!({"start": blank.start, "end": blank.end, "predictions": predictions})
-            })
-            .collect();
-        return output::json(&json!({"text": text, "masks": blanks, "dropped": filled.dropped}));
+        return output::json(&Line {
+            text,
+            masks: filled.blanks.iter().map(Mask::new).collect(),
+            dropped: filled.dropped,
+        });
     }
     output::line(text)?;
     for (i, blank) in filled.blanks.iter().enumerate() {

@@ -1,0 +1,206 @@
+//! The binary as a user meets it: results on standard output, messages on standard error, exit codes, and a clear word
+//! for whatever is wrong.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The golden weights of a head with a vocabulary of its 71 pieces.
+fn model(head: &str) -> TempDir {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/bert-golden").join(head);
+    let directory = TempDir::new().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden.join(file), directory.path().join(file)).unwrap();
+    }
+    let mut pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned).to_vec();
+    pieces.extend((b'a'..=b'z').map(|c| char::from(c).to_string()));
+    pieces.extend((pieces.len()..71).map(|i| format!("word{i}")));
+    std::fs::write(directory.path().join("vocab.txt"), pieces.join("\n") + "\n").unwrap();
+    directory
+}
+
+fn henson(arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
+        .args(arguments)
+        .env_remove("HENSON_KERNELS")
+        .env("HF_HOME", "nowhere")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may end before it has read everything; that is its right.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[track_caller]
+fn lines(arguments: &[&str], input: &[u8]) -> Vec<Value> {
+    let output = henson(arguments, input);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// It fails with `code`, says all of `parts` on standard error, and nothing on standard output; it never panics.
+#[track_caller]
+fn fails(code: i32, arguments: &[&str], input: &[u8], parts: &[&str]) {
+    let output = henson(arguments, input);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
+    assert!(output.stdout.is_empty() && !message.contains("panicked"), "{arguments:?}: {message}");
+    for part in parts {
+        assert!(message.contains(part), "{arguments:?}: expected `{part}` in: {message}");
+    }
+}
+
+#[test]
+fn fill_embed_and_features_speak_json() {
+    let mlm = model("mlm");
+    let directory = mlm.path().to_str().unwrap();
+    let filled = lines(&["fill", "--model", directory, "--json", "-k", "2", "a [MASK] b", "[MASK]"], b"");
+    assert_eq!(filled.len(), 2);
+    let best = &filled[0]["masks"][0]["predictions"];
+    assert!(best.as_array().unwrap().len() == 2 && best[0]["token"].is_string());
+    assert!(best[0]["probability"].as_f64() >= best[1]["probability"].as_f64());
+
+    let from_stdin = lines(&["embed", "--model", directory, "--json"], b"a b\r\nc\n\n");
+    assert_eq!(from_stdin.len(), 3, "an empty line is an empty text");
+    assert_eq!(from_stdin[0]["text"], "a b");
+    assert_eq!(from_stdin[0]["embedding"].as_array().unwrap().len(), 24);
+    let file = mlm.path().join("texts.txt");
+    std::fs::write(&file, "a b\nc\n\n").unwrap();
+    assert_eq!(from_stdin, lines(&["embed", "--model", directory, "--json", "--file", file.to_str().unwrap()], b""));
+    let normal = lines(&["embed", "--model", directory, "--json", "--normalise", "--pooling", "cls", "a"], b"");
+    let length: f64 = normal[0]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
+    assert!((length - 1.0).abs() < 1e-5);
+
+    let tokens = lines(&["features", "--model", directory, "--layers", "-2", "a word40"], b"");
+    assert_eq!(tokens[0]["tokens"], serde_json::json!(["[CLS]", "a", "word40", "[SEP]"]));
+    assert_eq!(tokens[0]["vectors"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn feature_files_hold_the_same_numbers() {
+    let model = model("model");
+    let directory = model.path().to_str().unwrap();
+    let expected = lines(&["features", "--model", directory, "a b", "c"], b"");
+    let numbers = |line: &Value| -> Vec<f32> {
+        let rows = line["vectors"].as_array().unwrap();
+        rows.iter().flat_map(|row| row.as_array().unwrap()).map(|x| x.as_f64().unwrap() as f32).collect()
+    };
+    let flat: Vec<f32> = expected.iter().flat_map(numbers).collect();
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    for format in ["npy", "safetensors"] {
+        let out: PathBuf = model.path().join(format!("out.{format}"));
+        let out_name = out.to_str().unwrap();
+        let arguments = ["features", "--model", directory, "--format", format, "--out", out_name, "a b", "c"];
+        lines(&arguments, b"");
+        let bytes = std::fs::read(&out).unwrap();
+        let start = match format {
+            "npy" => {
+                assert!(bytes.starts_with(b"\x93NUMPY\x01\x00"));
+                let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+                assert!(header.is_multiple_of(64) && text(&bytes[10..header]).contains("(7, 24)"));
+                header
+            }
+            _ => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
+        };
+        assert_eq!(floats(&bytes[start..]), flat, "{format}");
+        let sidecar = std::fs::read_to_string(format!("{out_name}.tokens.jsonl")).unwrap();
+        assert_eq!(sidecar.lines().count(), 2);
+        fails(1, &arguments, b"", &["exists", "--overwrite"]);
+    }
+    fails(1, &["features", "--model", directory, "--format", "npy", "a"], b"", &["--out FILE"]);
+}
+
+#[test]
+fn long_texts_are_cut_with_a_warning_or_windowed() {
+    let mlm = model("mlm");
+    let directory = mlm.path().to_str().unwrap();
+    let long = "a b c ".repeat(50);
+    let output = henson(&["embed", "--model", directory, "--json", &long], b"");
+    assert!(output.status.success());
+    let message = text(&output.stderr);
+    assert!(message.contains("text 1") && message.contains("112 pieces") && message.contains("--windows"), "{message}");
+    let output = henson(&["embed", "--model", directory, "--json", "--windows", &long], b"");
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn convert_writes_what_can_be_read_again() {
+    let source = model("pretraining");
+    let target = TempDir::new().unwrap();
+    let (from, to) = (source.path().to_str().unwrap(), target.path().join("new"));
+    let to = to.to_str().unwrap();
+    let output = henson(&["convert", from, to], b"");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let ask = |model: &str| lines(&["fill", "--model", model, "--json", "a [MASK]"], b"");
+    assert_eq!(ask(from), ask(to));
+    fails(1, &["convert", from, to], b"", &["exists already"]);
+    let output = henson(&["convert", from, to, "--overwrite", "--dtype", "bf16"], b"");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn info_and_bench_describe_sizes() {
+    let info = &lines(&["info", "bert-base", "--json"], b"")[0];
+    // 110,106,428 is what transformers counts for BertForPreTraining of this size.
+    assert_eq!(info["parameters"], 110_106_428);
+    let groups: u64 = info["groups"].as_array().unwrap().iter().map(|g| g["parameters"].as_u64().unwrap()).sum();
+    assert_eq!(groups, 110_106_428);
+    let model = model("token");
+    let info = &lines(&["info", model.path().to_str().unwrap(), "--json"], b"")[0];
+    assert_eq!(info["architecture"], "BertForTokenClassification");
+    for mode in ["train", "infer"] {
+        let arguments =
+            ["bench", mode, "--model", "bert-tiny", "--batch", "1", "--seq", "8", "--steps", "1", "--warmup"];
+        let arguments = [&arguments[..], &["0", "--dtype", "bf16", "--json"]].concat();
+        let result = &lines(&arguments, b"")[0];
+        for field in ["ms", "tokens_per_s", "tflops", "peak_mib"] {
+            assert!(result[field].as_f64().unwrap() > 0.0, "{mode}: {field} in {result}");
+        }
+    }
+    let devices = &lines(&["info", "--devices", "--json"], b"")[0];
+    assert!(devices["kernels"].as_array().unwrap().iter().any(|k| k == "portable"));
+}
+
+#[test]
+fn every_mistake_gets_a_clear_word() {
+    let mlm = model("mlm");
+    let directory = mlm.path().to_str().unwrap();
+    fails(2, &[], b"", &["Usage"]);
+    fails(2, &["fill"], b"", &["--model"]);
+    fails(2, &["embed", "--model", directory, "--dtype", "f8", "a"], b"", &["f32 or bf16"]);
+    fails(2, &["features", "--model", directory, "--layers", "first", "a"], b"", &["concat-last-4"]);
+    fails(1, &["embed", "--model", directory, "--device", "cuda", "a"], b"", &["--device cpu"]);
+    fails(1, &["embed", "--model", directory, "--kernels", "sse9", "a"], b"", &["sse9", "portable"]);
+    fails(1, &["embed", "--model", directory, "--threads", "0", "a"], b"", &["at least one"]);
+    fails(1, &["embed", "--model", "does/not/exist", "a"], b"", &["does/not/exist"]);
+    fails(1, &["embed", "--model", "some/model", "a"], b"", &["some/model", "--download"]);
+    fails(1, &["embed", "--model", directory, "--file", "missing.txt"], b"", &["missing.txt"]);
+    fails(1, &["embed", "--model", directory], b"fine\nbad \xff byte\n", &["line 2", "byte 5", "UTF-8"]);
+    fails(1, &["fill", "--model", directory, "no blank"], b"", &["[MASK]", "text 1"]);
+    fails(1, &["features", "--model", directory, "--layers", "9", "a"], b"", &["no layer 9", "2 layers"]);
+    fails(1, &["embed", "--model", directory, "--max-length", "1", "a"], b"", &["1"]);
+    fails(1, &["bench", "train", "--model", "bert-huge"], b"", &["bert-huge", "bert-large"]);
+    fails(1, &["bench", "infer", "--model", "bert-tiny", "--seq", "513"], b"", &["512"]);
+    fails(1, &["info", "bert-enormous"], b"", &["bert-enormous"]);
+    let encoder = model("model");
+    fails(
+        1,
+        &["fill", "--model", encoder.path().to_str().unwrap(), "[MASK]"],
+        b"",
+        &["cls.predictions", "masked-LM head"],
+    );
+    let output = henson(&["embed", "--model", directory, "--kernels", "portable", "--json", "a"], b"");
+    assert!(output.status.success());
+}
