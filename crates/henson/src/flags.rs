@@ -1,4 +1,5 @@
 //! What can be typed. The texts here are the help and the reference at once.
+#![allow(rustdoc::broken_intra_doc_links, reason = "[MASK] and [default: …] are meant for the terminal")]
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_tensor::{DType, Device, Isa};
@@ -317,6 +318,10 @@ pub(crate) struct BenchModel {
     /// Steps before measuring
     #[arg(long, default_value_t = 3)]
     pub(crate) warmup: usize,
+
+    /// Show the time of each kind of operation in one step against its floor: what multiply-adds or memory alone take
+    #[arg(long)]
+    pub(crate) profile: bool,
 
     /// The seed of weights, tokens and dropout
     #[arg(long, default_value_t = 0)]

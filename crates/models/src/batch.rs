@@ -7,7 +7,7 @@ use crate::BertConfig;
 /// One sequence of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
-    /// Piece ids, with [CLS] and [SEP].
+    /// Piece ids, with `[CLS]` and `[SEP]`.
     pub ids: &'a [u32],
     /// 0 for sentence A, 1 for sentence B; as many as ids.
     pub segments: &'a [u32],

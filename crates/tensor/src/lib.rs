@@ -15,6 +15,7 @@ mod memory;
 mod ops;
 mod optimizer;
 mod parameters;
+mod profile;
 mod tape;
 mod tensor;
 
@@ -30,6 +31,7 @@ pub use memory::Memory;
 pub use ops::{EmbeddingTables, Pooling};
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Builder, Entry, Gradients, Init, Param, Parameters};
+pub use profile::{Kind, Spent};
 pub use tape::{Pass, Tape, Training, Var};
 pub use tensor::{Shape, Tensor};
 

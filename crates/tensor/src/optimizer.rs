@@ -5,7 +5,7 @@ use henson_kernels::cpu::optimizer::{self as kernels, Plan, Segment};
 
 pub use henson_kernels::cpu::optimizer::Settings as Update;
 
-use crate::{DType, Device, Entry, Gradients, Parameters, Result, Tensor};
+use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Tensor};
 
 /// The rule of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,10 @@ impl Optimizer {
     /// One update of all parameters, with their bf16 copy where there is one.
     pub fn step(&mut self, parameters: &mut Parameters, gradients: &Gradients, update: &Update) -> Result<()> {
         let copy = parameters.flat_copy();
+        let (p, g) = (parameters.flat(), gradients.flat());
+        let moved = [p, p, g, &self.first, &self.first, &self.second, &self.second, copy.unwrap_or(p)];
+        let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
+        let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
         match parameters.device() {
             Device::Cpu(cpu) => {
                 let kernel = match self.method {

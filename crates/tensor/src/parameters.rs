@@ -6,7 +6,7 @@
 use henson_kernels::cpu::{cast, reduce};
 use henson_kernels::philox::Stream;
 
-use crate::{DType, Device, Result, Shape, Tensor, TensorError};
+use crate::{DType, Device, Kind, Result, Shape, Tensor, TensorError};
 
 /// A parameter's elements start at a multiple of this many: a cache line of bf16 and more.
 const ALIGNMENT: usize = 64;
@@ -301,6 +301,7 @@ pub struct Gradients {
 impl Gradients {
     /// Sets all to zero.
     pub fn zero(&mut self) {
+        let _timer = self.device.timer(Kind::ZeroGradients, 0, &[&self.values]);
         match &self.device {
             Device::Cpu(cpu) => henson_kernels::cpu::rows::fill_zero(&cpu.kernels, self.values.slice_mut::<f32>()),
         }
@@ -308,6 +309,7 @@ impl Gradients {
 
     /// The norm of all gradients together. Not finite if any of them is not.
     pub fn norm(&self) -> f64 {
+        let _timer = self.device.timer(Kind::GradientNorm, 0, &[&self.values]);
         match &self.device {
             Device::Cpu(cpu) => reduce::sum_of_squares(&cpu.kernels, self.values.slice()).sqrt(),
         }

@@ -45,6 +45,20 @@ struct Measured<'a> {
     peak_tflops: f64,
     share_of_peak: f64,
     peak_mib: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    operations: Option<Vec<Operation>>,
+}
+
+/// What one kind of operation takes in a step.
+#[derive(Serialize)]
+struct Operation {
+    kind: &'static str,
+    calls: usize,
+    ms: f64,
+    /// The longer of what its multiply-adds and what its memory traffic take at the machine's measured best.
+    floor_ms: f64,
+    gflops: f64,
+    gib_per_s: f64,
 }
 
 fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
@@ -69,6 +83,13 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     let seconds = times[times.len() / 2];
     let peak_mib = peak_mib();
     let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype) / 1e12);
+    let operations = match flags.profile {
+        true => Some(profile(&device, peak * 1e12, flags.steps, |i| match mode {
+            Mode::Train => bench.train_step(i),
+            Mode::Infer => bench.infer(),
+        })?),
+        false => None,
+    };
     let measured = Measured {
         mode,
         device: "cpu".to_owned(),
@@ -84,6 +105,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         peak_tflops: round(peak, 4),
         share_of_peak: round(tflops / peak, 3),
         peak_mib: round(peak_mib, 1),
+        operations,
     };
     if flags.json {
         return output::json(&measured);
@@ -96,7 +118,45 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
         100.0 * tflops / peak
     ))?;
-    output::line(&format!("  {peak_mib:.0} MiB of memory at the most"))
+    output::line(&format!("  {peak_mib:.0} MiB of memory at the most"))?;
+    if let Some(operations) = &measured.operations {
+        output::line("  operation                 calls        ms   floor ms   floor/ms    GFLOP/s     GiB/s")?;
+        for o in operations {
+            let Operation { kind, calls, ms, floor_ms, gflops, gib_per_s } = o;
+            let share = 100.0 * floor_ms / ms;
+            output::line(&format!(
+                "  {kind:<24} {calls:>6} {ms:>9.3} {floor_ms:>10.3} {share:>9.0}% {gflops:>10.1} {gib_per_s:>9.1}"
+            ))?;
+        }
+        let total: f64 = operations.iter().map(|o| o.ms).sum();
+        let floor: f64 = operations.iter().map(|o| o.floor_ms).sum();
+        output::line(&format!("  {:<24} {:>6} {total:>9.3} {floor:>10.3} {:>9.0}%", "all", "", 100.0 * floor / total))?;
+    }
+    Ok(())
+}
+
+/// The times of all kinds of operations, the mean over some steps.
+fn profile(
+    device: &Device,
+    peak: f64,
+    steps: usize,
+    mut step: impl FnMut(u32) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Operation>> {
+    let bandwidth = device.bandwidth();
+    device.start_profile();
+    for i in 0..steps {
+        step(i as u32)?;
+    }
+    let n = steps as f64;
+    let operations = device.stop_profile().into_iter().map(|(kind, spent)| Operation {
+        kind: kind.name(),
+        calls: spent.calls / steps,
+        ms: round(spent.seconds / n * 1e3, 4),
+        floor_ms: round((spent.flops / peak).max(spent.bytes / bandwidth) / n * 1e3, 4),
+        gflops: round(spent.flops / spent.seconds / 1e9, 1),
+        gib_per_s: round(spent.bytes / spent.seconds / (1u64 << 30) as f64, 1),
+    });
+    Ok(operations.collect())
 }
 
 /// The config of a named size or of a model directory.

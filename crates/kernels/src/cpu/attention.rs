@@ -145,7 +145,7 @@ struct Part {
 impl Part {
     /// Queries that are worked on at a time: their scores should stay in the second-level cache.
     fn block(&self) -> usize {
-        (32768 / self.tokens).clamp(16, 128).min(self.tokens)
+        (65536 / self.tokens).clamp(32, 256).min(self.tokens)
     }
 
     fn dropout(&self, dropout: AttentionDropout<'_>, first: usize) -> Option<RowDropout> {
@@ -260,7 +260,7 @@ pub fn backward<E: Element>(
                 product(cpu, dout, Right::Plain(value), dweights, s, Finish::default());
                 let (weights, dscores) = (&mut weights[..n * s], &mut dscores[..n * s]);
                 let drop = part.dropout(dropout, first);
-                let (scores, dweights) = (&mut scores[..n * s], &dweights[..n * s]);
+                let (scores, dweights) = (&mut scores[..n * s], &mut dweights[..n * s]);
                 let log_sums = &log_sums[first..first + n];
                 softmax_backward(cpu.isa(), scores, dweights, weights, dscores, s, first, shape.causal, drop, log_sums);
                 let scale = shape.scale();
@@ -395,7 +395,7 @@ unsafe fn softmax_body<S: Simd, E: Element>(
 dispatch! {
     /// From scores and the gradient of the dropped weights: the dropped weights again, and the scores' gradient.
     fn softmax_backward<E>(
-        scores: &mut [f32], dweights: &[f32], weights: &mut [E], dscores: &mut [E], keys: usize, first: usize,
+        scores: &mut [f32], dweights: &mut [f32], weights: &mut [E], dscores: &mut [E], keys: usize, first: usize,
         causal: bool, drop: Option<RowDropout>, log_sums: &[f32],
     ) = softmax_backward_body
 }
@@ -405,7 +405,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn softmax_backward_body<S: Simd, E: Element>(
     scores: &mut [f32],
-    dweights: &[f32],
+    dweights: &mut [f32],
     weights: &mut [E],
     dscores: &mut [E],
     keys: usize,
@@ -421,11 +421,11 @@ unsafe fn softmax_backward_body<S: Simd, E: Element>(
         weights[seen..].fill(E::default());
         dscores[seen..].fill(E::default());
         let (weights, dscores) = (&mut weights[..seen], &mut dscores[..seen]);
-        let (p, dweights) = (&mut scores[row.clone()][..seen], &dweights[row][..seen]);
+        let (p, dweights) = (&mut scores[row.clone()][..seen], &mut dweights[row][..seen]);
         // SAFETY: all accesses go through `read` and `write` at indices below `seen`.
         unsafe {
             let scale = S::splat(drop.map_or(1.0, |drop| drop.dropout.scale()));
-            // dp is the gradient of the probability: the weight's, through dropout. Beyond the end it is 0.
+            // The weight's gradient becomes the probability's, through dropout. Beyond the end it is 0.
             let mut mean = S::splat(0.0);
             for block in (0..seen).step_by(128) {
                 let bits = drop.map_or([u32::MAX; 4], |drop| drop.dropout.keep_128::<S>(drop.row(i), keys, block));
@@ -434,19 +434,15 @@ unsafe fn softmax_backward_body<S: Simd, E: Element>(
                     let probability = math::exp::<S>(S::sub(read::<S, f32>(p, c), S::splat(*log_sum)));
                     let dp = S::keep(S::mul(read::<S, f32>(dweights, c), scale), bits);
                     write::<S, f32>(p, c, probability);
+                    write::<S, f32>(dweights, c, dp);
                     write::<S, E>(weights, c, S::keep(S::mul(probability, scale), bits));
-                    write::<S, E>(dscores, c, dp);
                     mean = S::mul_add(probability, dp, mean);
                 }
             }
             let mean = S::splat(S::sum(mean));
-            for block in (0..seen).step_by(128) {
-                let bits = drop.map_or([u32::MAX; 4], |drop| drop.dropout.keep_128::<S>(drop.row(i), keys, block));
-                for c in (block..seen.min(block + 128)).step_by(S::LANES) {
-                    let bits = bits[(c - block) / 32] >> ((c - block) % 32);
-                    let dp = S::keep(S::mul(read::<S, f32>(dweights, c), scale), bits);
-                    write::<S, E>(dscores, c, S::mul(read::<S, f32>(p, c), S::sub(dp, mean)));
-                }
+            for c in (0..seen).step_by(S::LANES) {
+                let dp = read::<S, f32>(dweights, c);
+                write::<S, E>(dscores, c, S::mul(read::<S, f32>(p, c), S::sub(dp, mean)));
             }
         }
     }

@@ -296,7 +296,7 @@ dispatch! {
 }
 
 /// # Safety
-/// None beyond the instruction set: all accesses are checked slices.
+/// The instruction set must be there; what is read is checked against the side's slice.
 #[inline(always)]
 unsafe fn pack_body<S: Simd, E: Element>(
     side: Side<'_, E>,
@@ -307,43 +307,85 @@ unsafe fn pack_body<S: Simd, E: Element>(
     out: &mut [u32],
 ) {
     let pairs = E::IS_BF16 && S::BF16_DOT;
-    let unit = |low: E, high: E| if pairs { bits::<E>(low) | bits::<E>(high) << 16 } else { low.to_f32().to_bits() };
-    let zero = E::default();
     let step = if pairs { 2 } else { 1 };
+    if lanes == 0 || k == 0 {
+        return;
+    }
+    let last = (first + lanes - 1) * side.lane_stride + (k - 1) * side.k_stride;
+    assert!(last < side.data.len() && out.len() == k.div_ceil(step) * width && lanes <= width, "pack: lengths differ");
+    let data = side.data.as_ptr();
     if lanes < width {
         out.fill(0);
     }
     if side.lane_stride == 1 {
-        for (u, out) in out.chunks_exact_mut(width).enumerate() {
-            let low = &side.data[u * step * side.k_stride + first..][..lanes];
-            if pairs && u * 2 + 1 < k {
-                let high = &side.data[(u * 2 + 1) * side.k_stride + first..][..lanes];
-                for i in 0..lanes {
-                    out[i] = unit(low[i], high[i]);
-                }
-            } else {
-                for i in 0..lanes {
-                    out[i] = unit(low[i], zero);
+        for u in 0..out.len() / width {
+            for lane in (0..lanes).step_by(S::LANES) {
+                let n = S::LANES.min(lanes - lane);
+                // SAFETY: rows u·step and, for pairs, u·step + 1 < k have `lanes` elements from `first` on.
+                unsafe {
+                    let low = data.add(u * step * side.k_stride + first + lane);
+                    let v = if pairs {
+                        let inside = u * 2 + 1 < k;
+                        let high = if inside { low.add(side.k_stride) } else { ZEROS.as_ptr().cast() };
+                        S::load_pairs(low.cast(), high.cast(), n)
+                    } else {
+                        load::<S, E>(low, n)
+                    };
+                    put_unit::<S>(out, u * width + lane, S::LANES.min(width - lane), v);
                 }
             }
         }
-    } else {
-        // Lanes are rows in memory: a transposition, in blocks that stay in the first-level cache.
-        debug_assert_eq!(side.k_stride, 1);
-        let depth = out.len() / width;
-        for block in (0..depth).step_by(32) {
-            let units = 32.min(depth - block);
-            for lane in 0..lanes {
-                let row = &side.data[(first + lane) * side.lane_stride..][..k];
-                let out = &mut out[block * width..(block + units) * width];
-                for u in 0..units {
-                    let at = (block + u) * step;
-                    let high = if pairs && at + 1 < k { row[at + 1] } else { zero };
-                    out[u * width + lane] = unit(row[at], high);
+        return;
+    }
+    // Lanes are rows in memory: a transposition, block by block.
+    debug_assert_eq!(side.k_stride, 1);
+    let whole = k / step / S::LANES * S::LANES;
+    for unit in (0..whole).step_by(S::LANES) {
+        for lane in (0..lanes).step_by(S::LANES) {
+            // SAFETY: rows below `lanes` have k elements, of which LANES·step from unit·step on are read; the block is
+            // written to rows of `width` units.
+            unsafe {
+                let mut block = [S::splat(0.0); 16];
+                for i in 0..S::LANES.min(lanes - lane) {
+                    let row = data.add((first + lane + i) * side.lane_stride + unit * step);
+                    block[i] = if pairs { S::load(row.cast()) } else { E::load::<S>(row) };
+                }
+                S::transpose(&mut block);
+                for j in 0..S::LANES {
+                    put_unit::<S>(out, (unit + j) * width + lane, S::LANES.min(width - lane), block[j]);
                 }
             }
         }
     }
+    let zero = E::default();
+    for u in whole..out.len() / width {
+        for lane in 0..lanes {
+            let row = &side.data[(first + lane) * side.lane_stride..];
+            let low = row[u * step];
+            let high = if pairs && u * 2 + 1 < k { row[u * 2 + 1] } else { zero };
+            out[u * width + lane] = if pairs { bits(low) | bits(high) << 16 } else { low.to_f32().to_bits() };
+        }
+    }
+}
+
+/// What the missing row beside an odd last one is taken from.
+static ZEROS: [u16; 16] = [0; 16];
+
+/// `n` elements as f32, zeros after them.
+#[inline(always)]
+unsafe fn load<S: Simd, E: Element>(p: *const E, n: usize) -> S::V {
+    // SAFETY: as for the caller.
+    unsafe { if n == S::LANES { E::load::<S>(p) } else { E::load_part::<S>(p, n) } }
+}
+
+/// Writes `n` lanes of a row of units. Lanes beyond them may spill into what follows in `out`, since rows are written
+/// in order and what follows is written later; at the end of `out` they are cut off.
+#[inline(always)]
+unsafe fn put_unit<S: Simd>(out: &mut [u32], at: usize, n: usize, v: S::V) {
+    assert!(at + n <= out.len());
+    let p = out[at..].as_mut_ptr().cast::<f32>();
+    // SAFETY: inside of `out` by the tests.
+    unsafe { if at + S::LANES <= out.len() { S::store(p, v) } else { S::store_part(p, n, v) } }
 }
 
 /// The 16 bits of a bf16 (for f32 never called with effect).

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use super::Cpu;
 use super::simd::{Element, Simd};
+use super::{Cpu, SharedMut};
 
 /// Multiply-add chains that are under way at a time: enough to hide the latency, few enough for the registers.
 const CHAINS: usize = 12;
@@ -26,6 +26,24 @@ pub fn operations_per_second<E: Element>(cpu: &Cpu) -> f64 {
         });
         best = best.max(counts.into_inner() as f64 / start.elapsed().as_secs_f64());
     }
+    best
+}
+
+/// Bytes per second that memory gives and takes together when a large buffer is copied by all threads.
+pub fn bytes_per_second(cpu: &Cpu) -> f64 {
+    const PART: usize = 1 << 20;
+    let (from, mut to) = (vec![1u8; 96 * PART], vec![0u8; 96 * PART]);
+    let mut best = 0.0f64;
+    for _ in 0..4 {
+        let start = Instant::now();
+        let shared = SharedMut::new(&mut to);
+        cpu.for_each(from.len() / PART, |i| {
+            // SAFETY: every task has its own part.
+            unsafe { shared.slice(i * PART, PART) }.copy_from_slice(&from[i * PART..(i + 1) * PART]);
+        });
+        best = best.max(2.0 * from.len() as f64 / start.elapsed().as_secs_f64());
+    }
+    std::hint::black_box(&to);
     best
 }
 

@@ -63,6 +63,16 @@ pub trait Simd: Copy + 'static {
         acc
     }
 
+    /// Exchanges rows and columns of the first LANES×LANES numbers, one row a vector.
+    unsafe fn transpose(rows: &mut [Self::V; 16]);
+
+    /// Lanes that hold two bf16 each: `low[i]` in the lower half, `high[i]` in the upper; the first `n` of them, zeros
+    /// after that. Only where `BF16_DOT`.
+    unsafe fn load_pairs(low: *const bf16, high: *const bf16, n: usize) -> Self::V {
+        let _ = (low, high, n);
+        Self::splat(0.0)
+    }
+
     /// Bit i is set where 16-bit draw i of `draws` (low halves first) is at least `threshold`.
     #[inline(always)]
     unsafe fn at_least(draws: &[u32; 16], threshold: u16) -> u32 {
@@ -345,6 +355,14 @@ impl Simd for Portable {
     unsafe fn largest(v: Self::V) -> f32 {
         v[0].max(v[2]).max(v[1].max(v[3]))
     }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self::V; 16]) {
+        for i in 0..4 {
+            for j in 0..i {
+                (rows[i][j], rows[j][i]) = (rows[j][i], rows[i][j]);
+            }
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -491,6 +509,27 @@ mod x86 {
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
         }
+        #[inline(always)]
+        unsafe fn transpose(rows: &mut [Self::V; 16]) {
+            // In groups of four rows, then lane by lane: afterwards lane L of `four[c]` holds column 4·L + c.
+            let mut groups = [[_mm256_setzero_ps(); 4]; 2];
+            for (g, four) in groups.iter_mut().enumerate() {
+                let r = &rows[4 * g..4 * g + 4];
+                let (a, b) = (_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1]));
+                let (c, d) = (_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3]));
+                let double = |x| _mm256_castps_pd(x);
+                *four = [
+                    _mm256_castpd_ps(_mm256_unpacklo_pd(double(a), double(c))),
+                    _mm256_castpd_ps(_mm256_unpackhi_pd(double(a), double(c))),
+                    _mm256_castpd_ps(_mm256_unpacklo_pd(double(b), double(d))),
+                    _mm256_castpd_ps(_mm256_unpackhi_pd(double(b), double(d))),
+                ];
+            }
+            for c in 0..4 {
+                rows[c] = _mm256_permute2f128_ps::<0x20>(groups[0][c], groups[1][c]);
+                rows[4 + c] = _mm256_permute2f128_ps::<0x31>(groups[0][c], groups[1][c]);
+            }
+        }
     }
 
     #[inline(always)]
@@ -512,6 +551,34 @@ mod x86 {
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
         let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
         _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet)))
+    }
+
+    /// As `Avx2::transpose`, with four lanes of four.
+    #[inline(always)]
+    unsafe fn transpose_16(rows: &mut [__m512; 16]) {
+        let mut groups = [[_mm512_setzero_ps(); 4]; 4];
+        for (g, four) in groups.iter_mut().enumerate() {
+            let r = &rows[4 * g..4 * g + 4];
+            let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
+            let (c, d) = (_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
+            let double = |x| _mm512_castps_pd(x);
+            *four = [
+                _mm512_castpd_ps(_mm512_unpacklo_pd(double(a), double(c))),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(double(a), double(c))),
+                _mm512_castpd_ps(_mm512_unpacklo_pd(double(b), double(d))),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(double(b), double(d))),
+            ];
+        }
+        for c in 0..4 {
+            let [g0, g1, g2, g3] = [groups[0][c], groups[1][c], groups[2][c], groups[3][c]];
+            // Even lanes of each pair of groups, then odd ones; lane L of the four groups is column 4·L + c.
+            let (even_low, even_high) = (_mm512_shuffle_f32x4::<0x88>(g0, g1), _mm512_shuffle_f32x4::<0x88>(g2, g3));
+            let (odd_low, odd_high) = (_mm512_shuffle_f32x4::<0xdd>(g0, g1), _mm512_shuffle_f32x4::<0xdd>(g2, g3));
+            rows[c] = _mm512_shuffle_f32x4::<0x88>(even_low, even_high);
+            rows[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even_low, even_high);
+            rows[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd_low, odd_high);
+            rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd_low, odd_high);
+        }
     }
 
     macro_rules! avx512 {
@@ -631,6 +698,17 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
                     $dot_pairs(acc, a, b)
+                }
+                #[inline(always)]
+                unsafe fn transpose(rows: &mut [Self::V; 16]) {
+                    transpose_16(rows)
+                }
+                #[inline(always)]
+                unsafe fn load_pairs(low: *const bf16, high: *const bf16, n: usize) -> Self::V {
+                    let bits = if n >= 16 { __mmask16::MAX } else { first_bits(n) };
+                    let low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(bits, low.cast()));
+                    let high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(bits, high.cast()));
+                    _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)))
                 }
             }
         };

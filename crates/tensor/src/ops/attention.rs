@@ -5,7 +5,7 @@ use henson_kernels::cpu::dropout::Dropout;
 
 use super::{Op, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{DType, Device, Layout, Pass, Result, Tensor, TensorError, Var};
+use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
 
 impl Pass<'_> {
     /// Self-attention: `qkv` (T×3H) holds query, key and value of each token; gives T×H.
@@ -21,6 +21,7 @@ impl Pass<'_> {
         let out = Tensor::empty(self.device(), [layout.tokens(), sizes.hidden()], self.dtype())?;
         let log_sums = Tensor::empty(self.device(), [heads, layout.tokens()], DType::F32)?;
         let dropout = self.dropout(p, site);
+        let _timer = self.device().timer(Kind::Attention, 2 * sizes.flops(layout), &[qkv.tensor(), &out]);
         match self.device() {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => kernels::forward(
                 &cpu.kernels,
@@ -70,6 +71,12 @@ impl Sizes {
         Ok(Self { heads, head_size, causal })
     }
 
+    /// Of one of the products of every sequence: S×S×D for each head.
+    fn flops(&self, layout: &Layout) -> usize {
+        let squares: usize = layout.offsets().windows(2).map(|w| ((w[1] - w[0]) as usize).pow(2)).sum();
+        2 * squares * self.hidden()
+    }
+
     fn hidden(&self) -> usize {
         self.heads * self.head_size
     }
@@ -95,6 +102,8 @@ impl Attention {
         let Some(dout) = back.take(self.out) else { return Ok(()) };
         let qkv = self.qkv.tensor();
         let dqkv = Tensor::empty(back.device(), qkv.shape(), qkv.dtype())?;
+        let flops = 5 * self.sizes.flops(&self.layout);
+        let timer = back.device().timer(Kind::AttentionGradient, flops, &[qkv, qkv, &dout]);
         match back.device() {
             Device::Cpu(cpu) => with_float!(qkv.dtype(), E => kernels::backward(
                 &cpu.kernels,
@@ -106,6 +115,7 @@ impl Attention {
                 dqkv.slice_mut::<E>(),
             )),
         }
+        drop(timer);
         back.add(self.qkv.slot(), dqkv)
     }
 }

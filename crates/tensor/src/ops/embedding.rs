@@ -5,7 +5,7 @@ use henson_kernels::cpu::embedding::{self as kernels, Lookup};
 use super::rows::check_indices;
 use super::{Op, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{DType, Device, Param, Pass, Result, Tensor, Var};
+use crate::{DType, Device, Kind, Param, Pass, Result, Tensor, Var};
 
 /// The tables of an embedding layer; each has one index a token.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,7 @@ impl Pass<'_> {
             check_indices("embeddings", what, self.device(), index, table.rows())?;
         }
         let out = Tensor::empty(self.device(), [t, h], self.dtype())?;
+        let timer = self.device().timer(Kind::Embedding, 0, &[&out, &out, &out, &out]);
         match self.device() {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => {
                 let lookups: [Lookup<'_, E>; 3] =
@@ -50,6 +51,7 @@ impl Pass<'_> {
                 kernels::forward(&cpu.kernels, &lookups, h, out.slice_mut::<E>());
             }),
         }
+        drop(timer);
         let y = self.var(out);
         if let Some(out) = y.slot() {
             let indices = indices.map(Tensor::clone);
@@ -69,6 +71,7 @@ pub(crate) struct Embedding {
 impl Embedding {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let _timer = back.device().timer(Kind::Embedding, 0, &[&dy, &dy, &dy]);
         for (table, index) in self.tables.all().into_iter().zip(&self.indices) {
             let gradient = back.gradients.view(table);
             match back.device() {

@@ -5,7 +5,7 @@ use henson_kernels::cpu::layer_norm::{self as kernels, Drops};
 
 use super::{Op, own, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{DType, Device, Layout, Param, Pass, Result, Tensor, Var};
+use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, Var};
 
 impl Pass<'_> {
     /// LN(x), rows of any origin.
@@ -66,6 +66,9 @@ impl Pass<'_> {
         let sum = own(self.device(), x.into_tensor())?;
         let y = Tensor::empty(self.device(), shape, sum.dtype())?;
         let statistics = Tensor::empty(self.device(), [sum.rows(), 2], DType::F32)?;
+        let mut moved = [&sum, &sum, &y, &y];
+        let moved = if residual.is_some() { &moved[..] } else { &mut moved[..3] };
+        let timer = self.device().timer(Kind::LayerNorm, 0, moved);
         match self.device() {
             Device::Cpu(cpu) => with_float!(sum.dtype(), E => kernels::forward(
                 &cpu.kernels,
@@ -79,6 +82,7 @@ impl Pass<'_> {
                 bytemuck::cast_slice_mut(statistics.slice_mut::<f32>()),
             )),
         }
+        drop(timer);
         let y = self.var(y);
         if let Some(out) = y.slot() {
             let residual = residual.and_then(Var::slot);
@@ -124,6 +128,7 @@ impl LayerNorm {
             Some(_) => Some(Tensor::empty(device, self.sum.shape(), self.sum.dtype())?),
             None => None,
         };
+        let timer = device.timer(Kind::LayerNormGradient, 0, &[&dy, &dy, &dsum, dx.as_ref().unwrap_or(&dsum)]);
         let (dgamma, dbeta) = (back.gradients.view(self.gamma), back.gradients.view(self.beta));
         match device {
             Device::Cpu(cpu) => with_float!(self.sum.dtype(), E => kernels::backward(
@@ -139,6 +144,7 @@ impl LayerNorm {
                 dbeta.slice_mut(),
             )),
         }
+        drop(timer);
         drop(dy);
         back.add(self.x, dx.unwrap_or_else(|| dsum.clone()))?;
         back.add(self.residual, dsum)

@@ -7,7 +7,7 @@ use henson_kernels::cpu::{Element, activation, reduce};
 
 use super::{Op, cast, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{Activation, DType, Device, Native, Param, Pass, Result, Tensor, Var};
+use crate::{Activation, DType, Device, Kind, Native, Param, Pass, Result, Tensor, Var};
 
 impl Pass<'_> {
     /// activation(x·weightᵀ + bias): T×K → T×N, in the pass's dtype.
@@ -77,6 +77,9 @@ fn apply(
     }
     let y = Tensor::empty(pass.device(), [t, n], dtype)?;
     let before = if keep { Some(Tensor::empty(pass.device(), [t, n], dtype)?) } else { None };
+    let moved = [x, &weight, &y, &y];
+    let moved = if keep { &moved[..] } else { &moved[..3] };
+    let _timer = pass.device().timer(Kind::Linear, 2 * t * n * k, moved);
     match pass.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => with_float!(dtype, O => {
             let finish = Finish {
@@ -111,6 +114,7 @@ impl Linear {
         let mut dz = dy.reshape([x.rows(), n])?;
         if let Some(before) = &self.before {
             let out = Tensor::empty(back.device(), before.shape(), before.dtype())?;
+            let _timer = back.device().timer(Kind::Activation, 0, &[before, &dz, &out]);
             match back.device() {
                 Device::Cpu(cpu) => with_float!(before.dtype(), E => {
                     let (z, dy, dz) = (before.slice::<E>(), dz.slice(), out.slice_mut());
@@ -148,6 +152,7 @@ impl FeedForward {
         let Self { inner: dz, before, activation, .. } = self;
         let weight = back.parameters.matrix(self.down.0);
         let (t, n, k) = (dy.rows(), dz.columns(), dy.columns());
+        let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &before]);
         match back.device() {
             Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
                 let derivative_at = Some((activation, before.slice::<E>()));
@@ -157,6 +162,7 @@ impl FeedForward {
                 product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), n, finish);
             }),
         }
+        drop(timer);
         drop(dy);
         drop(before);
         parameter_gradients(back, &dz, self.x.tensor(), self.up.0, Some(self.up.1))?;
@@ -177,6 +183,8 @@ fn parameter_gradients(
 ) -> Result<()> {
     let dweight = back.gradients.view(weight);
     let dbias = bias.map(|bias| back.gradients.view(bias));
+    let flops = 2 * x.rows() * dz.columns() * x.columns();
+    let timer = back.device().timer(Kind::WeightGradient, flops, &[dz, x, &dweight]);
     match back.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => {
             let (t, n, k) = (x.rows(), dz.columns(), x.columns());
@@ -185,7 +193,9 @@ fn parameter_gradients(
             product(&cpu.kernels, dz.transposed(), Right::Plain(x), dweight.slice_mut::<f32>(), k, finish);
         }),
     }
+    drop(timer);
     if let Some(dbias) = dbias {
+        let _timer = back.device().timer(Kind::BiasGradient, 0, &[dz]);
         match back.device() {
             Device::Cpu(cpu) => with_float!(dz.dtype(), E => {
                 reduce::column_sums(&cpu.kernels, dz.slice::<E>(), dbias.slice_mut());
@@ -200,6 +210,7 @@ fn input_gradient(back: &mut Backward<'_>, dz: &Tensor, weight: Param, slot: Slo
     let (dx, accumulate) = back.target(slot, x)?;
     let weight = back.parameters.matrix(weight);
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
+    let _timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[dz, &weight, &dx]);
     match back.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => {
             let finish = Finish { accumulate, ..Finish::default() };

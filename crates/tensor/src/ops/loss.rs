@@ -6,7 +6,7 @@ use henson_kernels::cpu::span;
 
 use super::rows::check_indices;
 use super::{own, with_float};
-use crate::{DType, Device, Layout, Pass, Result, Tensor, TensorError, Var};
+use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
 
 impl Pass<'_> {
     /// scale·Σ weight·(−ln softmax(logits)[target]) over rows (P×columns), of which the first `classes` columns count.
@@ -128,7 +128,9 @@ impl Pass<'_> {
         if slot.is_some() {
             logits = own(self.device(), logits)?;
         }
+        let timer = self.device().timer(Kind::Loss, 0, &[&logits, &logits]);
         let loss = kernel(self.device(), &logits, slot.is_some())?;
+        drop(timer);
         if let Some(slot) = slot {
             self.start_gradient(slot, logits)?;
         }

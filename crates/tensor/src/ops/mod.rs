@@ -14,7 +14,7 @@ pub use rows::Pooling;
 use henson_kernels::cpu::{cast as kernels_cast, rows as kernels};
 
 use crate::tape::Backward;
-use crate::{DType, Device, Result, Tensor, bf16};
+use crate::{DType, Device, Kind, Result, Tensor, bf16};
 
 /// Runs `$body` with the type `$E` that stands for a floating-point dtype.
 macro_rules! with_float {
@@ -70,6 +70,7 @@ impl Op {
 /// sum += x.
 pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
     sum.check_dtype("add", "the sum", x.dtype())?;
+    let _timer = device.timer(Kind::Rows, 0, &[x, sum, sum]);
     match device {
         Device::Cpu(cpu) => {
             with_float!(x.dtype(), E => kernels::add::<E>(&cpu.kernels, x.slice(), sum.slice_mut()));
@@ -81,6 +82,7 @@ pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
 /// The same numbers in memory of their own.
 pub(crate) fn copy(device: &Device, x: &Tensor) -> Result<Tensor> {
     let out = Tensor::empty(device, x.shape(), x.dtype())?;
+    let _timer = device.timer(Kind::Rows, 0, &[x, &out]);
     match device {
         Device::Cpu(_) => with_float!(x.dtype(), E => out.slice_mut::<E>().copy_from_slice(x.slice::<E>())),
     }

@@ -5,7 +5,7 @@ use henson_kernels::cpu::rows as kernels;
 
 use super::{Op, copy, own, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{DType, Device, Layout, Pass, Result, Tensor, TensorError, Var};
+use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
 
 /// How the tokens of a sequence become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +25,13 @@ impl Pass<'_> {
         rows.check_dtype("gather", "rows", DType::U32)?;
         check_indices("gather", "row", self.device(), rows, t)?;
         let out = Tensor::empty(self.device(), [rows.shape().elements(), h], x.tensor().dtype())?;
+        let timer = self.device().timer(Kind::Rows, 0, &[&out, &out]);
         match self.device() {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => {
                 kernels::gather(&cpu.kernels, x.tensor().slice::<E>(), h, rows.slice(), out.slice_mut());
             }),
         }
+        drop(timer);
         let y = self.var(out);
         if let Some(out) = y.slot() {
             self.record(Op::Gather(Gather { x: x.clone(), rows: rows.clone(), out }));
@@ -137,6 +139,7 @@ impl Gather {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.x.slot() else { return Ok(()) };
         let (dx, accumulate) = back.target(slot, self.x.tensor())?;
+        let _timer = back.device().timer(Kind::Rows, 0, &[&dy, &dx]);
         match back.device() {
             Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
                 let (dy, rows, h) = (dy.slice::<E>(), self.rows.slice(), self.x.tensor().columns());
