@@ -71,8 +71,9 @@ impl Model {
         };
         let mut builder = Builder::new();
         let bert = Bert::build(&mut builder, &config, head);
-        let (parameters, report) =
+        let (mut parameters, report) =
             open_parameters(&weights, &NAMING, builder, device, dtype, &LoadOptions::strict(), 0)?;
+        parameters.keep_packed();
         let tokenizer = Tokenizer::open(path)?;
         if tokenizer.vocabulary_size() > config.vocab_size {
             return Err(InferError::Vocabulary {

@@ -23,7 +23,11 @@ fn transpose(x: &[f64], rows: usize, columns: usize) -> Vec<f64> {
 
 /// E: operands, O: result.
 fn check<E: Element, O: Element>(cpu: &Cpu, form: Form, m: usize, n: usize, k: usize) {
-    let (a, b) = (numbers::<E>(1, m * k), numbers::<E>(2, k * n));
+    let (mut a, b) = (numbers::<E>(1, m * k), numbers::<E>(2, k * n));
+    if k > 1000 {
+        // Keeps long sums near 1, where the activation bends.
+        a.iter_mut().for_each(|a| *a = E::from_f32(a.to_f32() / 64.0));
+    }
     let (mut ea, mut eb) = (exact(&a), exact(&b));
     let (mut va, mut vb) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
     match form {
@@ -47,24 +51,29 @@ fn check<E: Element, O: Element>(cpu: &Cpu, form: Form, m: usize, n: usize, k: u
     let packed = Packed::new(cpu, vb);
     let mut again = poisoned::<O>(m * n);
     product(cpu, va, Right::Packed(&packed), &mut again, n, Finish::default());
-    assert_eq!(exact(&out), exact(&again), "{what}: packed before differs on {cpu:?}");
+    if k < 1000 {
+        // Beyond that, sums are divided where the operand is not packed.
+        assert_eq!(exact(&out), exact(&again), "{what}: packed before differs on {cpu:?}");
+    }
+    assert_close(&format!("{what}: packed before"), cpu, &again, &expected);
 
-    // Everything at once: scale, bias, activation, what went into it, another's derivative, accumulation, a stride.
+    // Everything at once: scale, bias, activation, its derivative, a factor, accumulation, a stride.
     let bias = numbers::<f32>(3, n);
     let gate = numbers::<O>(4, m * n);
     let old = numbers::<O>(5, m * (n + 3));
-    let (mut out, mut before) = (old.clone(), poisoned::<O>(m * n));
+    let (mut out, mut slope) = (old.clone(), poisoned::<O>(m * n));
     let finish = Finish {
         scale: 0.5,
         bias: Some(&bias),
-        before_activation: Some(&mut before),
         activation: Activation::Gelu,
-        derivative_at: Some((Activation::Tanh, &gate)),
+        derivative: Some(&mut slope),
+        factor: Some(&gate),
         accumulate: true,
     };
     product(cpu, va, Right::Plain(vb), &mut out, n + 3, finish);
     let z: Vec<f64> = (0..m * n).map(|i| 0.5 * expected[i] + f64::from(bias[i % n])).collect();
-    assert_close(&format!("{what}: before activation"), cpu, &before, &z);
+    let slopes: Vec<f64> = z.iter().map(|z| activation::derivative(Activation::Gelu, *z)).collect();
+    assert_close(&format!("{what}: derivative"), cpu, &slope, &slopes);
     let full: Vec<f64> = (0..m * (n + 3))
         .map(|i| {
             let (r, c) = (i / (n + 3), i % (n + 3));
@@ -72,7 +81,7 @@ fn check<E: Element, O: Element>(cpu: &Cpu, form: Form, m: usize, n: usize, k: u
             if c >= n {
                 return old;
             }
-            let gate = activation::derivative(Activation::Tanh, f64::from(gate[r * n + c].to_f32()));
+            let gate = f64::from(gate[r * n + c].to_f32());
             old + activation::forward(Activation::Gelu, z[r * n + c]) * gate
         })
         .collect();
@@ -81,8 +90,18 @@ fn check<E: Element, O: Element>(cpu: &Cpu, form: Form, m: usize, n: usize, k: u
 
 #[test]
 fn products_match_the_reference() {
-    let sizes =
-        [(1, 1, 1), (1, 7, 33), (7, 1, 5), (33, 129, 7), (129, 33, 24), (16, 64, 300), (2, 200, 64), (70, 70, 0)];
+    let sizes = [
+        (1, 1, 1),
+        (1, 7, 33),
+        (7, 1, 5),
+        (33, 129, 7),
+        (129, 33, 24),
+        (16, 64, 300),
+        (2, 200, 64),
+        (70, 70, 0),
+        (5, 9, 1601),
+        (6, 40, 8195),
+    ];
     for cpu in &contexts() {
         for (m, n, k) in sizes {
             for form in [Form::Plain, Form::RightTransposed, Form::LeftTransposed] {

@@ -80,9 +80,9 @@ fn check<E: Element>(cpu: &Cpu, t: usize, h: usize) {
     assert_close("add", cpu, &y, &expected);
 
     let mut y = x.clone();
-    rows::scale(cpu, -0.3, &mut y);
-    let expected: Vec<f64> = wide.iter().map(|x| x * -0.3).collect();
-    assert_close("scale", cpu, &y, &expected);
+    rows::multiply(cpu, &x, &mut y);
+    let expected: Vec<f64> = wide.iter().map(|x| x * x).collect();
+    assert_close("multiply", cpu, &y, &expected);
 
     let mut y = poisoned::<E>(t * h);
     rows::fill_zero(cpu, &mut y);

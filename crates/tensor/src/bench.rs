@@ -2,7 +2,7 @@
 
 use henson_kernels::cpu::gemm::{Finish, Matrix, Right, product};
 
-use crate::ops::with_float;
+use crate::ops::{cast, with_float};
 use crate::{DType, Device, Result, Tensor};
 
 /// The operands of a linear layer with `n` outputs and `k` inputs.
@@ -18,16 +18,20 @@ pub struct Product {
 }
 
 impl Product {
-    /// Zeros for `tokens` rows.
+    /// Small numbers for `tokens` rows (not zeros, which draw less power).
     pub fn new(device: &Device, dtype: DType, tokens: usize, n: usize, k: usize) -> Result<Self> {
         let zeros = |rows, columns, dtype| Tensor::zeros(device, [rows, columns], dtype);
+        let numbers = |rows: usize, columns: usize| {
+            let values: Vec<f32> = (0..rows * columns).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
+            cast(device, &Tensor::from_slice(device, [rows, columns], &values)?, dtype)
+        };
         Ok(Self {
             device: device.clone(),
             dtype,
             sizes: [tokens, n, k],
-            x: zeros(tokens, k, dtype)?,
-            weight: zeros(n, k, dtype)?,
-            y: zeros(tokens, n, dtype)?,
+            x: numbers(tokens, k)?,
+            weight: numbers(n, k)?,
+            y: numbers(tokens, n)?,
             dx: zeros(tokens, k, dtype)?,
             dweight: zeros(n, k, DType::F32)?,
         })

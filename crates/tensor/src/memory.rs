@@ -4,47 +4,12 @@
 //! The memory keeps a handle to every block that it ever gave out. A block is free when that handle is the only one
 //! left, so nobody has to give anything back.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use henson_kernels::memory::Buffer as Block;
+
 use crate::{Result, TensorError};
-
-/// Every block starts at a cache line, which is also a vector register of AVX-512.
-const ALIGNMENT: usize = 64;
-
-/// A piece of the host's memory.
-pub(crate) struct Block {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: a block is plain memory; who may read and write it is told by the tensors on it, see `Tensor`.
-unsafe impl Send for Block {}
-// SAFETY: as above.
-unsafe impl Sync for Block {}
-
-impl Block {
-    /// Memory, initialised so that any of it may be read, or nothing where there is none left.
-    fn new(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
-        // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { start, bytes: layout.size() })
-    }
-
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `new` with the same size and alignment, which were valid then.
-        unsafe { dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.bytes, ALIGNMENT)) }
-    }
-}
 
 /// The blocks of a device, by size class.
 #[derive(Default)]
@@ -90,7 +55,7 @@ impl Memory {
 /// Sizes are rounded up to eighths of a power of two: at most an eighth is wasted, and classes stay few.
 fn size_class(bytes: usize) -> usize {
     let bytes = bytes.max(1024);
-    let step = (bytes.next_power_of_two() / 16).max(ALIGNMENT);
+    let step = (bytes.next_power_of_two() / 16).max(64);
     bytes.div_ceil(step) * step
 }
 

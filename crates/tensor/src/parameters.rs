@@ -3,10 +3,14 @@
 //! The truth is f32; where a model computes in bf16, a second flat buffer holds the rounded copy. A parameter's path
 //! while it is built is its name in the checkpoint.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use henson_kernels::cpu::gemm::{Matrix, Packed};
 use henson_kernels::cpu::{cast, reduce};
 use henson_kernels::philox::Stream;
 
-use crate::{DType, Device, Kind, Result, Shape, Tensor, TensorError};
+use crate::{DType, Device, Kind, Result, Shape, Tensor, TensorError, bf16};
 
 /// A parameter's elements start at a multiple of this many: a cache line of bf16 and more.
 const ALIGNMENT: usize = 64;
@@ -149,7 +153,7 @@ impl Builder {
             DType::Bf16 => Some(Tensor::zeros(device, [self.size], DType::Bf16)?),
             _ => None,
         };
-        Ok(Parameters { device: device.clone(), entries: self.entries, values, compute })
+        Ok(Parameters { device: device.clone(), entries: self.entries, values, compute, packed: None })
     }
 
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
@@ -173,9 +177,35 @@ pub struct Parameters {
     entries: Vec<Entry>,
     values: Tensor,
     compute: Option<Tensor>,
+    /// Weights in the order in which products read them, by where they start; none unless asked for.
+    packed: Option<Mutex<HashMap<usize, Arc<Packed>>>>,
 }
 
 impl Parameters {
+    /// Keeps a packed copy of every weight that an inference pass multiplies with, made when it is first used: products
+    /// with few rows are then several times as fast, for twice the memory.
+    ///
+    /// Copies do not follow when parameters change: this is for models that are not trained.
+    pub fn keep_packed(&mut self) {
+        self.packed = Some(Mutex::default());
+    }
+
+    /// The packed form of a weight (N×K as in checkpoints, to multiply K columns with), where it is kept.
+    pub(crate) fn packed(&self, param: Param) -> Option<Arc<Packed>> {
+        let mut all = self.packed.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let packed = all.entry(param.start).or_insert_with(|| {
+            let weight = self.matrix(param);
+            let (n, k) = (weight.rows(), weight.columns());
+            Arc::new(match &self.device {
+                Device::Cpu(cpu) => match weight.dtype() {
+                    DType::Bf16 => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<bf16>(), n, k).transposed()),
+                    _ => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<f32>(), n, k).transposed()),
+                },
+            })
+        });
+        Some(Arc::clone(packed))
+    }
+
     /// Where they are.
     pub fn device(&self) -> &Device {
         &self.device
@@ -242,8 +272,7 @@ impl Parameters {
 
     /// Gradients of these parameters, all zero.
     pub fn gradients(&self) -> Result<Gradients> {
-        let values = Tensor::zeros(&self.device, self.values.shape(), DType::F32)?;
-        Ok(Gradients { device: self.device.clone(), values })
+        Gradients::new(self)
     }
 
     /// A matrix in the dtype that models compute in.
@@ -293,18 +322,33 @@ fn draw(values: &mut [f32], deviation: f32, seed: u64, entry: usize, threads: us
 }
 
 /// The gradients of [`Parameters`], in f32 and the same layout.
+///
+/// Zeroing them is only a note: the first operation that has something to add to a parameter's gradient writes it
+/// instead, and what nobody wrote is zeroed at the end of the backward pass. That saves two passes over all of them.
 pub struct Gradients {
     device: Device,
     values: Tensor,
+    /// For each entry, where it starts and whether its gradient counts yet; in the order of the flat buffers.
+    entries: Vec<GradientEntry>,
+}
+
+struct GradientEntry {
+    start: usize,
+    len: usize,
+    written: bool,
 }
 
 impl Gradients {
+    fn new(parameters: &Parameters) -> Result<Self> {
+        let values = Tensor::zeros(&parameters.device, parameters.values.shape(), DType::F32)?;
+        let entry = |e: &Entry| GradientEntry { start: e.start, len: e.shape.elements(), written: true };
+        let entries = parameters.entries.iter().map(entry).collect();
+        Ok(Self { device: parameters.device.clone(), values, entries })
+    }
+
     /// Sets all to zero.
     pub fn zero(&mut self) {
-        let _timer = self.device.timer(Kind::ZeroGradients, 0, &[&self.values]);
-        match &self.device {
-            Device::Cpu(cpu) => henson_kernels::cpu::rows::fill_zero(&cpu.kernels, self.values.slice_mut::<f32>()),
-        }
+        self.entries.iter_mut().for_each(|entry| entry.written = false);
     }
 
     /// The norm of all gradients together. Not finite if any of them is not.
@@ -321,8 +365,44 @@ impl Gradients {
         self.values.view(start, shape).to_vec()
     }
 
-    pub(crate) fn view(&self, param: Param) -> Tensor {
-        self.values.view(param.range().start, param.shape)
+    /// A parameter's gradient, and whether to add to what is there (else all of it must be written).
+    pub(crate) fn target(&mut self, param: Param) -> (Tensor, bool) {
+        let view = self.values.view(param.start, param.shape);
+        let range = param.range();
+        let first = self.entries.partition_point(|entry| entry.start < range.start);
+        let mut accumulate = false;
+        for entry in self.entries[first..].iter_mut().take_while(|entry| entry.start < range.end) {
+            accumulate |= entry.written;
+            entry.written = true;
+        }
+        (view, accumulate)
+    }
+
+    /// A parameter's gradient for an operation that can only add.
+    pub(crate) fn sum(&mut self, param: Param) -> Tensor {
+        let (view, accumulate) = self.target(param);
+        if !accumulate {
+            self.fill_zero(&view);
+        }
+        view
+    }
+
+    /// Zeroes what no operation wrote since [`Gradients::zero`].
+    pub(crate) fn finish(&mut self) {
+        for i in 0..self.entries.len() {
+            let GradientEntry { start, len, written } = self.entries[i];
+            if !written {
+                self.fill_zero(&self.values.view(start, [len].into()));
+                self.entries[i].written = true;
+            }
+        }
+    }
+
+    fn fill_zero(&self, view: &Tensor) {
+        let _timer = self.device.timer(Kind::ZeroGradients, 0, &[view]);
+        match &self.device {
+            Device::Cpu(cpu) => henson_kernels::cpu::rows::fill_zero(&cpu.kernels, view.slice_mut::<f32>()),
+        }
     }
 
     pub(crate) fn flat(&self) -> &Tensor {
@@ -333,7 +413,6 @@ impl Gradients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bf16;
 
     fn build(dtype: DType) -> (Parameters, Param) {
         let device = Device::cpu(None, Some(2)).unwrap();

@@ -122,6 +122,7 @@ impl<'a> Pass<'a> {
             op.backward(&mut back)?;
         }
         slots.clear();
+        gradients.finish();
         Ok(())
     }
 

@@ -7,7 +7,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::memory::Block;
+use henson_kernels::memory::Buffer as Block;
+
 use crate::{DType, Device, Native, Result, TensorError};
 
 /// Up to four sizes, the outermost first.

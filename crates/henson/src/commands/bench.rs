@@ -68,6 +68,9 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     let most = config.max_position_embeddings;
     anyhow::ensure!(flags.seq <= most, "--seq {}: {} has positions for {most} tokens", flags.seq, flags.model);
     let mut bench = ModelBench::new(&device, &config, flags)?;
+    if mode == Mode::Infer {
+        bench.parameters.keep_packed();
+    }
     let mut times = Vec::with_capacity(flags.steps);
     for i in 0..flags.warmup + flags.steps {
         let start = Instant::now();

@@ -107,26 +107,19 @@ pub struct Finish<'a, O> {
     pub scale: f32,
     /// Added to every row; length n.
     pub bias: Option<&'a [f32]>,
-    /// Gets what goes into the activation (m×n, without gaps), for its backward.
-    pub before_activation: Option<&'a mut [O]>,
     /// Applied then.
     pub activation: Activation,
-    /// Multiplied with the activation's derivative at these values (m×n, without gaps): the way back through it.
-    pub derivative_at: Option<(Activation, &'a [O])>,
+    /// Gets the activation's derivative (m×n, without gaps), for the way back: it shares its costly part with the value.
+    pub derivative: Option<&'a mut [O]>,
+    /// Multiplied with then (m×n, without gaps): the way back through an activation whose derivative was kept.
+    pub factor: Option<&'a [O]>,
     /// Whether the result is added to what `out` holds.
     pub accumulate: bool,
 }
 
 impl<O> Default for Finish<'_, O> {
     fn default() -> Self {
-        Self {
-            scale: 1.0,
-            bias: None,
-            before_activation: None,
-            activation: Activation::None,
-            derivative_at: None,
-            accumulate: false,
-        }
+        Self { scale: 1.0, bias: None, activation: Activation::None, derivative: None, factor: None, accumulate: false }
     }
 }
 
@@ -166,22 +159,92 @@ pub(crate) unsafe fn product_into<E: Element, O: Element>(
     assert!(a.columns == k, "inner sizes differ: {}×{} times {k}×{n}", a.rows, a.columns);
     assert!(out_stride >= n && (m == 0 || out.len() >= (m - 1) * out_stride + n), "out is shorter than {m}×{n}");
     assert!(finish.bias.is_none_or(|b| b.len() == n), "bias has another length than {n}");
-    assert!(finish.before_activation.as_ref().is_none_or(|z| z.len() == m * n), "before_activation is not {m}×{n}");
-    assert!(finish.derivative_at.is_none_or(|(_, z)| z.len() == m * n), "derivative_at is not {m}×{n}");
+    assert!(finish.derivative.as_ref().is_none_or(|d| d.len() == m * n), "derivative is not {m}×{n}");
+    assert!(finish.factor.is_none_or(|f| f.len() == m * n), "factor is not {m}×{n}");
     if m == 0 || n == 0 {
         return;
     }
+    let plain = finish.bias.is_none() && finish.derivative.is_none() && finish.factor.is_none();
+    match b {
+        Right::Plain(b) if plain && finish.activation == Activation::None && !O::IS_BF16 && k > SPLIT => {
+            // Parts of k add up in the output itself.
+            for (i, (a, b)) in parts(a, b).enumerate() {
+                let accumulate = finish.accumulate || i > 0;
+                let finish = Finish { scale: finish.scale, accumulate, ..Finish::default() };
+                // SAFETY: as for this function.
+                unsafe { product_part(cpu, a, Right::Plain(b), out, out_stride, finish, None) };
+            }
+        }
+        Right::Plain(b) if k > LONG => scratch::with(Purpose::Sums, m * n, |sums: &mut [f32]| {
+            // Parts of k add up in f32, and the last one takes the sums to the output.
+            let count = parts(a, b).count();
+            for (i, (a, b)) in parts(a, b).enumerate().take(count - 1) {
+                let finish = Finish { accumulate: i > 0, ..Finish::default() };
+                // SAFETY: the sums are ours alone.
+                unsafe { product_part(cpu, a, Right::Plain(b), SharedMut::new(sums), n, finish, None) };
+            }
+            if let Some((a, b)) = parts(a, b).last() {
+                // SAFETY: as for this function.
+                unsafe { product_part(cpu, a, Right::Plain(b), out, out_stride, finish, Some(sums)) };
+            }
+        }),
+        // SAFETY: as for this function.
+        b => unsafe { product_part(cpu, a, b, out, out_stride, finish, None) },
+    }
+}
+
+/// Sums over more of k than this are divided, where they can add up in an f32 output: panels then stay in the caches.
+const SPLIT: usize = 6144;
+
+/// Sums over more of k than this are divided in any case, adding up in work space.
+const LONG: usize = 8192;
+
+/// What sums are divided into, nearly.
+const PART: usize = 3072;
+
+/// The operands of a product, divided along k.
+fn parts<'a, E>(a: Matrix<'a, E>, b: Matrix<'a, E>) -> impl Iterator<Item = (Matrix<'a, E>, Matrix<'a, E>)> {
+    let k = b.rows;
+    let count = k.div_ceil(PART);
+    // Even borders, so that pairs of bf16 stay together.
+    let border = move |i: usize| if i == count { k } else { i * k / count / 2 * 2 };
+    (0..count).map(move |i| {
+        let (start, length) = (border(i), border(i + 1) - border(i));
+        let a = Matrix { data: &a.data[start * a.column_stride..], columns: length, ..a };
+        (a, Matrix { data: &b.data[start * b.row_stride..], rows: length, ..b })
+    })
+}
+
+/// One product; `carry` (m×n, without gaps) is added to the sums before everything else.
+///
+/// # Safety
+/// As for `product_into`, which checked the lengths.
+unsafe fn product_part<E: Element, O: Element>(
+    cpu: &Cpu,
+    a: Matrix<'_, E>,
+    b: Right<'_, E>,
+    out: SharedMut<O>,
+    out_stride: usize,
+    finish: Finish<'_, O>,
+    carry: Option<&[f32]>,
+) {
+    let (k, n) = match b {
+        Right::Plain(b) => (b.rows, b.columns),
+        Right::Packed(p) => (p.k, p.n),
+    };
+    let m = a.rows;
     let sizes = Sizes::of::<E>(cpu.isa(), m, n, k);
     let target = Target {
+        carry,
         out,
         out_stride,
         m,
         n,
         scale: finish.scale,
         bias: finish.bias,
-        before_activation: finish.before_activation.map(SharedMut::new),
         activation: finish.activation,
-        derivative_at: finish.derivative_at,
+        derivative: finish.derivative.map(SharedMut::new),
+        factor: finish.factor,
         accumulate: finish.accumulate,
     };
     let run = Run { cpu, sizes, target: &target };
@@ -212,6 +275,9 @@ struct Sizes {
     depth: usize,
     /// Most rows of a tile.
     tile_rows: usize,
+    /// Rows of a panel; the first `longer_panels` have one more.
+    panel_rows: usize,
+    longer_panels: usize,
     tile_columns: usize,
     isa: Isa,
 }
@@ -220,7 +286,8 @@ impl Sizes {
     fn of<E: Element>(isa: Isa, m: usize, n: usize, k: usize) -> Self {
         let (tile_rows, tile_columns, pairs) = tile(isa);
         let depth = if pairs && E::IS_BF16 { k.div_ceil(2) } else { k };
-        Self { m, n, k, depth, tile_rows, tile_columns, isa }
+        let panels = m.div_ceil(tile_rows).max(1);
+        Self { m, n, k, depth, tile_rows, panel_rows: m / panels, longer_panels: m % panels, tile_columns, isa }
     }
 
     fn m_panels(&self) -> usize {
@@ -233,7 +300,7 @@ impl Sizes {
 
     /// First row of a panel: rows are spread evenly, so that 16 of them are 8 + 8 and not 14 + 2.
     fn row(&self, panel: usize) -> usize {
-        panel * self.m / self.m_panels()
+        panel * self.panel_rows + panel.min(self.longer_panels)
     }
 
     /// Units of a packed panel of B.
@@ -473,6 +540,22 @@ impl<O: Element> Run<'_, '_, O> {
     fn pack_left<E: Element>(&self, a: Side<'_, E>, panels: std::ops::Range<usize>, left: &mut [u32]) {
         let s = &self.sizes;
         let start = s.row(panels.start);
+        if a.lane_stride == 1 {
+            // Rows of memory cross all panels: one walk over them, not one for each panel.
+            const ROWS: usize = 32;
+            let step = if s.depth < s.k { 2 } else { 1 };
+            for unit in (0..s.depth).step_by(ROWS) {
+                let units = ROWS.min(s.depth - unit);
+                let side = Side { data: &a.data[unit * step * a.k_stride..], ..a };
+                let k = (units * step).min(s.k - unit * step);
+                for i in panels.clone() {
+                    let (first, width) = (s.row(i), s.row(i + 1) - s.row(i));
+                    let at = (first - start) * s.depth + unit * width;
+                    pack(s.isa, side, first, width, width, k, &mut left[at..at + units * width]);
+                }
+            }
+            return;
+        }
         for i in panels {
             let (first, end) = (s.row(i), s.row(i + 1));
             let out = &mut left[(first - start) * s.depth..(end - start) * s.depth];
@@ -483,15 +566,16 @@ impl<O: Element> Run<'_, '_, O> {
 
 /// Where results go, and what is done to them first; see [`Finish`].
 struct Target<'a, O> {
+    carry: Option<&'a [f32]>,
     out: SharedMut<O>,
     out_stride: usize,
     m: usize,
     n: usize,
     scale: f32,
     bias: Option<&'a [f32]>,
-    before_activation: Option<SharedMut<O>>,
     activation: Activation,
-    derivative_at: Option<(Activation, &'a [O])>,
+    derivative: Option<SharedMut<O>>,
+    factor: Option<&'a [O]>,
     accumulate: bool,
 }
 
@@ -596,17 +680,23 @@ unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, col
             // SAFETY: `lanes` elements from (row, c) on lie inside of every operand (checked in `product`), and no
             // other task has this tile.
             unsafe {
-                let mut x = S::mul(S::load(sums), S::splat(t.scale));
+                let mut x = S::load(sums);
+                if let Some(carry) = t.carry {
+                    x = S::add(x, part::<S, f32>(&carry[row * t.n + c..], lanes));
+                }
+                x = S::mul(x, S::splat(t.scale));
                 if let Some(bias) = t.bias {
                     x = S::add(x, part::<S, f32>(&bias[c..], lanes));
                 }
-                if let Some(before) = &t.before_activation {
-                    put::<S, O>(before.slice(row * t.n + c, lanes), x);
+                if let Some(derivative) = &t.derivative {
+                    let (y, slope) = t.activation.apply_with_derivative::<S>(x);
+                    put::<S, O>(derivative.slice(row * t.n + c, lanes), slope);
+                    x = y;
+                } else {
+                    x = t.activation.apply::<S>(x);
                 }
-                x = t.activation.apply::<S>(x);
-                if let Some((activation, before)) = t.derivative_at {
-                    let z = part::<S, O>(&before[row * t.n + c..], lanes);
-                    x = S::mul(x, activation.derivative::<S>(z));
+                if let Some(factor) = t.factor {
+                    x = S::mul(x, part::<S, O>(&factor[row * t.n + c..], lanes));
                 }
                 let out = t.out.slice(row * t.out_stride + c, lanes);
                 if t.accumulate {

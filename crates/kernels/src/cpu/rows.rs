@@ -282,26 +282,26 @@ unsafe fn add_body<S: Simd, E: Element>(x: &[E], y: &mut [E]) {
     }
 }
 
-/// x *= factor.
-pub fn scale<E: Element>(cpu: &Cpu, factor: f32, x: &mut [E]) {
-    let n = x.len();
-    let x = SharedMut::new(x);
-    cpu.for_ranges(n, LEAST, |_, range| {
+/// y *= x.
+pub fn multiply<E: Element>(cpu: &Cpu, x: &[E], y: &mut [E]) {
+    assert!(x.len() == y.len(), "multiply: lengths differ");
+    let y = SharedMut::new(y);
+    cpu.for_ranges(x.len(), LEAST, |_, range| {
         // SAFETY: ranges are disjoint.
-        let x = unsafe { x.slice(range.start, range.len()) };
-        scale_range(cpu.isa(), factor, x);
+        let y = unsafe { y.slice(range.start, range.len()) };
+        multiply_range(cpu.isa(), &x[range], y);
     });
 }
 
-dispatch! { fn scale_range<E>(factor: f32, x: &mut [E]) = scale_body }
+dispatch! { fn multiply_range<E>(x: &[E], y: &mut [E]) = multiply_body }
 
 /// # Safety
 /// The instruction set must be there.
 #[inline(always)]
-unsafe fn scale_body<S: Simd, E: Element>(factor: f32, x: &mut [E]) {
+unsafe fn multiply_body<S: Simd, E: Element>(x: &[E], y: &mut [E]) {
     for i in (0..x.len()).step_by(S::LANES) {
-        // SAFETY: i < x.len().
-        unsafe { write::<S, E>(x, i, S::mul(read::<S, E>(x, i), S::splat(factor))) };
+        // SAFETY: i < x.len() = y.len().
+        unsafe { write::<S, E>(y, i, S::mul(read::<S, E>(y, i), read::<S, E>(x, i))) };
     }
 }
 

@@ -4,10 +4,7 @@ use std::cell::RefCell;
 
 use bytemuck::Pod;
 
-/// One cache line, and one AVX-512 register: what every buffer is aligned to.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+use crate::memory::Buffer;
 
 /// Who uses the space. A kernel may call another one inside, so each purpose has a buffer of its own.
 #[derive(Clone, Copy)]
@@ -16,12 +13,14 @@ pub(crate) enum Purpose {
     Shared,
     /// The packed operand of a matrix product that one task uses.
     Local,
+    /// Sums of a matrix product over parts of k.
+    Sums,
     /// Anything else, of the outermost kernel.
     Kernel,
 }
 
 thread_local! {
-    static BUFFERS: [RefCell<Vec<Line>>; 3] = const { [const { RefCell::new(Vec::new()) }; 3] };
+    static BUFFERS: [RefCell<Option<Buffer>>; 4] = const { [const { RefCell::new(None) }; 4] };
 }
 
 /// Lends `len` elements of undefined (but initialised) content to `body`.
@@ -30,13 +29,15 @@ thread_local! {
 pub(crate) fn with<T: Pod, R>(purpose: Purpose, len: usize, body: impl FnOnce(&mut [T]) -> R) -> R {
     BUFFERS.with(|buffers| {
         let mut buffer = buffers[purpose as usize].borrow_mut();
-        let lines = (len * size_of::<T>()).div_ceil(64);
-        if buffer.len() < lines {
-            buffer.resize(lines, Line([0; 64]));
+        let bytes = len * size_of::<T>();
+        if buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+            // A little more, so that sizes that vary do not lead to a new buffer each time.
+            *buffer = Buffer::new(bytes + bytes / 8);
         }
-        let pointer = buffer.as_mut_ptr().cast::<T>();
+        let Some(buffer) = &*buffer else { panic!("out of memory: no {bytes} bytes of work space") };
+        let pointer = buffer.start().as_ptr().cast::<T>();
         // SAFETY: the buffer holds at least `len` elements, aligned to 64 bytes, initialised with zeros at first and
-        // with other `Pod` values later; `borrow_mut` makes the reference unique.
+        // with other `Pod` values later; the borrow of the cell makes the reference unique.
         body(unsafe { std::slice::from_raw_parts_mut(pointer, len) })
     })
 }

@@ -73,7 +73,7 @@ impl Embedding {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let _timer = back.device().timer(Kind::Embedding, 0, &[&dy, &dy, &dy]);
         for (table, index) in self.tables.all().into_iter().zip(&self.indices) {
-            let gradient = back.gradients.view(table);
+            let gradient = back.gradients.sum(table);
             match back.device() {
                 Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
                     let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());

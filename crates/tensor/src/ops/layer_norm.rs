@@ -129,7 +129,7 @@ impl LayerNorm {
             None => None,
         };
         let timer = device.timer(Kind::LayerNormGradient, 0, &[&dy, &dy, &dsum, dx.as_ref().unwrap_or(&dsum)]);
-        let (dgamma, dbeta) = (back.gradients.view(self.gamma), back.gradients.view(self.beta));
+        let (dgamma, dbeta) = (back.gradients.sum(self.gamma), back.gradients.sum(self.beta));
         match device {
             Device::Cpu(cpu) => with_float!(self.sum.dtype(), E => kernels::backward(
                 &cpu.kernels,

@@ -3,7 +3,7 @@
 //! Legend: T rows, K inputs, N outputs; a weight is N×K as in checkpoints.
 
 use henson_kernels::cpu::gemm::{Finish, Matrix, Right, product};
-use henson_kernels::cpu::{Element, activation, reduce};
+use henson_kernels::cpu::{Element, reduce, rows};
 
 use super::{Op, cast, with_float};
 use crate::tape::{Backward, Slot};
@@ -30,10 +30,10 @@ impl Pass<'_> {
         dtype: DType,
     ) -> Result<Var> {
         let keep = self.is_training() && activation != Activation::None;
-        let (y, before) = apply(self, x.tensor(), weight, bias, activation, dtype, keep)?;
+        let (y, slope) = apply(self, x.tensor(), weight, bias, activation, dtype, keep)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
-            self.record(Op::Linear(Linear { x: x.clone(), weight, bias, activation, before, out }));
+            self.record(Op::Linear(Linear { x: x.clone(), weight, bias, slope, out }));
         }
         Ok(y)
     }
@@ -47,17 +47,17 @@ impl Pass<'_> {
         down: (Param, Param),
     ) -> Result<Var> {
         let dtype = self.dtype();
-        let (inner, before) = apply(self, x.tensor(), up.0, Some(up.1), activation, dtype, self.is_training())?;
+        let (inner, slope) = apply(self, x.tensor(), up.0, Some(up.1), activation, dtype, self.is_training())?;
         let (y, _) = apply(self, &inner, down.0, Some(down.1), Activation::None, dtype, false)?;
         let y = self.var(y);
-        if let (Some(out), Some(before)) = (y.slot(), before) {
-            self.record(Op::FeedForward(FeedForward { x: x.clone(), up, activation, before, inner, down, out }));
+        if let (Some(out), Some(slope)) = (y.slot(), slope) {
+            self.record(Op::FeedForward(FeedForward { x: x.clone(), up, slope, inner, down, out }));
         }
         Ok(y)
     }
 }
 
-/// The layer's output, and what went into the activation where it is to be kept.
+/// The layer's output, and the activation's derivative where it is to be kept.
 fn apply(
     pass: &Pass<'_>,
     x: &Tensor,
@@ -68,6 +68,7 @@ fn apply(
     keep: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
     let parameters = pass.parameters();
+    let packed = if pass.is_training() { None } else { parameters.packed(weight) };
     let (weight, bias) = (parameters.matrix(weight), bias.map(|bias| parameters.vector(bias)));
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
     x.check_shape("linear", "the input", [t, k])?;
@@ -76,7 +77,7 @@ fn apply(
         bias.check_shape("linear", "the bias", [n])?;
     }
     let y = Tensor::empty(pass.device(), [t, n], dtype)?;
-    let before = if keep { Some(Tensor::empty(pass.device(), [t, n], dtype)?) } else { None };
+    let slope = if keep { Some(Tensor::empty(pass.device(), [t, n], dtype)?) } else { None };
     let moved = [x, &weight, &y, &y];
     let moved = if keep { &moved[..] } else { &moved[..3] };
     let _timer = pass.device().timer(Kind::Linear, 2 * t * n * k, moved);
@@ -84,16 +85,19 @@ fn apply(
         Device::Cpu(cpu) => with_float!(x.dtype(), E => with_float!(dtype, O => {
             let finish = Finish {
                 bias: bias.as_ref().map(|bias| bias.slice::<f32>()),
-                before_activation: before.as_ref().map(|before| before.slice_mut::<O>()),
                 activation,
+                derivative: slope.as_ref().map(|slope| slope.slice_mut::<O>()),
                 ..Finish::default()
             };
             let x = Matrix::new(x.slice::<E>(), t, k);
-            let weight = Matrix::new(weight.slice::<E>(), n, k).transposed();
-            product(&cpu.kernels, x, Right::Plain(weight), y.slice_mut::<O>(), n, finish);
+            let weight = match &packed {
+                Some(packed) => Right::Packed(packed),
+                None => Right::Plain(Matrix::new(weight.slice::<E>(), n, k).transposed()),
+            };
+            product(&cpu.kernels, x, weight, y.slice_mut::<O>(), n, finish);
         })),
     }
-    Ok((y, before))
+    Ok((y, slope))
 }
 
 /// A recorded linear layer.
@@ -101,8 +105,8 @@ pub(crate) struct Linear {
     x: Var,
     weight: Param,
     bias: Option<Param>,
-    activation: Activation,
-    before: Option<Tensor>,
+    /// The activation's derivative, where there is one.
+    slope: Option<Tensor>,
     out: Slot,
 }
 
@@ -112,16 +116,15 @@ impl Linear {
         let x = self.x.tensor();
         let n = self.weight.shape().sizes()[0];
         let mut dz = dy.reshape([x.rows(), n])?;
-        if let Some(before) = &self.before {
-            let out = Tensor::empty(back.device(), before.shape(), before.dtype())?;
-            let _timer = back.device().timer(Kind::Activation, 0, &[before, &dz, &out]);
+        if let Some(slope) = self.slope {
+            // The slope is ours alone: its product with the gradient takes its place.
+            let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &slope]);
             match back.device() {
-                Device::Cpu(cpu) => with_float!(before.dtype(), E => {
-                    let (z, dy, dz) = (before.slice::<E>(), dz.slice(), out.slice_mut());
-                    activation::backward(&cpu.kernels, self.activation, z, dy, dz);
+                Device::Cpu(cpu) => with_float!(slope.dtype(), E => {
+                    rows::multiply::<E>(&cpu.kernels, dz.slice(), slope.slice_mut());
                 }),
             }
-            dz = out;
+            dz = slope;
         }
         let dz = cast(back.device(), &dz, x.dtype())?;
         parameter_gradients(back, &dz, x, self.weight, self.bias)?;
@@ -137,8 +140,7 @@ impl Linear {
 pub(crate) struct FeedForward {
     x: Var,
     up: (Param, Param),
-    activation: Activation,
-    before: Tensor,
+    slope: Tensor,
     inner: Tensor,
     down: (Param, Param),
     out: Slot,
@@ -149,22 +151,21 @@ impl FeedForward {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         parameter_gradients(back, &dy, &self.inner, self.down.0, Some(self.down.1))?;
         // The gradient of the activation's input takes the place of its output, which is not needed any more.
-        let Self { inner: dz, before, activation, .. } = self;
+        let Self { inner: dz, slope, .. } = self;
         let weight = back.parameters.matrix(self.down.0);
         let (t, n, k) = (dy.rows(), dz.columns(), dy.columns());
-        let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &before]);
+        let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
         match back.device() {
             Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
-                let derivative_at = Some((activation, before.slice::<E>()));
                 let dy = Matrix::new(dy.slice::<E>(), t, k);
                 let weight = Right::Plain(Matrix::new(weight.slice::<E>(), k, n));
-                let finish = Finish { derivative_at, ..Finish::default() };
+                let finish = Finish { factor: Some(slope.slice::<E>()), ..Finish::default() };
                 product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), n, finish);
             }),
         }
         drop(timer);
         drop(dy);
-        drop(before);
+        drop(slope);
         parameter_gradients(back, &dz, self.x.tensor(), self.up.0, Some(self.up.1))?;
         if let Some(slot) = self.x.slot() {
             input_gradient(back, &dz, self.up.0, slot, self.x.tensor())?;
@@ -181,15 +182,15 @@ fn parameter_gradients(
     weight: Param,
     bias: Option<Param>,
 ) -> Result<()> {
-    let dweight = back.gradients.view(weight);
-    let dbias = bias.map(|bias| back.gradients.view(bias));
+    let (dweight, accumulate) = back.gradients.target(weight);
+    let dbias = bias.map(|bias| back.gradients.sum(bias));
     let flops = 2 * x.rows() * dz.columns() * x.columns();
     let timer = back.device().timer(Kind::WeightGradient, flops, &[dz, x, &dweight]);
     match back.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => {
             let (t, n, k) = (x.rows(), dz.columns(), x.columns());
             let (dz, x) = (matrix::<E>(dz, t, n), matrix::<E>(x, t, k));
-            let finish = Finish { accumulate: true, ..Finish::default() };
+            let finish = Finish { accumulate, ..Finish::default() };
             product(&cpu.kernels, dz.transposed(), Right::Plain(x), dweight.slice_mut::<f32>(), k, finish);
         }),
     }
