@@ -4,8 +4,8 @@
 //! Nothing has a state to save: the same (seed, counter) gives the same bits on every device and for every thread
 //! count.
 
-const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+pub(crate) const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// 128 random bits for one counter.
 #[inline(always)]

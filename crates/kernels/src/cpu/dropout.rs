@@ -3,7 +3,7 @@
 //! the order of sequences, the number of threads and the device change nothing, and the backward asks again.
 
 use super::simd::{Element, Simd, read, write};
-use crate::philox::{philox, philox_lanes};
+use crate::philox::philox;
 
 /// Elements that one call of Philox decides about: 128 bits are eight draws of 16.
 pub const GROUP: usize = 8;
@@ -58,13 +58,8 @@ impl Dropout {
     #[inline(always)]
     pub(crate) unsafe fn keep_128<S: Simd>(&self, row: RowId, columns: usize, column: usize) -> [u32; 4] {
         let group = row.position * groups(columns) + (column / GROUP) as u32;
-        let counters: [u32; 16] = std::array::from_fn(|i| group.wrapping_add(i as u32));
-        let words = philox_lanes::<16>(self.seed, [counters, [row.sequence; 16], [self.step; 16], [self.site; 16]]);
-        std::array::from_fn(|quarter| {
-            let draws: [u32; 16] = std::array::from_fn(|i| words[i % 4][quarter * 4 + i / 4]);
-            // SAFETY: the caller has the instruction set.
-            unsafe { S::at_least(&draws, self.threshold) }
-        })
+        // SAFETY: the caller has the instruction set.
+        unsafe { S::draw_at_least(self.seed, [group, row.sequence, self.step, self.site], self.threshold) }
     }
 }
 

@@ -234,7 +234,12 @@ unsafe fn product_part<E: Element, O: Element>(
     };
     let m = a.rows;
     let sizes = Sizes::of::<E>(cpu.isa(), m, n, k);
+    let plain = carry.is_none()
+        && finish.activation == Activation::None
+        && finish.derivative.is_none()
+        && finish.factor.is_none();
     let target = Target {
+        plain,
         carry,
         out,
         out_stride,
@@ -358,7 +363,7 @@ fn pack_all<E: Element>(cpu: &Cpu, sizes: &Sizes, b: Side<'_, E>, units: &mut [u
 }
 
 dispatch! {
-    /// Packs `lanes` lanes from `first` on into `out[unit * width + lane]`; lanes up to `width` are zero.
+    /// Packs `lanes` lanes from `first` on into `out[unit * width + lane]`; lanes beyond them hold anything.
     fn pack<E>(side: Side<'_, E>, first: usize, lanes: usize, width: usize, k: usize, out: &mut [u32]) = pack_body
 }
 
@@ -381,11 +386,26 @@ unsafe fn pack_body<S: Simd, E: Element>(
     let last = (first + lanes - 1) * side.lane_stride + (k - 1) * side.k_stride;
     assert!(last < side.data.len() && out.len() == k.div_ceil(step) * width && lanes <= width, "pack: lengths differ");
     let data = side.data.as_ptr();
-    if lanes < width {
-        out.fill(0);
-    }
     if side.lane_stride == 1 {
-        for u in 0..out.len() / width {
+        // Rows that a whole vector can be read from and written to without a look at the ends.
+        let spare = if lanes.is_multiple_of(S::LANES) { 0 } else { S::LANES };
+        let inside = side.data.len().saturating_sub(first + lanes + spare) / side.k_stride.max(1);
+        let free = (inside / step).min(out.len().saturating_sub(spare) / width).min(k / step);
+        for u in 0..free {
+            for lane in (0..lanes).step_by(S::LANES) {
+                // SAFETY: as below, and `spare` more elements are there on both sides.
+                unsafe {
+                    let low = data.add(u * step * side.k_stride + first + lane);
+                    let v = if pairs {
+                        S::load_pairs(low.cast(), low.add(side.k_stride).cast(), S::LANES)
+                    } else {
+                        E::load::<S>(low)
+                    };
+                    S::store(out.as_mut_ptr().add(u * width + lane).cast(), v);
+                }
+            }
+        }
+        for u in free..out.len() / width {
             for lane in (0..lanes).step_by(S::LANES) {
                 let n = S::LANES.min(lanes - lane);
                 // SAFETY: rows u·step and, for pairs, u·step + 1 < k have `lanes` elements from `first` on.
@@ -409,17 +429,29 @@ unsafe fn pack_body<S: Simd, E: Element>(
     let whole = k / step / S::LANES * S::LANES;
     for unit in (0..whole).step_by(S::LANES) {
         for lane in (0..lanes).step_by(S::LANES) {
-            // SAFETY: rows below `lanes` have k elements, of which LANES·step from unit·step on are read; the block is
-            // written to rows of `width` units.
+            let most = lanes - lane - 1;
+            let start = unit * width + lane;
+            // SAFETY: rows below `lanes` have k elements, of which LANES·step from unit·step on are read. The block is
+            // written to rows of `width` units, see `put_unit`; without its tests where all of it fits.
             unsafe {
+                let corner = data.add((first + lane) * side.lane_stride + unit * step);
                 let mut block = [S::splat(0.0); 16];
-                for i in 0..S::LANES.min(lanes - lane) {
-                    let row = data.add((first + lane + i) * side.lane_stride + unit * step);
+                // The number of rounds is a constant, so that the block stays in registers; missing lanes repeat the
+                // last one, whose results nobody reads.
+                for i in 0..S::LANES {
+                    let row = corner.add(i.min(most) * side.lane_stride);
                     block[i] = if pairs { S::load(row.cast()) } else { E::load::<S>(row) };
                 }
                 S::transpose(&mut block);
-                for j in 0..S::LANES {
-                    put_unit::<S>(out, (unit + j) * width + lane, S::LANES.min(width - lane), block[j]);
+                if start + (S::LANES - 1) * width + S::LANES <= out.len() {
+                    let p = out.as_mut_ptr().add(start).cast::<f32>();
+                    for j in 0..S::LANES {
+                        S::store(p.add(j * width), block[j]);
+                    }
+                } else {
+                    for j in 0..S::LANES {
+                        put_unit::<S>(out, start + j * width, S::LANES.min(width - lane), block[j]);
+                    }
                 }
             }
         }
@@ -566,6 +598,8 @@ impl<O: Element> Run<'_, '_, O> {
 
 /// Where results go, and what is done to them first; see [`Finish`].
 struct Target<'a, O> {
+    /// Whether nothing but scale, bias and accumulation is asked for.
+    plain: bool,
     carry: Option<&'a [f32]>,
     out: SharedMut<O>,
     out_stride: usize,
@@ -668,7 +702,12 @@ unsafe fn multiply_rows<S: Simd, E: Element, const M: usize>(
 /// Takes a tile of sums to the output.
 #[inline(always)]
 unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
-    debug_assert!(end <= t.m);
+    assert!(end <= t.m && (end - 1) * t.out_stride + t.n <= t.out.len());
+    if t.plain && column + 2 * S::LANES <= t.n {
+        // SAFETY: all of the tile lies inside of the output, and no other task has it.
+        unsafe { finish_plain::<S, O>(tile, first, end, column, t) };
+        return;
+    }
     for row in first..end {
         for half in 0..2 {
             let c = column + half * S::LANES;
@@ -704,6 +743,36 @@ unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, col
                 }
                 put::<S, O>(out, x);
             }
+        }
+    }
+}
+
+/// The same for a whole tile with nothing but scale, bias and accumulation.
+///
+/// # Safety
+/// The tile lies inside of the output.
+#[inline(always)]
+unsafe fn finish_plain<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
+    // SAFETY: as for the caller; the bias has n elements.
+    unsafe {
+        let scale = S::splat(t.scale);
+        let (b0, b1) = match t.bias {
+            Some(bias) => (S::load(bias.as_ptr().add(column)), S::load(bias.as_ptr().add(column + S::LANES))),
+            None => (S::splat(0.0), S::splat(0.0)),
+        };
+        let mut sums = tile.0.as_ptr();
+        let mut out = t.out.0.add(first * t.out_stride + column);
+        for _ in first..end {
+            let mut x0 = S::mul_add(S::load(sums), scale, b0);
+            let mut x1 = S::mul_add(S::load(sums.add(S::LANES)), scale, b1);
+            if t.accumulate {
+                x0 = S::add(x0, O::load::<S>(out));
+                x1 = S::add(x1, O::load::<S>(out.add(S::LANES)));
+            }
+            O::store::<S>(out, x0);
+            O::store::<S>(out.add(S::LANES), x1);
+            sums = sums.add(2 * S::LANES);
+            out = out.wrapping_add(t.out_stride);
         }
     }
 }

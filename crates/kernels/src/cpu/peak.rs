@@ -17,7 +17,8 @@ const ROUNDS: usize = 2_000_000;
 /// For bf16 without the dot product this is the f32 rate, since products are then computed in f32.
 pub fn operations_per_second<E: Element>(cpu: &Cpu) -> f64 {
     let mut best = 0.0f64;
-    for _ in 0..5 {
+    // Many tries: other users of the machine disturb most of them.
+    for _ in 0..25 {
         let start = Instant::now();
         let counts = std::sync::atomic::AtomicU64::new(0);
         cpu.for_each(cpu.threads(), |_| {

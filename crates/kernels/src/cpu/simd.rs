@@ -13,6 +13,8 @@
 
 use half::bf16;
 
+use crate::philox::philox_lanes;
+
 /// A vector of `LANES` numbers and what can be done with it.
 #[allow(unreachable_pub, reason = "public only for the bounds of the sealed `Element`")]
 pub trait Simd: Copy + 'static {
@@ -73,15 +75,20 @@ pub trait Simd: Copy + 'static {
         Self::splat(0.0)
     }
 
-    /// Bit i is set where 16-bit draw i of `draws` (low halves first) is at least `threshold`.
+    /// Draws 128 numbers of 16 bits with Philox, from the counters `counter`, `counter` + 1, … in its first word, and
+    /// sets the bits of those that are at least `threshold`: the low halves of words first, 32 bits in a word.
     #[inline(always)]
-    unsafe fn at_least(draws: &[u32; 16], threshold: u16) -> u32 {
-        let mut bits = 0;
-        for i in 0..16 {
-            bits |= u32::from(draws[i] as u16 >= threshold) << (2 * i);
-            bits |= u32::from((draws[i] >> 16) as u16 >= threshold) << (2 * i + 1);
-        }
-        bits
+    unsafe fn draw_at_least(seed: u64, counter: [u32; 4], threshold: u16) -> [u32; 4] {
+        let counters: [u32; 16] = std::array::from_fn(|i| counter[0].wrapping_add(i as u32));
+        let words = philox_lanes::<16>(seed, [counters, [counter[1]; 16], [counter[2]; 16], [counter[3]; 16]]);
+        std::array::from_fn(|quarter| {
+            (0..16).fold(0, |bits, i| {
+                let draw = words[i % 4][quarter * 4 + i / 4];
+                let low = u32::from(draw as u16 >= threshold);
+                let high = u32::from((draw >> 16) as u16 >= threshold);
+                bits | (low | high << 1) << (2 * i)
+            })
+        })
     }
 }
 
@@ -371,6 +378,7 @@ pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Simd, bf16};
+    use crate::philox::{MULTIPLIER, WEYL};
     use std::arch::x86_64::*;
 
     /// 256-bit vectors with fused multiply-add.
@@ -553,32 +561,76 @@ mod x86 {
         _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet)))
     }
 
+    /// `Simd::draw_at_least`. Words sit in the lower halves of 64-bit lanes, eight counters a vector, since that is
+    /// where the multiplication takes its operands from and leaves both halves of its result; the upper halves hold
+    /// rubbish that never comes down.
+    #[inline(always)]
+    unsafe fn draw_at_least_512(seed: u64, counter: [u32; 4], threshold: u16) -> [u32; 4] {
+        // Interleaving the words at the end puts lanes 0, 2, 4, 6 into one vector and 1, 3, 5, 7 into the next.
+        let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+        let first = _mm512_add_epi64(_mm512_set1_epi64(i64::from(counter[0])), order);
+        let word = |w: usize| _mm512_set1_epi64(i64::from(counter[w]));
+        let mut a = [first, word(1), word(2), word(3)];
+        let mut b = [_mm512_add_epi64(first, _mm512_set1_epi64(8)), word(1), word(2), word(3)];
+        let multiplier = [_mm512_set1_epi64(i64::from(MULTIPLIER[0])), _mm512_set1_epi64(i64::from(MULTIPLIER[1]))];
+        let weyl = [_mm512_set1_epi64(i64::from(WEYL[0])), _mm512_set1_epi64(i64::from(WEYL[1]))];
+        let mut key = [_mm512_set1_epi64(seed as u32 as i64), _mm512_set1_epi64((seed >> 32) as i64)];
+        for _ in 0..10 {
+            for c in [&mut a, &mut b] {
+                let (p, q) = (_mm512_mul_epu32(c[0], multiplier[0]), _mm512_mul_epu32(c[2], multiplier[1]));
+                // 0x96 is the exclusive or of three.
+                let c0 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(q), c[1], key[0]);
+                let c2 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p), c[3], key[1]);
+                *c = [c0, q, c2, p];
+            }
+            key = [_mm512_add_epi64(key[0], weyl[0]), _mm512_add_epi64(key[1], weyl[1])];
+        }
+        let threshold = _mm512_set1_epi16(threshold as i16);
+        let bits = |c: [__m512i; 4]| {
+            // Words 0 and 1 of a counter in one lane, 2 and 3 in another, then side by side.
+            let low = _mm512_mask_blend_epi32(0xaaaa, c[0], _mm512_slli_epi64::<32>(c[1]));
+            let high = _mm512_mask_blend_epi32(0xaaaa, c[2], _mm512_slli_epi64::<32>(c[3]));
+            let (even, odd) = (_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+            (_mm512_cmpge_epu16_mask(even, threshold), _mm512_cmpge_epu16_mask(odd, threshold))
+        };
+        let ((x, y), (z, w)) = (bits(a), bits(b));
+        [x, y, z, w]
+    }
+
+    /// Four rows: afterwards lane L of result c holds column 4·L + c of them.
+    #[inline(always)]
+    unsafe fn transpose_lanes(r0: __m512, r1: __m512, r2: __m512, r3: __m512) -> [__m512; 4] {
+        let (a, b) = (_mm512_castps_pd(_mm512_unpacklo_ps(r0, r1)), _mm512_castps_pd(_mm512_unpackhi_ps(r0, r1)));
+        let (c, d) = (_mm512_castps_pd(_mm512_unpacklo_ps(r2, r3)), _mm512_castps_pd(_mm512_unpackhi_ps(r2, r3)));
+        [
+            _mm512_castpd_ps(_mm512_unpacklo_pd(a, c)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(a, c)),
+            _mm512_castpd_ps(_mm512_unpacklo_pd(b, d)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(b, d)),
+        ]
+    }
+
     /// As `Avx2::transpose`, with four lanes of four.
     #[inline(always)]
-    unsafe fn transpose_16(rows: &mut [__m512; 16]) {
-        let mut groups = [[_mm512_setzero_ps(); 4]; 4];
-        for (g, four) in groups.iter_mut().enumerate() {
-            let r = &rows[4 * g..4 * g + 4];
-            let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
-            let (c, d) = (_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
-            let double = |x| _mm512_castps_pd(x);
-            *four = [
-                _mm512_castpd_ps(_mm512_unpacklo_pd(double(a), double(c))),
-                _mm512_castpd_ps(_mm512_unpackhi_pd(double(a), double(c))),
-                _mm512_castpd_ps(_mm512_unpacklo_pd(double(b), double(d))),
-                _mm512_castpd_ps(_mm512_unpackhi_pd(double(b), double(d))),
-            ];
+    unsafe fn transpose_16(r: &mut [__m512; 16]) {
+        let g0 = transpose_lanes(r[0], r[1], r[2], r[3]);
+        let g1 = transpose_lanes(r[4], r[5], r[6], r[7]);
+        let g2 = transpose_lanes(r[8], r[9], r[10], r[11]);
+        let g3 = transpose_lanes(r[12], r[13], r[14], r[15]);
+        macro_rules! columns {
+            ($($c:literal)*) => {$(
+                // Even lanes of each pair of groups, then odd ones; lane L of the four groups is column 4·L + c.
+                let even_low = _mm512_shuffle_f32x4::<0x88>(g0[$c], g1[$c]);
+                let even_high = _mm512_shuffle_f32x4::<0x88>(g2[$c], g3[$c]);
+                let odd_low = _mm512_shuffle_f32x4::<0xdd>(g0[$c], g1[$c]);
+                let odd_high = _mm512_shuffle_f32x4::<0xdd>(g2[$c], g3[$c]);
+                r[$c] = _mm512_shuffle_f32x4::<0x88>(even_low, even_high);
+                r[4 + $c] = _mm512_shuffle_f32x4::<0x88>(odd_low, odd_high);
+                r[8 + $c] = _mm512_shuffle_f32x4::<0xdd>(even_low, even_high);
+                r[12 + $c] = _mm512_shuffle_f32x4::<0xdd>(odd_low, odd_high);
+            )*};
         }
-        for c in 0..4 {
-            let [g0, g1, g2, g3] = [groups[0][c], groups[1][c], groups[2][c], groups[3][c]];
-            // Even lanes of each pair of groups, then odd ones; lane L of the four groups is column 4·L + c.
-            let (even_low, even_high) = (_mm512_shuffle_f32x4::<0x88>(g0, g1), _mm512_shuffle_f32x4::<0x88>(g2, g3));
-            let (odd_low, odd_high) = (_mm512_shuffle_f32x4::<0xdd>(g0, g1), _mm512_shuffle_f32x4::<0xdd>(g2, g3));
-            rows[c] = _mm512_shuffle_f32x4::<0x88>(even_low, even_high);
-            rows[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even_low, even_high);
-            rows[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd_low, odd_high);
-            rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd_low, odd_high);
-        }
+        columns!(0 1 2 3);
     }
 
     macro_rules! avx512 {
@@ -691,9 +743,8 @@ mod x86 {
                     _mm512_reduce_max_ps(v)
                 }
                 #[inline(always)]
-                unsafe fn at_least(draws: &[u32; 16], threshold: u16) -> u32 {
-                    let draws = _mm512_loadu_si512(draws.as_ptr().cast());
-                    _mm512_cmpge_epu16_mask(draws, _mm512_set1_epi16(threshold as i16))
+                unsafe fn draw_at_least(seed: u64, counter: [u32; 4], threshold: u16) -> [u32; 4] {
+                    draw_at_least_512(seed, counter, threshold)
                 }
                 #[inline(always)]
                 unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
