@@ -233,3 +233,31 @@ fn memory_stays_the_same_from_step_to_step() {
     // Lengths vary a little, so the first steps may ask for more; then it must end.
     assert!(held[11] <= held[5] + held[5] / 20, "memory grows: {held:?}");
 }
+
+#[test]
+fn what_gets_no_gradient_in_a_step_has_none_left_from_the_last() {
+    let device = device(2);
+    let mut config = BertConfig::of_size(Size::Tiny);
+    config.vocab_size = 100;
+    let mut builder = Builder::new();
+    let model = Bert::build(&mut builder, &config, Head::PreTraining);
+    let mut parameters = builder.finish(&device, DType::F32).unwrap();
+    parameters.initialise(1).unwrap();
+    let mut gradients = parameters.gradients().unwrap();
+    let (ids, segments) = ([2, 50, 4, 3], [0; 4]);
+    let batch = Batch::new(&device, &config, &[Sequence { ids: &ids, segments: &segments }], 0).unwrap();
+    let one = |x: u32| Tensor::from_slice(&device, [1], &[x]).unwrap();
+    let masked = Masked { rows: one(2), targets: one(60) };
+    let mut tape = Tape::new();
+    let mut pooler_gradient = |labels: Option<&Tensor>| {
+        gradients.zero();
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+        let scales = Scales { masked: 1.0, sequence: 1.0 };
+        objective::pre_training(&model, &mut pass, &batch, &masked, labels, scales).unwrap();
+        pass.backward(&mut gradients).unwrap();
+        let entry = parameters.entries().iter().position(|e| e.name == "bert.pooler.dense.weight").unwrap();
+        gradients.read(&parameters, entry).iter().map(|x| x.abs()).sum::<f32>()
+    };
+    assert!(pooler_gradient(Some(&one(1))) > 0.0);
+    assert_eq!(pooler_gradient(None), 0.0);
+}
