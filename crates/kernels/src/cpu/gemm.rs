@@ -504,7 +504,7 @@ impl<O: Element> Run<'_, '_, O> {
     /// Panels a task should take: few enough for the cache and for every thread to get its share.
     fn group(&self, panels: usize, panel_bytes: usize) -> usize {
         let fit = (GROUP_BYTES / panel_bytes.max(1)).max(1);
-        fit.min(panels.div_ceil(self.cpu.threads() * 4)).max(1)
+        fit.min(panels.div_ceil(self.cpu.threads() * 8)).max(1)
     }
 
     /// Each task packs some rows of A and multiplies them with all of B.
