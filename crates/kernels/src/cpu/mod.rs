@@ -1,5 +1,5 @@
 //! CPU kernels. Each file opens with the naive loop in `f64` that defines the operation (`reference`), followed by the
-//! kernel that is written once over [`simd::Simd`] and compiled for every instruction set.
+//! kernel that is written once over a trait of vectors and compiled for every instruction set.
 
 #[macro_use]
 mod simd;

@@ -8,7 +8,7 @@ use super::{Cpu, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
-    /// Σ weight·(−ln softmax over the sequence's tokens)[target] for starts and ends, and its gradient.
+    /// Σ weight·(−ln of the target's softmax over the sequence's tokens) for starts and ends, and its gradient.
     pub fn loss(
         logits: &[f64],
         offsets: &[u32],

@@ -25,7 +25,7 @@ impl EmbeddingTables {
 }
 
 impl Pass<'_> {
-    /// word[ids] + position[positions] + segment[segments]: T×H.
+    /// `word[ids] + position[positions] + segment[segments]`: T×H.
     pub fn embeddings(
         &mut self,
         tables: EmbeddingTables,

@@ -9,7 +9,7 @@ use super::{own, with_float};
 use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
 
 impl Pass<'_> {
-    /// scale·Σ weight·(−ln softmax(logits)[target]) over rows (P×columns), of which the first `classes` columns count.
+    /// scale·Σ weight·(−ln of the softmax at the target) over rows (P×columns), of which the first `classes` columns count.
     /// Gives the loss as a tensor of one number, and the loss of each row before weight and scale.
     pub fn cross_entropy(
         &mut self,
@@ -63,7 +63,7 @@ impl Pass<'_> {
         })
     }
 
-    /// scale·Σ weight·(−ln softmax(logits)[target]) where each sequence has two softmaxes over its own tokens: column 0
+    /// scale·Σ weight·(−ln of the softmax at the target) where each sequence has two softmaxes over its own tokens: column 0
     /// of the logits (T×2) for where an answer starts, column 1 for where it ends. `targets` and `weights` are B×2.
     pub fn span_cross_entropy(
         &mut self,
