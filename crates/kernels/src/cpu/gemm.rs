@@ -613,6 +613,34 @@ struct Target<'a, O> {
     accumulate: bool,
 }
 
+impl<O: Element> Target<'_, O> {
+    /// Asks for the lines that a tile's write-back will touch, so that they arrive while it is computed.
+    ///
+    /// # Safety
+    /// The instruction set must be there.
+    #[inline(always)]
+    unsafe fn expect<S: Simd>(&self, first: usize, end: usize, column: usize) {
+        for row in first..end {
+            // SAFETY: a prefetch of any address is allowed.
+            unsafe {
+                let out = self.out.0.wrapping_add(row * self.out_stride + column);
+                S::prefetch_to_write(out.cast());
+                S::prefetch_to_write(out.wrapping_add(2 * S::LANES - 1).cast());
+                if let Some(derivative) = &self.derivative {
+                    let out = derivative.0.wrapping_add(row * self.n + column);
+                    S::prefetch_to_write(out.cast());
+                    S::prefetch_to_write(out.wrapping_add(2 * S::LANES - 1).cast());
+                }
+                if let Some(factor) = self.factor {
+                    let factor = factor.as_ptr().wrapping_add(row * self.n + column);
+                    S::prefetch(factor.cast());
+                    S::prefetch(factor.wrapping_add(2 * S::LANES - 1).cast());
+                }
+            }
+        }
+    }
+}
+
 dispatch! {
     /// Computes the tiles of some panels of A (`left`) with some of B (`right`); both hold just those panels.
     fn tiles<E, O>(
@@ -644,6 +672,7 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
             // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertion above; the
             // tile has room for 14×32 results, and no instruction set's is larger.
             unsafe {
+                target.expect::<S>(first, end, column * 2 * S::LANES);
                 multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
                 finish::<S, O>(&tile, first, end, column * 2 * S::LANES, target);
             }

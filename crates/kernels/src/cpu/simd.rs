@@ -65,6 +65,18 @@ pub trait Simd: Copy + 'static {
         acc
     }
 
+    /// Asks for a cache line that will be read soon; any address is allowed.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
+
+    /// Asks for a cache line that will be written soon; any address is allowed.
+    #[inline(always)]
+    unsafe fn prefetch_to_write(p: *const u8) {
+        let _ = p;
+    }
+
     /// Exchanges rows and columns of the first LANES×LANES numbers, one row a vector.
     unsafe fn transpose(rows: &mut [Self::V; 16]);
 
@@ -518,6 +530,14 @@ mod x86 {
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
         }
         #[inline(always)]
+        unsafe fn prefetch(p: *const u8) {
+            _mm_prefetch::<_MM_HINT_T0>(p.cast())
+        }
+        #[inline(always)]
+        unsafe fn prefetch_to_write(p: *const u8) {
+            _mm_prefetch::<_MM_HINT_ET0>(p.cast())
+        }
+        #[inline(always)]
         unsafe fn transpose(rows: &mut [Self::V; 16]) {
             // In groups of four rows, then lane by lane: afterwards lane L of `four[c]` holds column 4·L + c.
             let mut groups = [[_mm256_setzero_ps(); 4]; 2];
@@ -749,6 +769,14 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
                     $dot_pairs(acc, a, b)
+                }
+                #[inline(always)]
+                unsafe fn prefetch(p: *const u8) {
+                    _mm_prefetch::<_MM_HINT_T0>(p.cast())
+                }
+                #[inline(always)]
+                unsafe fn prefetch_to_write(p: *const u8) {
+                    _mm_prefetch::<_MM_HINT_ET0>(p.cast())
                 }
                 #[inline(always)]
                 unsafe fn transpose(rows: &mut [Self::V; 16]) {
