@@ -58,11 +58,18 @@ pub enum Existing {
 /// Writes a file such that at every moment the old or the new one is there, complete.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let path = &resolve_link(path)?;
+    let old = fs::metadata(path).ok();
+    if old.as_ref().is_some_and(|old| !old.is_file() && !old.is_dir()) {
+        // A pipe or a device is written to: a file in its place would not be what its owner wants.
+        let mut file = File::options().write(true).open(path).map_err(CheckpointError::io("open", path))?;
+        return file.write_all(bytes).map_err(CheckpointError::io("write", path));
+    }
     let (parent, name) = split(path)?;
     let prefix = temporary_prefix(name);
     sweep(parent, &prefix);
     let (temporary, mut file) = create_locked(parent, &prefix, Kind::File)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    let permissions = old.map_or(Ok(()), |old| file.set_permissions(old.permissions()));
+    let written = permissions.and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
     let result = written
         .map_err(CheckpointError::io("write", path))
         .and_then(|()| fs::rename(&temporary, path).map_err(CheckpointError::io("write", path)))

@@ -164,7 +164,7 @@ pub enum CheckpointError {
     },
 
     /// The destination is there and was not to be replaced. It is as it was.
-    #[error("{} exists already and was not touched: choose another directory, or ask to overwrite it", path.display())]
+    #[error("{} exists already and was not touched: choose another directory, or overwrite it (--overwrite)", path.display())]
     Exists {
         /// The destination.
         path: PathBuf,

@@ -4,11 +4,11 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_tensor::{DType, Device, Isa};
 
-/// Pre-trains, fine-tunes, distils, evaluates and serves the BERT family of language models.
+/// The BERT family of language models in one program: fill, embed, features; model directories in and out; benchmarks.
 #[derive(Parser, Debug)]
 #[command(name = "henson", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Results go to standard output, messages and progress to standard error.\n\
-Exit codes: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted after a checkpoint.")]
+Exit codes: 0 done, 1 failed with a message, 2 wrong usage.")]
 pub(crate) struct Flags {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -27,7 +27,7 @@ flags overrule it. Other models give the mean of their tokens.")]
     Embed(Embed),
     /// Write a vector for every token of a text, from the layers of your choice
     #[command(
-        after_help = "Layers: last, embeddings, 1 … L, -1 (the last), -2, sum-last-4, concat-last-4, sum-all, all.\n\n\
+        after_help = "Layers: last, embeddings (or 0), 1 … L, -1 (the last), -2, sum-last-N, concat-last-N, sum-all, all.\n\n\
 Examples:\n  henson features --model DIR --layers concat-last-4 'Jim Henson was a puppeteer.' > tokens.jsonl\n  \
 henson features --model DIR --file notes.txt --format npy --out notes.npy"
     )]
@@ -71,7 +71,7 @@ pub(crate) struct Texts {
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct LengthFlags {
     /// The most tokens of a sequence, [CLS] and [SEP] included [default: the model's own]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 
     /// Divide longer texts into overlapping windows instead of cutting them
@@ -94,7 +94,7 @@ pub(crate) struct Fill {
     pub(crate) texts: Texts,
 
     /// How many words to show for each [MASK]
-    #[arg(long, short = 'k', default_value_t = 5)]
+    #[arg(long, short = 'k', default_value_t = 5, value_parser = parse_count)]
     pub(crate) top: usize,
 
     #[command(flatten)]
@@ -131,7 +131,7 @@ pub(crate) struct Embed {
     pub(crate) pooling: Option<PoolingName>,
 
     /// Give every vector the length 1 [default: what the directory says, else no]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) normalise: Option<bool>,
 
     #[command(flatten)]
@@ -172,7 +172,7 @@ pub(crate) struct Features {
     pub(crate) format: FeatureFormat,
 
     /// Where to write; needed for npy and safetensors [default: standard output]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", required_if_eq_any([("format", "npy"), ("format", "safetensors")]))]
     pub(crate) out: Option<std::path::PathBuf>,
 
     /// Replace FILE if it exists
@@ -197,11 +197,11 @@ pub(crate) struct Info {
     pub(crate) devices: bool,
 
     /// Sequences in a batch, for the memory estimate
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = parse_count)]
     pub(crate) batch: usize,
 
     /// Tokens in a sequence, for the memory estimate
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = parse_count)]
     pub(crate) seq: usize,
 
     /// Print one JSON object
@@ -254,12 +254,12 @@ pub(crate) struct Compute {
     pub(crate) dtype: DType,
 
     /// Threads to use [default: all cores]
-    #[arg(long)]
+    #[arg(long, value_parser = parse_threads)]
     pub(crate) threads: Option<usize>,
 
     /// The kernel set to use: portable, avx2, avx512, avx512bf16 [default: the best of this machine]
-    #[arg(long, env = "HENSON_KERNELS", value_name = "SET")]
-    pub(crate) kernels: Option<String>,
+    #[arg(long, env = "HENSON_KERNELS", value_name = "SET", value_parser = parse_kernels)]
+    pub(crate) kernels: Option<Isa>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -274,6 +274,30 @@ fn parse_dtype(name: &str) -> Result<DType, String> {
     name.parse()
 }
 
+/// An empty variable counts as not set.
+fn parse_kernels(name: &str) -> Result<Isa, String> {
+    if name.is_empty() {
+        return Ok(Isa::best());
+    }
+    name.parse().map_err(|error: henson_tensor::UnsupportedIsa| error.to_string())
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    parse_within(text, 1024)
+}
+
+/// Sizes and counts of things: at least one, and no more than memory could ever hold.
+fn parse_count(text: &str) -> Result<usize, String> {
+    parse_within(text, 1 << 24)
+}
+
+fn parse_within(text: &str, most: usize) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(n) if (1..=most).contains(&n) => Ok(n),
+        _ => Err(format!("expected a whole number from 1 to {most}")),
+    }
+}
+
 impl Compute {
     /// The device that the flags mean.
     pub(crate) fn device(&self) -> anyhow::Result<Device> {
@@ -281,9 +305,7 @@ impl Compute {
             self.device == DeviceName::Cpu,
             "this version of henson has no CUDA engine yet: use --device cpu"
         );
-        anyhow::ensure!(self.threads != Some(0), "--threads 0: at least one thread is needed");
-        let isa = self.kernels.as_deref().map(str::parse::<Isa>).transpose()?;
-        Ok(Device::cpu(isa, self.threads)?)
+        Ok(Device::cpu(self.kernels, self.threads)?)
     }
 }
 
@@ -304,15 +326,15 @@ pub(crate) struct BenchModel {
     pub(crate) model: String,
 
     /// Sequences in a batch
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = parse_count)]
     pub(crate) batch: usize,
 
     /// Tokens in a sequence
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = parse_count)]
     pub(crate) seq: usize,
 
     /// Steps to measure; the median counts
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = parse_count)]
     pub(crate) steps: usize,
 
     /// Steps before measuring
@@ -342,7 +364,7 @@ pub(crate) struct BenchGemm {
     pub(crate) model: String,
 
     /// Tokens: the rows of the left operand
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, default_value_t = 2048, value_parser = parse_count)]
     pub(crate) tokens: usize,
 
     /// Print one JSON object a product

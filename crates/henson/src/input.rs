@@ -10,8 +10,9 @@ use anyhow::Context;
 use crate::flags::Texts;
 use crate::output::Progress;
 
-/// The longest line that is taken: longer ones are hardly meant.
-const LONGEST: u64 = 64 << 20;
+/// The longest line that is taken: longer ones are hardly meant, and pieces with their offsets take a hundred times as
+/// much memory.
+const LONGEST: u64 = 8 << 20;
 
 /// Texts that are worked on at a time.
 const TOGETHER: usize = 256;

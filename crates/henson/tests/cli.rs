@@ -81,6 +81,8 @@ fn fill_embed_and_features_speak_json() {
     let length: f64 = normal[0]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
     assert!((length - 1.0).abs() < 1e-5);
 
+    lines(&["embed", "--model", directory, "--kernels", "portable", "--json", "a"], b"");
+    lines(&["embed", "--model", directory, "--json", "--normalise=false", "a"], b"");
     let tokens = lines(&["features", "--model", directory, "--layers", "-2", "a word40"], b"");
     assert_eq!(tokens[0]["tokens"], serde_json::json!(["[CLS]", "a", "word40", "[SEP]"]));
     assert_eq!(tokens[0]["vectors"].as_array().unwrap().len(), 4);
@@ -119,7 +121,9 @@ fn feature_files_hold_the_same_numbers() {
         assert_eq!(sidecar.lines().count(), 2);
         fails(1, &arguments, b"", &["exists", "--overwrite"]);
     }
-    fails(1, &["features", "--model", directory, "--format", "npy", "a"], b"", &["--out FILE"]);
+    fails(2, &["features", "--model", directory, "--format", "npy", "a"], b"", &["--out <FILE>"]);
+    let nowhere = ["features", "--model", directory, "--out", "no/such/file", "a"];
+    fails(1, &nowhere, b"", &["no directory no/such"]);
 }
 
 #[test]
@@ -148,6 +152,41 @@ fn convert_writes_what_can_be_read_again() {
     fails(1, &["convert", from, to], b"", &["exists already"]);
     let output = henson(&["convert", from, to, "--overwrite", "--dtype", "bf16"], b"");
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn convert_keeps_what_sentence_transformers_needs() {
+    let source = model("model");
+    let at = |name: &str| source.path().join(name);
+    std::fs::create_dir(at("1_Pooling")).unwrap();
+    let modules = r#"[{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"},
+        {"type": "x.Normalize", "path": "2_Normalize"}]"#;
+    std::fs::write(at("modules.json"), modules).unwrap();
+    std::fs::write(at("1_Pooling/config.json"), r#"{"pooling_mode_cls_token": true}"#).unwrap();
+    std::fs::write(at("sentence_bert_config.json"), r#"{"max_seq_length": 5}"#).unwrap();
+    let target = TempDir::new().unwrap();
+    let (from, to) = (source.path().to_str().unwrap(), target.path().join("new"));
+    let to = to.to_str().unwrap();
+    assert!(henson(&["convert", from, to], b"").status.success());
+    let ask = |model: &str| lines(&["embed", "--model", model, "--json", "a b c d e f g"], b"");
+    assert_eq!(ask(from), ask(to));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_written_to_and_not_replaced() {
+    use std::os::unix::fs::FileTypeExt;
+    let model = model("model");
+    let pipe = model.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || std::fs::read_to_string(pipe).unwrap())
+    };
+    let directory = model.path().to_str().unwrap();
+    lines(&["features", "--model", directory, "--out", pipe.to_str().unwrap(), "--overwrite", "a"], b"");
+    assert!(reader.join().unwrap().contains("[CLS]"));
+    assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
 }
 
 #[test]
@@ -182,8 +221,11 @@ fn every_mistake_gets_a_clear_word() {
     fails(2, &["embed", "--model", directory, "--dtype", "f8", "a"], b"", &["f32 or bf16"]);
     fails(2, &["features", "--model", directory, "--layers", "first", "a"], b"", &["concat-last-4"]);
     fails(1, &["embed", "--model", directory, "--device", "cuda", "a"], b"", &["--device cpu"]);
-    fails(1, &["embed", "--model", directory, "--kernels", "sse9", "a"], b"", &["sse9", "portable"]);
-    fails(1, &["embed", "--model", directory, "--threads", "0", "a"], b"", &["at least one"]);
+    fails(2, &["embed", "--model", directory, "--kernels", "sse9", "a"], b"", &["sse9", "portable"]);
+    fails(2, &["embed", "--model", directory, "--threads", "0", "a"], b"", &["from 1 to"]);
+    fails(2, &["embed", "--model", directory, "--threads", "100000", "a"], b"", &["from 1 to"]);
+    fails(2, &["bench", "train", "--model", "bert-tiny", "--batch", "99999999999"], b"", &["from 1 to"]);
+    fails(1, &["bench", "infer", "--model", "bert-tiny", "--batch", "9999999", "--seq", "512"], b"", &["at most"]);
     fails(1, &["embed", "--model", "does/not/exist", "a"], b"", &["does/not/exist"]);
     fails(1, &["embed", "--model", "some/model", "a"], b"", &["some/model", "--download"]);
     fails(1, &["embed", "--model", directory, "--file", "missing.txt"], b"", &["missing.txt"]);
@@ -194,6 +236,13 @@ fn every_mistake_gets_a_clear_word() {
     fails(1, &["bench", "train", "--model", "bert-huge"], b"", &["bert-huge", "bert-large"]);
     fails(1, &["bench", "infer", "--model", "bert-tiny", "--seq", "513"], b"", &["512"]);
     fails(1, &["info", "bert-enormous"], b"", &["bert-enormous"]);
+    let many = format!("{}no blank\n", "[MASK]\n".repeat(300));
+    let output = henson(&["fill", "--model", directory, "--json"], many.as_bytes());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("text 301"), "{}", text(&output.stderr));
+    std::fs::remove_file(mlm.path().join("vocab.txt")).unwrap();
+    let message = text(&henson(&["fill", "--model", directory, "[MASK]"], b"").stderr);
+    assert!(message.contains("tokenizer") && !message.contains("masked-LM head"), "{message}");
     let encoder = model("model");
     fails(
         1,
@@ -201,6 +250,4 @@ fn every_mistake_gets_a_clear_word() {
         b"",
         &["cls.predictions", "masked-LM head"],
     );
-    let output = henson(&["embed", "--model", directory, "--kernels", "portable", "--json", "a"], b"");
-    assert!(output.status.success());
 }

@@ -43,6 +43,19 @@ pub enum InferError {
         /// The model's.
         model: usize,
     },
+    /// The weights hold more of the encoder than the config describes.
+    #[error(
+        "the weights in {path} have {count} tensors of the encoder that config.json does not describe, such as `{first}`: \
+         the two do not belong together; see num_hidden_layers"
+    )]
+    MoreLayers {
+        /// The directory.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// One of them.
+        first: String,
+    },
     /// A tokenizer without a token that the task needs.
     #[error("the tokenizer has no {0} token, which this needs")]
     NoSpecial(&'static str),

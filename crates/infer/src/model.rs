@@ -73,6 +73,15 @@ impl Model {
         let bert = Bert::build(&mut builder, &config, head);
         let (mut parameters, report) =
             open_parameters(&weights, &NAMING, builder, device, dtype, &LoadOptions::strict(), 0)?;
+        // What stands on an encoder may be left out, but not a part of the encoder itself.
+        let encoder = |key: &&String| {
+            let name = key.strip_prefix(NAMING.base_prefix).unwrap_or(key);
+            name.starts_with("encoder.") || name.starts_with("embeddings.")
+        };
+        if let Some(first) = report.unused.iter().find(encoder) {
+            let (count, first) = (report.unused.iter().filter(encoder).count(), first.clone());
+            return Err(InferError::MoreLayers { path: path.to_owned(), count, first });
+        }
         parameters.keep_packed();
         let tokenizer = Tokenizer::open(path)?;
         if tokenizer.vocabulary_size() > config.vocab_size {

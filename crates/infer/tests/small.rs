@@ -145,6 +145,8 @@ fn directories_that_do_not_fit_are_explained() {
     assert_fails(d.path(), Want::Encoder, &["vocabulary does not fit"]);
     change("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1000");
     assert_fails(d.path(), Want::Encoder, &["encoder.layer.2."]);
+    change("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    assert_fails(d.path(), Want::Encoder, &["encoder.layer.1.", "num_hidden_layers"]);
     change("\"model_type\": \"bert\"", "\"model_type\": \"roberta\"");
     assert_fails(d.path(), Want::Encoder, &["roberta", "bert"]);
     change("\"hidden_size\": 24", "\"hidden_size\": \"wide\"");

@@ -20,6 +20,9 @@ pub struct Memory {
 impl Memory {
     /// A block of at least `bytes`, of undefined content.
     pub(crate) fn take(&self, bytes: usize) -> Result<Arc<Block>> {
+        if bytes > isize::MAX as usize / 4 {
+            return Err(TensorError::OutOfMemory { wanted: bytes >> 20, held: self.held() >> 20 });
+        }
         let class = size_class(bytes);
         let mut classes = self.lock();
         // A free block of up to a quarter more will do: lengths vary from batch to batch.
@@ -80,8 +83,12 @@ mod tests {
 
     #[test]
     fn too_much_is_an_error() {
-        let error = Memory::default().take(1 << 62).err().unwrap();
-        assert!(error.to_string().contains("out of memory"), "{error}");
+        for bytes in [1 << 60, 1 << 62, usize::MAX] {
+            let error = Memory::default().take(bytes).err().unwrap();
+            assert!(error.to_string().contains("out of memory"), "{error}");
+        }
+        let device = crate::Device::cpu(None, Some(1)).unwrap();
+        assert!(crate::Tensor::zeros(&device, [1 << 40, 1 << 40], crate::DType::F32).is_err());
     }
 
     #[test]

@@ -45,6 +45,7 @@ impl Optimizer {
 
     /// One update of all parameters, with their bf16 copy where there is one.
     pub fn step(&mut self, parameters: &mut Parameters, gradients: &Gradients, update: &Update) -> Result<()> {
+        parameters.discard_packed();
         let copy = parameters.flat_copy();
         let (p, g) = (parameters.flat(), gradients.flat());
         let moved = [p, p, g, &self.first, &self.first, &self.second, &self.second, copy.unwrap_or(p)];

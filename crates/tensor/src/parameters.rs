@@ -185,7 +185,7 @@ impl Parameters {
     /// Keeps a packed copy of every weight that an inference pass multiplies with, made when it is first used: products
     /// with few rows are then several times as fast, for twice the memory.
     ///
-    /// Copies do not follow when parameters change: this is for models that are not trained.
+    /// A change of the parameters discards the copies, so this is for models that are not trained.
     pub fn keep_packed(&mut self) {
         self.packed = Some(Mutex::default());
     }
@@ -261,12 +261,20 @@ impl Parameters {
 
     /// Rounds the values once more into the copy that models compute with.
     pub fn refresh(&mut self) {
+        self.discard_packed();
         if let Some(compute) = &self.compute {
             match &self.device {
                 Device::Cpu(cpu) => {
                     cast::to_bf16(&cpu.kernels, self.values.slice(), compute.slice_mut());
                 }
             }
+        }
+    }
+
+    /// Forgets packed copies of weights that changed.
+    pub(crate) fn discard_packed(&mut self) {
+        if let Some(packed) = &mut self.packed {
+            packed.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
         }
     }
 

@@ -24,9 +24,9 @@ impl Shape {
         &self.sizes[..usize::from(self.rank)]
     }
 
-    /// The number of elements.
+    /// The number of elements; the largest number where there are more.
     pub fn elements(&self) -> usize {
-        self.sizes().iter().product()
+        self.sizes().iter().fold(1, |product, size| product.saturating_mul(*size))
     }
 }
 
@@ -65,7 +65,7 @@ impl Tensor {
     /// A tensor of undefined content, to be written at once.
     pub(crate) fn empty(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
         let shape = shape.into();
-        let block = device.memory().take(shape.elements() * dtype.size())?;
+        let block = device.memory().take(shape.elements().saturating_mul(dtype.size()))?;
         Ok(Self { block, offset: 0, shape, dtype })
     }
 

@@ -182,9 +182,7 @@ impl Tokenizer {
                          (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
                     ),
                     None if !directory.exists() => "the directory does not exist: check the path".to_owned(),
-                    None => {
-                        "copy them from the model's directory, or make them with `henson tokenizer train`".to_owned()
-                    }
+                    None => "copy them from where the model comes from".to_owned(),
                 };
                 Err(TextError::NoTokenizer { directory: directory.to_owned(), hint })
             }

@@ -1,8 +1,11 @@
 //! `henson convert`: a model directory in, the same model out in today's names and files.
 
-use henson_checkpoint::{Existing, SaveDType, SaveOptions, save};
-use henson_infer::{Model, Want};
+use std::path::Path;
+
+use henson_checkpoint::{Existing, SaveDType, SaveOptions, read_json, save};
+use henson_infer::{EmbedSettings, Model, Want};
 use henson_tensor::{DType, Device};
+use serde_json::Value;
 
 use crate::flags::{Convert, SavedDType};
 use crate::{models, output};
@@ -16,7 +19,8 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     }
     let mut config = model.bert().config().clone();
     config.architectures = vec![model.bert().head().architecture().to_owned()];
-    let files = model.tokenizer().files(Some(model.most_tokens()))?;
+    let mut files = model.tokenizer().files(Some(model.most_tokens()))?;
+    files.extend(sentence_transformer_files(&path)?);
     let dtype = match flags.dtype {
         SavedDType::F32 => SaveDType::F32,
         SavedDType::Bf16 => SaveDType::Bf16,
@@ -33,3 +37,28 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
         flags.destination.display()
     ))
 }
+
+/// What sentence-transformers keeps beside a model, so that its embeddings stay the same; nothing for other models.
+fn sentence_transformer_files(directory: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    if !directory.join("modules.json").is_file() {
+        return Ok(Vec::new());
+    }
+    // Opened for its checks: paths that lead elsewhere are refused there.
+    EmbedSettings::of_directory(directory)?;
+    let modules: Vec<Value> = read_json(&directory.join("modules.json"), LIMIT)?;
+    let folders = modules.iter().filter_map(|module| module.get("path")?.as_str()).filter(|path| !path.is_empty());
+    let mut names: Vec<String> = folders.map(|folder| format!("{folder}/config.json")).collect();
+    names.extend(["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"].map(str::to_owned));
+    let mut files = Vec::new();
+    for name in names {
+        let path = directory.join(&name);
+        if path.is_file() {
+            let value: Value = read_json(&path, LIMIT)?;
+            files.push((name, serde_json::to_vec_pretty(&value)?));
+        }
+    }
+    Ok(files)
+}
+
+/// These files have a few hundred bytes.
+const LIMIT: u64 = 1 << 20;

@@ -12,14 +12,15 @@ use crate::flags::{FeatureFormat, Features};
 use crate::{input, models, output};
 
 pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
-    let out = match (&flags.out, flags.format) {
-        (None, FeatureFormat::Npy | FeatureFormat::Safetensors) => {
-            anyhow::bail!("--format {} needs --out FILE", name_of(flags.format))
+    let out = flags.out.as_deref();
+    if let Some(out) = out {
+        let beside = (flags.format != FeatureFormat::Jsonl).then(|| tokens_file(out));
+        for path in [Some(out.to_owned()), beside].into_iter().flatten() {
+            anyhow::ensure!(flags.overwrite || !path.exists(), "{} exists: --overwrite replaces it", path.display());
         }
-        (out, _) => out.as_deref(),
-    };
-    for path in out.into_iter().flat_map(|out| [out.to_owned(), tokens_file(out)]) {
-        anyhow::ensure!(flags.overwrite || !path.exists(), "{} exists: --overwrite replaces it", path.display());
+        // Now, not after hours of computing.
+        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        anyhow::ensure!(parent.is_dir(), "cannot write {}: there is no directory {}", out.display(), parent.display());
     }
     let device = flags.compute.device()?;
     let path = models::resolve(&flags.model.model, flags.model.download)?;
@@ -51,14 +52,6 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
         FeatureFormat::Safetensors => write(out, &safetensors(&all)?)?,
     }
     write(&tokens_file(out), &lines)
-}
-
-fn name_of(format: FeatureFormat) -> &'static str {
-    match format {
-        FeatureFormat::Jsonl => "jsonl",
-        FeatureFormat::Npy => "npy",
-        FeatureFormat::Safetensors => "safetensors",
-    }
 }
 
 /// The file that tells which row is which token.

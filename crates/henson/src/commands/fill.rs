@@ -1,7 +1,7 @@
 //! `henson fill`.
 
-use anyhow::Context;
-use henson_infer::{Blank, Filled, Model, Want};
+use henson_checkpoint::CheckpointError;
+use henson_infer::{Blank, Filled, InferError, Model, Want};
 use serde::Serialize;
 
 use crate::flags::Fill;
@@ -38,13 +38,20 @@ impl<'a> Mask<'a> {
 }
 
 pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
-    anyhow::ensure!(flags.top > 0, "--top starts at 1");
     let device = flags.compute.device()?;
     let path = models::resolve(&flags.model.model, flags.model.download)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::MaskedLm)
-        .with_context(|| format!("cannot fill with {}: a model with a masked-LM head is needed", path.display()))?;
+    let model = Model::open(&path, &device, flags.compute.dtype, Want::MaskedLm).map_err(|error| {
+        let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
+        let error = anyhow::Error::from(error);
+        let hint = || format!("cannot fill with {}: a model with a masked-LM head is needed", path.display());
+        if misfit { error.context(hint()) } else { error }
+    })?;
     input::for_each(&flags.texts, |texts, first| {
-        let filled = model.fill(texts, flags.top, flags.length.length())?;
+        let filled = model.fill(texts, flags.top, flags.length.length()).map_err(|error| match error {
+            // Numbers count from the first text of all.
+            InferError::NoMask { text, mask } => InferError::NoMask { text: first + text, mask },
+            other => other,
+        })?;
         output::warn_cut(first, filled.iter().map(|f| f.dropped));
         texts.iter().zip(&filled).try_for_each(|(text, filled)| print(text, filled, flags.json))
     })

@@ -18,7 +18,6 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
         return devices(flags.json);
     }
     let name = flags.model.as_deref().unwrap_or_default();
-    anyhow::ensure!(flags.batch > 0 && flags.seq > 0, "--batch and --seq start at 1");
     let is_size = name.parse::<Size>();
     let (config, head, files) = match (is_size, Path::new(name).exists()) {
         (Ok(size), false) => (BertConfig::of_size(size), Head::PreTraining, None),
@@ -129,7 +128,7 @@ impl<'a> Facts<'a> {
             groups,
             batch: flags.batch,
             seq: flags.seq,
-            memory_mib: estimate(config, parameters, flags.batch * flags.seq),
+            memory_mib: estimate(config, parameters, flags.batch as f64 * flags.seq as f64),
             files,
         }
     }
@@ -177,9 +176,9 @@ impl<'a> Facts<'a> {
 /// Weights, gradients and two moments in f32, the bf16 copy, and what a step keeps for the way back: per token and
 /// layer 16·H numbers (projections, attention's output, two sums, two outputs, twice the inner 4·H), three times H·4 at
 /// work on the way back, and the predicted tokens' logits.
-fn estimate(config: &BertConfig, parameters: usize, tokens: usize) -> Memory {
+fn estimate(config: &BertConfig, parameters: usize, tokens: f64) -> Memory {
     let (h, i, l) = (config.hidden_size as f64, config.intermediate_size as f64, config.num_hidden_layers as f64);
-    let (p, t) = (parameters as f64, tokens as f64);
+    let (p, t) = (parameters as f64, tokens);
     let kept = l * (8.0 * h + 2.0 * i) + 2.0 * h;
     let logits = 0.15 * config.vocab_size as f64;
     let mib = |bytes: f64| (bytes / (1 << 20) as f64 * 10.0).round() / 10.0;

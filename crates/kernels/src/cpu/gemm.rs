@@ -47,10 +47,8 @@ impl<'a, E> Matrix<'a, E> {
     /// A row-major matrix whose rows start `row_stride` elements apart.
     pub fn strided(data: &'a [E], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert!(row_stride >= columns, "rows of {columns} overlap with the stride {row_stride}");
-        assert!(
-            rows == 0 || data.len() >= (rows - 1) * row_stride + columns,
-            "matrix is shorter than {rows}×{columns}"
-        );
+        let needed = rows.checked_sub(1).map_or(Some(0), |r| r.checked_mul(row_stride)?.checked_add(columns));
+        assert!(needed.is_some_and(|needed| data.len() >= needed), "matrix is shorter than {rows}×{columns}");
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 
@@ -663,6 +661,8 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
     let depth = sizes.depth;
     let start = sizes.row(rows.start);
     assert!(left.len() >= (sizes.row(rows.end) - start) * depth && right.len() >= columns.len() * depth * 2 * S::LANES);
+    // A row that is packed narrower than a vector spills into the next one alone; see `put_unit`.
+    const { assert!(S::TILE_ROWS <= S::LANES) };
     let mut tile = Tile([0.0; 14 * 32]);
     for (j, column) in columns.enumerate() {
         let b = right[j * depth * 2 * S::LANES..].as_ptr().cast::<f32>();

@@ -94,7 +94,8 @@ impl std::fmt::Debug for Cpu {
 #[derive(Clone, Copy)]
 pub(crate) struct SharedMut<T>(*mut T, usize);
 
-// SAFETY: only `slice` gives access, and its contract demands that ranges of different tasks do not overlap.
+// SAFETY: whoever makes references or writes through it keeps the contract of `slice` and `part`: what different tasks
+// touch does not overlap.
 unsafe impl<T: Send> Send for SharedMut<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SharedMut<T> {}
@@ -109,7 +110,7 @@ impl<T> SharedMut<T> {
     /// # Safety
     /// As for `slice`, for those elements that the callee touches.
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> Self {
-        assert!(start + len <= self.1, "range {start}+{len} outside of {}", self.1);
+        assert!(len <= self.1 && start <= self.1 - len, "range {start}+{len} outside of {}", self.1);
         // SAFETY: within bounds by the assertion.
         Self(unsafe { self.0.add(start) }, len)
     }
@@ -124,7 +125,7 @@ impl<T> SharedMut<T> {
     #[allow(clippy::mut_from_ref, reason = "handing out disjoint parts is this type's purpose")]
     #[inline(always)]
     pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start + len <= self.1, "range {start}+{len} outside of {}", self.1);
+        assert!(len <= self.1 && start <= self.1 - len, "range {start}+{len} outside of {}", self.1);
         // SAFETY: within bounds by the assertion; disjoint by the contract.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
     }

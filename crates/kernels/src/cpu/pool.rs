@@ -100,8 +100,15 @@ impl Pool {
         let own = catch_unwind(AssertUnwindSafe(|| shared.drain(task)));
         INSIDE_LOOP.set(false);
         shared.state.fetch_and(!OPEN, Ordering::SeqCst);
+        let mut spins = 0;
         while shared.state.load(Ordering::Acquire) & INSIDE != 0 {
-            std::hint::spin_loop();
+            // With more threads than cores the one that is waited for may need this core.
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
         }
         let panicked = shared.panicked.swap(false, Ordering::Relaxed);
         if let Err(cause) = own {

@@ -66,8 +66,8 @@ impl Pass<'_> {
         let sum = own(self.device(), x.into_tensor())?;
         let y = Tensor::empty(self.device(), shape, sum.dtype())?;
         let statistics = Tensor::empty(self.device(), [sum.rows(), 2], DType::F32)?;
-        let mut moved = [&sum, &sum, &y, &y];
-        let moved = if residual.is_some() { &moved[..] } else { &mut moved[..3] };
+        let moved = [&sum, &sum, &y, &y];
+        let moved = if residual.is_some() { &moved[..] } else { &moved[..3] };
         let timer = self.device().timer(Kind::LayerNorm, 0, moved);
         match self.device() {
             Device::Cpu(cpu) => with_float!(sum.dtype(), E => kernels::forward(
