@@ -109,3 +109,28 @@ impl Batch {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Size;
+
+    #[test]
+    fn sequences_that_do_not_fit_are_refused() {
+        let device = Device::cpu(None, Some(1)).unwrap();
+        let config = BertConfig::of_size(Size::Tiny);
+        let (long, zeros) = (vec![1; 513], vec![0; 513]);
+        let cases: [(&[u32], &[u32], &str); 5] = [
+            (&[], &[], "sequence 1 of the batch is empty"),
+            (&[1, 2], &[0], "2 ids but 1 segments"),
+            (&[30522], &[0], "token id 30522 is not in the model's vocabulary of 30522"),
+            (&[1], &[2], "segment 2"),
+            (&long, &zeros, "has 513 tokens, the model takes 512"),
+        ];
+        for (ids, segments, expected) in cases {
+            let good = Sequence { ids: &[1, 2], segments: &[0, 1] };
+            let error = Batch::new(&device, &config, &[good, Sequence { ids, segments }], 0).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
