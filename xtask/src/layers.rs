@@ -8,18 +8,23 @@ use crate::Result;
 use crate::workspace::Workspace;
 
 /// Each crate and the crates of the workspace that it may use.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("henson-kernels", &[]),
     ("henson-tensor", &["henson-kernels"]),
     ("henson-models", &["henson-tensor"]),
     ("henson-checkpoint", &["henson-models", "henson-tensor"]),
-    ("henson-text", &[]),
-    ("henson-train", &["henson-checkpoint", "henson-models", "henson-tensor", "henson-text"]),
+    ("henson-text", &["henson-kernels"]),
+    ("henson-data", &["henson-kernels", "henson-text"]),
+    (
+        "henson-train",
+        &["henson-checkpoint", "henson-data", "henson-kernels", "henson-models", "henson-tensor", "henson-text"],
+    ),
     ("henson-infer", &["henson-checkpoint", "henson-models", "henson-tensor", "henson-text"]),
     (
         "henson",
         &[
             "henson-checkpoint",
+            "henson-data",
             "henson-infer",
             "henson-kernels",
             "henson-models",
@@ -38,7 +43,7 @@ const APART: [(&str, &str); 1] = [("henson-infer", "henson-train")];
 const SOLE_USERS: [(&str, &str); 1] = [("tokenizers", "henson-text")];
 
 /// Vector instructions, raw memory and memory maps. Everywhere else `unsafe` is forbidden.
-const MAY_BE_UNSAFE: [&str; 3] = ["henson-kernels", "henson-tensor", "henson-checkpoint"];
+const MAY_BE_UNSAFE: [&str; 4] = ["henson-kernels", "henson-tensor", "henson-checkpoint", "henson-data"];
 
 /// What the rules look at in one crate.
 #[derive(Clone, Debug, Default)]

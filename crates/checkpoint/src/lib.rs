@@ -26,7 +26,7 @@ pub use hub::{DownloadProgress, Hub, resolve_model};
 pub use load::{LoadMode, LoadOptions, load, open_parameters};
 pub use report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 pub use safetensors::{SaveDType, StoredDType, TensorInfo};
-pub use save::{SaveOptions, save};
+pub use save::{SaveOptions, TensorFile, save, save_files, save_with};
 pub use weights::Weights;
 
 /// The readers over bytes in memory, with what they promise: for the targets in `fuzz/`, and for nothing else.

@@ -33,6 +33,16 @@ impl Default for SaveOptions {
     }
 }
 
+/// A further file of f32 tensors beside a model, such as an optimizer's moments.
+pub struct TensorFile<'a> {
+    /// The file's name.
+    pub name: &'a str,
+    /// The tensors, by name and shape.
+    pub tensors: Vec<(String, Vec<usize>)>,
+    /// Gives the numbers of one of them, by its place in the list.
+    pub read: &'a dyn Fn(usize) -> Vec<f32>,
+}
+
 /// Writes a model directory that `transformers` reads.
 ///
 /// `files` are further files by name, such as those of the tokenizer; a name may have directories in it. The weights'
@@ -50,9 +60,25 @@ pub fn save(
     dtype: SaveDType,
     options: &SaveOptions,
 ) -> Result<(), CheckpointError> {
+    save_with(directory, files, &[], config, parameters, dtype, options)
+}
+
+/// What [`save()`] does, with further tensors beside the model's.
+pub fn save_with(
+    directory: &Path,
+    files: &[(String, Vec<u8>)],
+    tensor_files: &[TensorFile<'_>],
+    config: &Value,
+    parameters: &Parameters,
+    dtype: SaveDType,
+    options: &SaveOptions,
+) -> Result<(), CheckpointError> {
     check_names(files)?;
-    let is_ours =
-        |name: &str| is_model_file(name) || files.iter().any(|(file, _)| file.split('/').next() == Some(name));
+    let is_ours = |name: &str| {
+        is_model_file(name)
+            || files.iter().any(|(file, _)| file.split('/').next() == Some(name))
+            || tensor_files.iter().any(|file| file.name == name)
+    };
     let mut staging = Staging::new(directory, options.existing, is_ours)?;
     let mut write_bytes = |name: &str, bytes: &[u8]| staging.write(name, |out, io| out.write_all(bytes).map_err(io));
     write_bytes("config.json", &pretty(&with_dtype(config, dtype)))?;
@@ -60,7 +86,42 @@ pub fn save(
         write_bytes(name, bytes)?;
     }
     write_weights(&mut staging, parameters, dtype, options)?;
+    for file in tensor_files {
+        write_tensors(&mut staging, file, options)?;
+    }
     staging.publish()
+}
+
+/// Writes a directory of files without a model, such as a tokenizer, with the promises of [`save()`]. Replacing an old
+/// one may delete what has the name of a new file or is `replaceable`, and nothing else.
+pub fn save_files(
+    directory: &Path,
+    files: &[(String, Vec<u8>)],
+    existing: Existing,
+    replaceable: &[&str],
+) -> Result<(), CheckpointError> {
+    check_names(files)?;
+    let is_ours = |name: &str| replaceable.contains(&name) || files.iter().any(|(file, _)| file == name);
+    let mut staging = Staging::new(directory, existing, is_ours)?;
+    for (name, bytes) in files {
+        staging.write(name, |out, io| out.write_all(bytes).map_err(io))?;
+    }
+    staging.publish()
+}
+
+fn write_tensors(staging: &mut Staging, file: &TensorFile<'_>, options: &SaveOptions) -> Result<(), CheckpointError> {
+    let dtype = SaveDType::F32;
+    staging.write(file.name, |out, io| {
+        let tensors = file.tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()));
+        out.write_all(&safetensors::header(dtype, tensors)).map_err(io)?;
+        for (i, (name, _)) in file.tensors.iter().enumerate() {
+            let not_finite = safetensors::write_numbers(out, dtype, &(file.read)(i)).map_err(io)?;
+            if not_finite > 0 && !options.allow_non_finite {
+                return Err(not_finite_error(name.clone(), not_finite, dtype));
+            }
+        }
+        Ok(())
+    })
 }
 
 /// The entries of a shard, by their place in the parameters.

@@ -1,11 +1,14 @@
 //! Where texts come from: arguments, a file or standard input, one a line. Lines are read as they are needed, so that
-//! a file may be larger than the memory.
+//! a file may be larger than the memory. What is compressed with gzip or zstd is known by its first bytes.
 
+use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::Context;
+use flate2::bufread::MultiGzDecoder;
 
 use crate::flags::Texts;
 use crate::output::Progress;
@@ -46,46 +49,72 @@ pub(crate) fn for_each(
         let place = || format!("in {}, texts from line {}", lines.name, done + 1);
         each(&texts, done).with_context(place)?;
         done += some.len();
-        progress.at(lines.read, done);
+        progress.at(lines.read(), done);
     }
 }
 
 /// Lines of UTF-8.
-struct Lines {
-    name: String,
+pub(crate) struct Lines {
+    pub(crate) name: String,
     reader: Box<dyn BufRead>,
-    number: usize,
-    /// Bytes read so far, and in all where that is known.
-    read: u64,
-    bytes: Option<u64>,
+    /// The number of the last line, counted from 1.
+    pub(crate) number: usize,
+    /// Bytes taken from the file so far.
+    read: Rc<Cell<u64>>,
+    /// Bytes of the file, where that is known.
+    pub(crate) bytes: Option<u64>,
+}
+
+/// Counts what goes through: progress is measured where the size is known, before anything is decompressed.
+struct Counted {
+    inner: Box<dyn Read>,
+    read: Rc<Cell<u64>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.read.set(self.read.get() + length as u64);
+        Ok(length)
+    }
 }
 
 impl Lines {
-    fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+    /// Standard input where there is no path, or `-`.
+    pub(crate) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let stdin = PathBuf::from("-");
         let path = path.unwrap_or(&stdin);
-        let (name, reader, bytes): (_, Box<dyn BufRead>, _) = if path == stdin {
+        let (name, inner, bytes): (_, Box<dyn Read>, _) = if path == stdin {
             if io::stdin().is_terminal() {
                 eprintln!("reading one text a line from the terminal; end with ctrl-D");
             }
-            ("standard input".to_owned(), Box::new(BufReader::new(io::stdin())), None)
+            ("standard input".to_owned(), Box::new(io::stdin()), None)
         } else {
             let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
             let bytes = file.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
-            (path.display().to_string(), Box::new(BufReader::with_capacity(1 << 16, file)), bytes)
+            (path.display().to_string(), Box::new(file), bytes)
         };
-        Ok(Self { name, reader, number: 0, read: 0, bytes })
+        let read = Rc::new(Cell::new(0));
+        let counted = Counted { inner, read: Rc::clone(&read) };
+        let reader = decompressed(BufReader::with_capacity(1 << 16, counted));
+        let reader = reader.with_context(|| format!("cannot read {name}"))?;
+        Ok(Self { name, reader, number: 0, read, bytes })
     }
 
-    fn next_line(&mut self) -> anyhow::Result<Option<String>> {
+    /// Bytes taken from the file so far.
+    pub(crate) fn read(&self) -> u64 {
+        self.read.get()
+    }
+
+    /// The next line without its end; none after the last.
+    pub(crate) fn next_line(&mut self) -> anyhow::Result<Option<String>> {
         let mut line = Vec::new();
-        let mut limited = io::Read::take(&mut self.reader, LONGEST + 1);
+        let mut limited = Read::take(&mut self.reader, LONGEST + 1);
         let length = limited.read_until(b'\n', &mut line).with_context(|| format!("cannot read {}", self.name))?;
         if length == 0 {
             return Ok(None);
         }
         self.number += 1;
-        self.read += length as u64;
         anyhow::ensure!(
             line.len() as u64 <= LONGEST,
             "{}, line {}: longer than {} MiB; is this a text with one entry a line?",
@@ -106,4 +135,14 @@ impl Lines {
         })?;
         Ok(Some(text))
     }
+}
+
+fn decompressed<R: Read + 'static>(mut reader: BufReader<R>) -> io::Result<Box<dyn BufRead>> {
+    Ok(match reader.fill_buf()? {
+        [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader))),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            Box::new(BufReader::with_capacity(1 << 16, zstd::Decoder::with_buffer(reader)?))
+        }
+        _ => Box::new(reader),
+    })
 }

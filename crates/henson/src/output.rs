@@ -7,6 +7,14 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+/// Stopped by a signal, with everything saved.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted at step {step}; a checkpoint is there, and the same command goes on from it")]
+pub(crate) struct Interrupted {
+    /// Updates made.
+    pub(crate) step: u64,
+}
+
 /// Prints the chain of causes. A closed pipe (`henson … | head`) is no failure.
 pub(crate) fn report_error(error: &anyhow::Error) -> ExitCode {
     let closed = |cause: &(dyn std::error::Error + 'static)| {
@@ -14,6 +22,10 @@ pub(crate) fn report_error(error: &anyhow::Error) -> ExitCode {
     };
     if error.chain().any(closed) {
         return ExitCode::SUCCESS;
+    }
+    if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+        eprintln!("{interrupted}");
+        return ExitCode::from(130);
     }
     eprintln!("error: {error}");
     for cause in error.chain().skip(1) {
@@ -59,6 +71,12 @@ impl Progress {
 
     /// So many bytes are read and so many things are done.
     pub(crate) fn at(&mut self, read: u64, done: usize) {
+        let what = self.what;
+        self.show(read, |seconds| format!("{done} {what} {:.1}/s", done as f64 / seconds));
+    }
+
+    /// So many bytes are read; the message is made of the seconds since the beginning.
+    pub(crate) fn show(&mut self, read: u64, message: impl FnOnce(f64) -> String) {
         if self.bar.is_none() && self.start.elapsed().as_secs() >= 2 && io::stderr().is_terminal() {
             let bar = match self.bytes {
                 Some(bytes) => ProgressBar::new(bytes).with_style(style("{wide_bar} {percent}% {msg} {eta} left")),
@@ -68,8 +86,7 @@ impl Progress {
         }
         if let Some(bar) = &self.bar {
             bar.set_position(read);
-            let rate = done as f64 / self.start.elapsed().as_secs_f64();
-            bar.set_message(format!("{done} {} {rate:.1}/s", self.what));
+            bar.set_message(message(self.start.elapsed().as_secs_f64()));
         }
     }
 
@@ -78,6 +95,15 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// A bar for something with a known number of steps, on standard error, if people watch a terminal.
+pub(crate) fn steps_bar(steps: u64, at: u64) -> Option<ProgressBar> {
+    io::stderr().is_terminal().then(|| {
+        let bar = ProgressBar::new(steps).with_position(at);
+        bar.reset_eta();
+        bar.with_style(style("{wide_bar} {pos}/{len} {msg} {eta} left"))
+    })
 }
 
 fn style(template: &str) -> ProgressStyle {

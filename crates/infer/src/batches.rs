@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Tokens of a batch: large enough for full speed, small enough for the caches of a CPU.
-const TOKENS: usize = 4096;
+pub(crate) const TOKENS: usize = 4096;
 
 /// Consecutive ranges of sequences with at most [`TOKENS`] tokens each (or one longer sequence).
 pub(crate) fn by_tokens(lengths: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {

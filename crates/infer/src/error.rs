@@ -75,6 +75,25 @@ pub enum InferError {
         /// What it asks for.
         what: String,
     },
+    /// A scoring that is not the model's.
+    #[error(
+        "the model {} (`is_decoder` in config.json): its texts are scored {}",
+        if *.left_to_right { "sees only what stands before a token" } else { "sees both sides of a token" },
+        if *.left_to_right { "left to right, without masks" } else { "with masks, by piece or by word" }
+    )]
+    Scoring {
+        /// Whether the model is one that reads left to right.
+        left_to_right: bool,
+    },
+    /// A score that is no number.
+    #[error("the model's scores of text {text} are not finite: its weights are broken or far too large")]
+    NotFinite {
+        /// Its number, counted from 1.
+        text: usize,
+    },
+    /// The caller's callback said so.
+    #[error("stopped before all texts were done")]
+    Stopped,
     /// A choice of layers that the model does not have.
     #[error("{0}")]
     Layers(String),

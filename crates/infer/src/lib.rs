@@ -1,4 +1,4 @@
-//! A model directory in, answers out: fill, embed, features; batching without padding.
+//! A model directory in, answers out: fill, embed, features, likelihood; batching without padding.
 //!
 //! Training is not needed here and not known. Texts are never cut silently: every answer says how many pieces were left
 //! out, and windows avoid it.
@@ -9,6 +9,7 @@ mod embed;
 mod error;
 mod features;
 mod fill;
+mod likelihood;
 mod model;
 
 pub use embed::{EmbedSettings, Embedding};
@@ -16,6 +17,7 @@ pub use error::InferError;
 pub use features::{Layers, TokenFeatures};
 pub use fill::{Blank, Candidate, Filled};
 pub use henson_tensor::Pooling;
+pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
 
 /// What every fallible function here returns.

@@ -121,6 +121,9 @@ fn accuracy_counts_first_maxima_of_rows_with_weight() {
         assert_eq!(count(&[1, 2, 0, 1, 0, 0], None), 3);
         assert_eq!(count(&[1, 2, 0, 1, 0, 0], Some(&[1.0, 1.0, 0.0, 1.0, 1.0, 0.1])), 2);
         assert_eq!(count(&[0, 1, 3], None), 1);
+        let mut hits = [false; 6];
+        loss::hits(&cpu, &logits.concat(), 4, 3, &[1, 2, 0, 1, 0, 0], &mut hits);
+        assert_eq!(hits, [true, false, true, false, false, true]);
         // A long row: the largest may stand in any lane.
         for top in [0, 1, 63, 64, 99, 100, 1002] {
             let mut row = numbers::<f32>(1, 1003);

@@ -109,15 +109,35 @@ impl Block {
         layout: &Layout,
         want_maps: bool,
     ) -> Result<(Var, Option<Tensor>)> {
-        let BlockSettings { heads, causal, dropout, attention_dropout, activation, .. } = self.settings;
+        let (attended, maps) = self.attend(pass, x, layout, want_maps)?;
+        Ok((self.finish(pass, &attended, x, layout)?, maps))
+    }
+
+    /// T×H → P×H: the block's output at the rows named (P). After attention every row goes its own way, so the others
+    /// can be left out. For inference: dropout counts by places in the batch.
+    pub(crate) fn forward_rows(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, rows: &Tensor) -> Result<Var> {
+        let (attended, _) = self.attend(pass, x, layout, false)?;
+        let (attended, x) = (pass.gather(&attended, rows)?, pass.gather(x, rows)?);
+        let layout = Layout::new(pass.device(), &[rows.shape().elements()], 0)?;
+        self.finish(pass, &attended, &x, &layout)
+    }
+
+    /// The values that each token attends to, T×H, and the probabilities on request.
+    fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, want_maps: bool) -> Result<(Var, Option<Tensor>)> {
+        let BlockSettings { heads, causal, attention_dropout, .. } = self.settings;
         let qkv = self.query_key_value.forward(pass, x, Activation::None)?; // T×3H
         let maps = if want_maps { Some(pass.attention_maps(&qkv, layout, heads, causal)?) } else { None };
-        let attended = pass.attention(qkv, layout, heads, causal, (attention_dropout, self.site))?; // T×H
-        let output = self.attention_output.forward(pass, &attended, Activation::None)?;
+        Ok((pass.attention(qkv, layout, heads, causal, (attention_dropout, self.site))?, maps))
+    }
+
+    /// What follows attention.
+    fn finish(&self, pass: &mut Pass<'_>, attended: &Var, x: &Var, layout: &Layout) -> Result<Var> {
+        let BlockSettings { dropout, activation, .. } = self.settings;
+        let output = self.attention_output.forward(pass, attended, Activation::None)?;
         let x = add_norm(pass, &self.attention_norm, output, x, layout, (dropout, self.site + 1))?;
         let (up, down) = ((self.up.weight, self.up.bias), (self.down.weight, self.down.bias));
         let output = pass.feed_forward(&x, up, activation, down)?; // T×4H inside
-        Ok((add_norm(pass, &self.norm, output, &x, layout, (dropout, self.site + 2))?, maps))
+        add_norm(pass, &self.norm, output, &x, layout, (dropout, self.site + 2))
     }
 }
 

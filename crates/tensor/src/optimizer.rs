@@ -5,7 +5,7 @@ use henson_kernels::cpu::optimizer::{self as kernels, Plan, Segment};
 
 pub use henson_kernels::cpu::optimizer::Settings as Update;
 
-use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Tensor};
+use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Tensor, TensorError};
 
 /// The rule of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,23 @@ impl Optimizer {
         let zeros = || Tensor::zeros(parameters.device(), shape, DType::F32);
         let plan = Plan::new(&segments, shape.elements());
         Ok(Self { method, plan, first: zeros()?, second: zeros()? })
+    }
+
+    /// The first and the second moment of a parameter, for a checkpoint.
+    pub fn moments(&self, entry: &Entry) -> [Vec<f32>; 2] {
+        [&self.first, &self.second].map(|moment| moment.view(entry.start, entry.shape).to_vec())
+    }
+
+    /// Sets the moments of a parameter to what [`Optimizer::moments`] gave.
+    pub fn set_moments(&mut self, entry: &Entry, moments: [&[f32]; 2]) -> Result<()> {
+        for (tensor, numbers) in [&self.first, &self.second].into_iter().zip(moments) {
+            if numbers.len() != entry.shape.elements() {
+                let (expected, got) = (entry.shape, [numbers.len()].into());
+                return Err(TensorError::Shape { operation: "set_moments", what: "a moment", expected, got });
+            }
+            tensor.view(entry.start, entry.shape).slice_mut::<f32>().copy_from_slice(numbers);
+        }
+        Ok(())
     }
 
     /// One update of all parameters, with their bf16 copy where there is one.

@@ -242,4 +242,47 @@ pub enum TextError {
         /// What it holds.
         got: String,
     },
+
+    /// A setting of training that makes no sense.
+    #[error("{setting}: expected {expected}, got {got}")]
+    BadTraining {
+        /// The setting.
+        setting: &'static str,
+        /// What belongs there.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+
+    /// A kind of random encoding that the tokenizer does not have.
+    #[error("cannot encode at random: expected {expected}, got {got}")]
+    BadSampling {
+        /// What works.
+        expected: &'static str,
+        /// What was asked for.
+        got: String,
+    },
+
+    /// A text to train on that has no words.
+    #[error("there is nothing to learn from: the text has no words; are these the right files, and the right field?")]
+    NoWords,
+
+    /// A vocabulary that cannot even hold single characters.
+    #[error(
+        "a vocabulary of {asked} is too small: {specials} special tokens and {alphabet} single characters (each as it \
+         begins and as it continues a word) are needed at least; ask for {} or more, or lower the alphabet's limit",
+        specials + alphabet
+    )]
+    VocabularyTooSmall {
+        /// The size that was asked for.
+        asked: usize,
+        /// How many special tokens there are.
+        specials: usize,
+        /// How many pieces the single characters take.
+        alphabet: usize,
+    },
+
+    /// The caller asked to stop.
+    #[error("training was stopped before its end; nothing is kept")]
+    Stopped,
 }

@@ -1,14 +1,16 @@
 //! The only user of the `tokenizers` crate: tokenizer files in and out, text to pieces and back, and the features that
 //! models read, with their way back to the text. Training and serving build their inputs with the same functions here.
 //!
-//! What is deliberately absent: no tensors, no padding (a batch is a flat stream), no threads (callers spread texts over
-//! theirs), no downloads, and no printing. Truncation never happens silently: whatever cuts says how much it cut.
+//! What is deliberately absent: no tensors, no padding (a batch is a flat stream), no threads but in training (callers
+//! spread texts over theirs), no downloads, and no printing. Truncation never happens silently: whatever cuts says how
+//! much it cut.
 //!
 //! The way in:
 //! - [`Tokenizer::open`] reads a model directory, [`Tokenizer::files`] gives the bytes to put in another one;
 //! - [`Tokenizer::encode`] turns a text into [`Pieces`], without special tokens;
 //! - [`Template`] (from [`Tokenizer::template`]) sets the special tokens around pieces: [`Template::single`],
-//!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`].
+//!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`];
+//! - [`train`] makes a tokenizer out of text, [`Tokenizer::sampler`] encodes at random for subword regularisation.
 //!
 //! ```
 //! use henson_text::{Tokenizer, WordPieceOptions};
@@ -26,19 +28,26 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod fast;
 mod features;
 mod files;
 mod guard;
+mod lattice;
 mod offsets;
+mod sampling;
 mod save;
 mod special;
 mod template;
 mod tokenizer;
+mod training;
 
 pub use error::TextError;
+pub use fast::Encoder;
 pub use features::{Features, truncated_lengths, window_with_most_context, windows_with_most_context};
 pub use files::{BytePairOptions, BytePairStyle, WordPieceOptions};
 pub use offsets::code_point_offsets;
+pub use sampling::{Regularisation, Sampler};
 pub use special::{Special, SpecialNames, SpecialTokens};
 pub use template::{Slot, Template};
 pub use tokenizer::{Kind, Pieces, Tokenizer, Word};
+pub use training::{Trained, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train};

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use tokenizers::{
-    AddedToken, Model, ModelWrapper, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
-    PreTokenizer,
+    AddedToken, Encoding, Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential,
+    OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
 };
 
 use crate::error::TextError;
@@ -45,6 +45,19 @@ pub struct Pieces {
 }
 
 impl Pieces {
+    pub(crate) fn of_encoding(encoding: &Encoding, text: &str) -> Self {
+        // Odd normalizers can leave offsets that point past the text or into a character; callers cut the text with them.
+        let within = |&(start, end): &(usize, usize)| {
+            let end = text.ceil_char_boundary(end);
+            (text.floor_char_boundary(start).min(end), end)
+        };
+        Self {
+            ids: encoding.get_ids().to_vec(),
+            offsets: encoding.get_offsets().iter().map(within).collect(),
+            words: encoding.get_word_ids().to_vec(),
+        }
+    }
+
     /// How many pieces there are.
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -107,24 +120,15 @@ impl Tokenizer {
     /// Cuts a text into pieces, without adding special tokens. The texts of special tokens in it, such as `[MASK]`, stay
     /// whole and get their ids, unless [`recognise_special_strings`](Self::recognise_special_strings) is off.
     pub fn encode(&self, text: &str) -> Result<Pieces, TextError> {
-        self.check_white_space(text)?;
+        self.check_text(text)?;
         let encoding = shielded(|| self.inner.encode(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
-        // Odd normalizers can leave offsets that point past the text or into a character; callers cut the text with them.
-        let within = |&(start, end): &(usize, usize)| {
-            let end = text.ceil_char_boundary(end);
-            (text.floor_char_boundary(start).min(end), end)
-        };
-        Ok(Pieces {
-            ids: encoding.get_ids().to_vec(),
-            offsets: encoding.get_offsets().iter().map(within).collect(),
-            words: encoding.get_word_ids().to_vec(),
-        })
+        Ok(Pieces::of_encoding(&encoding, text))
     }
 
     /// The ids of [`encode`](Self::encode) alone, faster because nothing is traced back to the text.
     pub fn encode_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.check_white_space(text)?;
+        self.check_text(text)?;
         let encoding = shielded(|| self.inner.encode_fast(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         Ok(encoding.get_ids().to_vec())
@@ -148,20 +152,8 @@ impl Tokenizer {
     /// The words before they are cut into pieces, normalized, with their byte ranges in the original text: for BERT, its
     /// basic tokenization. Special strings are not recognised here.
     pub fn words(&self, text: &str) -> Result<Vec<Word>, TextError> {
-        self.check_white_space(text)?;
-        let split = || -> tokenizers::Result<Vec<Word>> {
-            let mut normalized = NormalizedString::from(text);
-            if let Some(normalizer) = self.inner.get_normalizer() {
-                normalizer.normalize(&mut normalized)?;
-            }
-            let mut words = PreTokenizedString::from(normalized);
-            if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
-                pre_tokenizer.pre_tokenize(&mut words)?;
-            }
-            let splits = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
-            Ok(splits.into_iter().map(|(text, offsets, _)| Word { text: text.to_owned(), offsets }).collect())
-        };
-        shielded(split).map_err(|reason| TextError::Failed { action: "split", reason })
+        self.check_text(text)?;
+        split_words(self.inner.get_normalizer(), self.inner.get_pre_tokenizer(), text)
     }
 
     /// Whether the texts of special tokens are recognised in a text (the default, as in Hugging Face) or cut into pieces
@@ -229,21 +221,8 @@ impl Tokenizer {
         self.lowercase
     }
 
-    /// Byte-level splitting looks ahead from the end of white space. Its matcher gives up on runs of about a million
-    /// characters, and the crate then leaves the rest of the text in one piece without a word.
-    fn check_white_space(&self, text: &str) -> Result<(), TextError> {
-        if !self.splits_by_pattern || text.len() <= LONGEST_WHITE_SPACE {
-            return Ok(());
-        }
-        let mut run = 0;
-        for letter in text.chars() {
-            run = if letter.is_whitespace() { run + 1 } else { 0 };
-            if run > LONGEST_WHITE_SPACE {
-                let reason = format!("more than {LONGEST_WHITE_SPACE} white space characters in a row: shorten them");
-                return Err(TextError::Failed { action: "split", reason });
-            }
-        }
-        Ok(())
+    pub(crate) fn check_text(&self, text: &str) -> Result<(), TextError> {
+        check_white_space(self.splits_by_pattern, text)
     }
 
     /// The last step of every way to a tokenizer: finds the special tokens and the template, and checks the whole.
@@ -310,6 +289,45 @@ impl Tokenizer {
             _ => Ok(tokenizer),
         }
     }
+}
+
+/// Normalizes a text and splits it into words, with their byte ranges in the text as it was. For patterns,
+/// [`check_white_space`] comes first.
+pub(crate) fn split_words(
+    normalizer: Option<&NormalizerWrapper>,
+    pre_tokenizer: Option<&PreTokenizerWrapper>,
+    text: &str,
+) -> Result<Vec<Word>, TextError> {
+    let split = || -> tokenizers::Result<Vec<Word>> {
+        let mut normalized = NormalizedString::from(text);
+        if let Some(normalizer) = normalizer {
+            normalizer.normalize(&mut normalized)?;
+        }
+        let mut words = PreTokenizedString::from(normalized);
+        if let Some(pre_tokenizer) = pre_tokenizer {
+            pre_tokenizer.pre_tokenize(&mut words)?;
+        }
+        let splits = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        Ok(splits.into_iter().map(|(text, offsets, _)| Word { text: text.to_owned(), offsets }).collect())
+    };
+    shielded(split).map_err(|reason| TextError::Failed { action: "split", reason })
+}
+
+/// Byte-level splitting looks ahead from the end of white space. Its matcher gives up on runs of about a million
+/// characters, and the crate then leaves the rest of the text in one piece without a word.
+pub(crate) fn check_white_space(splits_by_pattern: bool, text: &str) -> Result<(), TextError> {
+    if !splits_by_pattern || text.len() <= LONGEST_WHITE_SPACE {
+        return Ok(());
+    }
+    let mut run = 0;
+    for letter in text.chars() {
+        run = if letter.is_whitespace() { run + 1 } else { 0 };
+        if run > LONGEST_WHITE_SPACE {
+            let reason = format!("more than {LONGEST_WHITE_SPACE} white space characters in a row: shorten them");
+            return Err(TextError::Failed { action: "split", reason });
+        }
+    }
+    Ok(())
 }
 
 /// Makes the special tokens known as such, as Hugging Face does, where their file did not: otherwise their texts would

@@ -1,10 +1,32 @@
-//! Objectives, optimizers and the training step.
+//! Objectives, optimizers, schedules, recipes, the loop, and the directory of a run.
+//!
+//! The way in: a [`Recipe`] becomes a [`Plan`], which makes an [`Engine`] and a [`Task`]; [`train()`] runs them in a
+//! [`RunDirectory`].
 //!
 //! What a model is trained for stands here, not in the model: a loss is a sum over predictions, divided by how many
 //! there are in the whole step, so that accumulated parts add up to the large batch.
 #![forbid(unsafe_code)]
 
+mod classify;
+mod cost;
+mod error;
+pub mod metrics;
 pub mod objective;
+mod pretraining;
+mod recipe;
+pub mod report;
+mod run;
+mod schedule;
+pub mod tensorboard;
+mod trainer;
 mod update;
 
+pub use classify::{Classification, Labelled};
+pub use cost::{TrainingMemory, memory};
+pub use error::{Result, TrainError};
+pub use pretraining::{Plan, PreTraining};
+pub use recipe::{OptimizerKind, Phase, Precision, Recipe, ResolvedPhase};
+pub use run::{Best, ModelFiles, RunDirectory, State};
+pub use schedule::{Schedule, ScheduleKind};
+pub use trainer::{Engine, Evaluation, Event, LoopSettings, Outcome, StepLoss, Task, Watch, train};
 pub use update::{Clip, OptimizerSettings, Updated, Updater};

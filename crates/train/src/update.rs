@@ -1,6 +1,6 @@
 //! One update: the gradients' global norm, clipping, then AdamW or LAMB.
 
-use henson_tensor::{Gradients, Method, Optimizer, Parameters, Result, Update};
+use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Result, Update};
 
 /// An optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,6 +64,31 @@ impl Updater {
     pub fn new(settings: OptimizerSettings, parameters: &Parameters) -> Result<Self> {
         let optimizer = Optimizer::new(settings.method, parameters, |_| 1.0)?;
         Ok(Self { settings, optimizer, steps: 0 })
+    }
+
+    /// How many updates were made.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The two moments of a parameter, for a checkpoint.
+    pub fn moments(&self, entry: &Entry) -> [Vec<f32>; 2] {
+        self.optimizer.moments(entry)
+    }
+
+    /// Goes on after `steps` updates with these moments, which `moments` gives for each parameter.
+    pub fn restore<E: From<henson_tensor::TensorError>>(
+        &mut self,
+        steps: u64,
+        parameters: &Parameters,
+        moments: impl Fn(&Entry) -> std::result::Result<[Vec<f32>; 2], E>,
+    ) -> std::result::Result<(), E> {
+        for entry in parameters.entries() {
+            let [first, second] = moments(entry)?;
+            self.optimizer.set_moments(entry, [&first, &second])?;
+        }
+        self.steps = steps;
+        Ok(())
     }
 
     /// One step with this learning rate. Gradients that are not finite change nothing.

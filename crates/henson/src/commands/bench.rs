@@ -273,7 +273,7 @@ fn flops(config: &BertConfig, flags: &BenchModel, mode: Mode) -> f64 {
 }
 
 /// The most memory that this process has had, from the kernel's count.
-fn peak_mib() -> f64 {
+pub(super) fn peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0 kB");
     line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0) / 1024.0

@@ -18,7 +18,10 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
         eprintln!("{report}");
     }
     let mut config = model.bert().config().clone();
-    config.architectures = vec![model.bert().head().architecture().to_owned()];
+    let head = model.bert().head();
+    if henson_models::Head::of_config(&config) != Some(head) {
+        config.architectures = vec![head.architecture().to_owned()];
+    }
     let mut files = model.tokenizer().files(Some(model.most_tokens()))?;
     files.extend(sentence_transformer_files(&path)?);
     let dtype = match flags.dtype {

@@ -6,7 +6,7 @@ use std::path::Path;
 use henson_checkpoint::{ModelDirectory, Weights};
 use henson_infer::Model;
 use henson_models::{Bert, BertConfig, Head, Size};
-use henson_tensor::{Builder, Isa};
+use henson_tensor::{Builder, DType, Isa};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
@@ -128,7 +128,7 @@ impl<'a> Facts<'a> {
             groups,
             batch: flags.batch,
             seq: flags.seq,
-            memory_mib: estimate(config, parameters, flags.batch as f64 * flags.seq as f64),
+            memory_mib: estimate(config, parameters, flags.batch * flags.seq),
             files,
         }
     }
@@ -173,26 +173,19 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// Weights, gradients and two moments in f32, the bf16 copy, and what a step keeps for the way back: per token and
-/// layer 16·H numbers (projections, attention's output, two sums, two outputs, twice the inner 4·H), three times H·4 at
-/// work on the way back, and the predicted tokens' logits.
-fn estimate(config: &BertConfig, parameters: usize, tokens: f64) -> Memory {
-    let (h, i, l) = (config.hidden_size as f64, config.intermediate_size as f64, config.num_hidden_layers as f64);
-    let (p, t) = (parameters as f64, tokens);
-    let kept = l * (8.0 * h + 2.0 * i) + 2.0 * h;
-    let logits = 0.15 * config.vocab_size as f64;
-    let mib = |bytes: f64| (bytes / (1 << 20) as f64 * 10.0).round() / 10.0;
-    let train = |size: f64, copy: f64| mib(p * (16.0 + copy) + t * size * (kept + logits + 3.0 * i));
-    let infer = |size: f64, copy: f64| mib(p * (4.0 + copy) + t * size * (6.0 * h + i));
+fn estimate(config: &BertConfig, parameters: usize, tokens: usize) -> Memory {
+    let mib = |bytes: u64| (bytes as f64 / (1 << 20) as f64 * 10.0).round() / 10.0;
+    let memory = |dtype| henson_train::memory(config, parameters, tokens, 0.15, dtype);
+    let (f32, bf16) = (memory(DType::F32), memory(DType::Bf16));
     Memory {
-        train_f32: train(4.0, 0.0),
-        train_bf16: train(2.0, 2.0),
-        infer_f32: infer(4.0, 0.0),
-        infer_bf16: infer(2.0, 2.0),
+        train_f32: mib(f32.training),
+        train_bf16: mib(bf16.training),
+        infer_f32: mib(f32.inference),
+        infer_bf16: mib(bf16.inference),
     }
 }
 
-fn thousands(n: usize) -> String {
+pub(crate) fn thousands(n: usize) -> String {
     let digits = n.to_string();
     let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap_or("")).collect();
     groups.join(",")

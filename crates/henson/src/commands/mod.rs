@@ -1,16 +1,30 @@
 //! One file a command: flags → settings → one call.
 
+mod ablate;
 mod bench;
 mod convert;
+mod data;
+mod demo;
 mod embed;
+pub(crate) mod eval;
 mod features;
 mod fill;
-mod info;
+pub(crate) mod info;
+pub(crate) mod pretrain;
+mod report;
+mod tokenizer;
 
 use crate::flags::{Command, Flags};
 
 pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
     match flags.command {
+        Command::Demo(flags) => demo::run(&flags),
+        Command::Tokenizer(flags) => tokenizer::run(&flags),
+        Command::Data(flags) => data::run(&flags),
+        Command::Pretrain(flags) => pretrain::run(&flags),
+        Command::Eval(flags) => eval::run(&flags),
+        Command::Report(flags) => report::run(&flags),
+        Command::Ablate(flags) => ablate::run(&flags),
         Command::Fill(flags) => fill::run(&flags),
         Command::Embed(flags) => embed::run(&flags),
         Command::Features(flags) => features::run(&flags),

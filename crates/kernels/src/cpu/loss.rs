@@ -235,17 +235,31 @@ pub fn accuracy<E: Element>(
     check("accuracy", logits.len(), columns, classes, targets.len(), weights);
     let correct = AtomicUsize::new(0);
     cpu.for_ranges(targets.len(), (LEAST / columns).max(1), |_, range| {
-        let count = range.filter(|p| {
-            let row = &logits[p * columns..][..classes];
-            let Some(logit) = row.get(targets[*p] as usize) else { return false };
-            let (logit, before) = (logit.to_f32(), &row[..targets[*p] as usize]);
-            weights.is_none_or(|w| w[*p] > 0.0)
-                && logit == row_largest(cpu.isa(), row)
-                && before.iter().all(|x| x.to_f32() < logit)
-        });
-        correct.fetch_add(count.count(), Ordering::Relaxed);
+        let hit = |p: &usize| is_hit(cpu, &logits[p * columns..][..classes], targets[*p]);
+        let count = range.filter(|p| weights.is_none_or(|w| w[*p] > 0.0) && hit(p)).count();
+        correct.fetch_add(count, Ordering::Relaxed);
     });
     correct.into_inner()
+}
+
+/// Whether each row has its largest logit (the first of several) at the target.
+pub fn hits<E: Element>(cpu: &Cpu, logits: &[E], columns: usize, classes: usize, targets: &[u32], hits: &mut [bool]) {
+    check("hits", logits.len(), columns, classes, targets.len(), None);
+    assert!(hits.len() == targets.len(), "hits: one answer per row");
+    let hits = SharedMut::new(hits);
+    cpu.for_ranges(targets.len(), (LEAST / columns).max(1), |_, range| {
+        // SAFETY: ranges are disjoint.
+        let hits = unsafe { hits.slice(range.start, range.len()) };
+        for (p, hit) in range.zip(hits) {
+            *hit = is_hit(cpu, &logits[p * columns..][..classes], targets[p]);
+        }
+    });
+}
+
+fn is_hit<E: Element>(cpu: &Cpu, row: &[E], target: u32) -> bool {
+    let Some(logit) = row.get(target as usize) else { return false };
+    let (logit, before) = (logit.to_f32(), &row[..target as usize]);
+    logit == row_largest(cpu.isa(), row) && before.iter().all(|x| x.to_f32() < logit)
 }
 
 dispatch! { fn row_largest<E>(x: &[E]) -> f32 = largest }

@@ -117,6 +117,21 @@ impl Pass<'_> {
         }
     }
 
+    /// Which rows have their largest logit, of the first `classes`, at the target.
+    pub fn hits(&mut self, logits: &Var, classes: usize, targets: &Tensor) -> Result<Vec<bool>> {
+        let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
+        targets.check_shape("hits", "targets", [rows])?;
+        let mut hits = vec![false; rows];
+        let _timer = self.device().timer(Kind::Loss, 0, &[logits.tensor()]);
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(logits.tensor().dtype(), E => {
+                let logits = logits.tensor().slice::<E>();
+                kernels::hits(&cpu.kernels, logits, columns, classes, targets.slice(), &mut hits);
+            }),
+        }
+        Ok(hits)
+    }
+
     /// Runs a loss kernel on logits that it may overwrite, and starts their gradient.
     fn replace_by_gradient(
         &mut self,

@@ -1,6 +1,14 @@
 //! What can be typed. The texts here are the help and the reference at once.
 #![allow(rustdoc::broken_intra_doc_links, reason = "[MASK] and [default: …] are meant for the terminal")]
 
+pub(crate) mod ablate;
+pub(crate) mod data;
+pub(crate) mod demo;
+pub(crate) mod eval;
+pub(crate) mod pretrain;
+pub(crate) mod report;
+pub(crate) mod tokenizer;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_tensor::{DType, Device, Isa};
 
@@ -8,7 +16,7 @@ use henson_tensor::{DType, Device, Isa};
 #[derive(Parser, Debug)]
 #[command(name = "henson", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Results go to standard output, messages and progress to standard error.\n\
-Exit codes: 0 done, 1 failed with a message, 2 wrong usage.")]
+Exit codes: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted after a checkpoint.")]
 pub(crate) struct Flags {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -16,6 +24,32 @@ pub(crate) struct Flags {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// The whole story on embedded text: tokenizer, pre-training, fine-tuning, in minutes on two cores
+    Demo(demo::Demo),
+    /// Train a tokenizer, look at what it does
+    Tokenizer(tokenizer::Tokenizer),
+    /// Turn text into shards for pre-training, look at instances
+    Data(data::Data),
+    /// Pre-train a model on shards: masked LM, next sentence, or left to right
+    #[command(
+        after_help = "Examples:\n  henson pretrain --model bert-mini --data shards --out run --set steps=10000\n  \
+henson pretrain recipes/bert-base.toml --data shards --out run --dry-run\n  \
+henson pretrain --model DIR --data my-domain --out run --set epochs=3    (goes on from a checkpoint)\n\n\
+The same command again goes on where the run was stopped, killed or interrupted. Keys of a recipe: steps, epochs, \
+batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal), masking (pieces, whole-words, spans), \
+learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; docs/recipes.md has all."
+    )]
+    Pretrain(pretrain::Pretrain),
+    /// Score a model: perplexity of a text, minimal pairs
+    Eval(eval::Eval),
+    /// Show training runs as one page, side by side
+    Report(report::Report),
+    /// Run a set of recipes and tabulate what they gave
+    #[command(
+        after_help = "Example:\n  henson ablate recipes/ablations/masking --data shards --out masking --seeds 0,1,2\n\n\
+An interrupted set goes on with the same command; finished variants are not run again."
+    )]
+    Ablate(ablate::Ablate),
     /// Fill the [MASK]s of a text with the likeliest words
     #[command(after_help = "Example:\n  henson fill --model DIR 'The capital of France is [MASK].'")]
     Fill(Fill),
@@ -245,13 +279,20 @@ pub(crate) struct Convert {
 /// Where and how to compute.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Compute {
-    /// The device to compute on
-    #[arg(long, value_enum, default_value = "cpu")]
-    pub(crate) device: DeviceName,
-
     /// The number type to compute in: f32, or bf16 with f32 sums and statistics
     #[arg(long, default_value = "f32", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
+
+    #[command(flatten)]
+    pub(crate) machine: Machine,
+}
+
+/// Where to compute.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Machine {
+    /// The device to compute on
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub(crate) device: DeviceName,
 
     /// Threads to use [default: all cores]
     #[arg(long, value_parser = parse_threads)]
@@ -270,7 +311,7 @@ pub(crate) enum DeviceName {
     Cuda,
 }
 
-fn parse_dtype(name: &str) -> Result<DType, String> {
+pub(crate) fn parse_dtype(name: &str) -> Result<DType, String> {
     name.parse()
 }
 
@@ -287,7 +328,7 @@ fn parse_threads(text: &str) -> Result<usize, String> {
 }
 
 /// Sizes and counts of things: at least one, and no more than memory could ever hold.
-fn parse_count(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     parse_within(text, 1 << 24)
 }
 
@@ -299,6 +340,13 @@ fn parse_within(text: &str, most: usize) -> Result<usize, String> {
 }
 
 impl Compute {
+    /// The device that the flags mean.
+    pub(crate) fn device(&self) -> anyhow::Result<Device> {
+        self.machine.device()
+    }
+}
+
+impl Machine {
     /// The device that the flags mean.
     pub(crate) fn device(&self) -> anyhow::Result<Device> {
         anyhow::ensure!(

@@ -1,0 +1,480 @@
+//! Files into documents: text, JSON lines and parquet, plain or compressed.
+//!
+//! Files are read as streams, one document at a time. A document longer than [`LARGEST`] is cut into several, at a line's
+//! end or else at white space, so that a file without any separator needs no more memory than others.
+//!
+//! What is deliberately absent: cleaning. Documents come as they are, but for white space at the ends of lines.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parquet::basic::Type as PhysicalType;
+use parquet::column::reader::ColumnReader;
+use parquet::data_type::ByteArray;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::{DataError, Sentences};
+
+/// The largest document in bytes: some three novels.
+pub(crate) const LARGEST: usize = 8 << 20;
+
+/// The longest line of JSON: it must be in memory as a whole.
+const LARGEST_OBJECT: usize = 64 << 20;
+
+/// Rows of a parquet file that are read at a time.
+const ROWS: usize = 256;
+
+/// What a file holds. Compression is seen by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// Lines of text. An empty line ends a document, or each line is one.
+    Text,
+    /// A JSON object a line, with the document under a key.
+    JsonLines,
+    /// A table with the documents in a column.
+    Parquet,
+}
+
+impl Format {
+    /// What a file's name says, and nothing where it says nothing.
+    fn of(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?.to_lowercase();
+        let plain = [".gz", ".zst", ".gzip", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending));
+        match plain.unwrap_or(&name).rsplit_once('.')?.1 {
+            "txt" | "text" => Some(Self::Text),
+            "jsonl" | "ndjson" | "json" => Some(Self::JsonLines),
+            "parquet" => Some(Self::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// How files are read.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading<'a> {
+    /// What all files hold; none: what their names and first bytes say.
+    pub(crate) format: Option<Format>,
+    /// Whether each line of a text is a document.
+    pub(crate) document_per_line: bool,
+    /// The key or the column with the text.
+    pub(crate) field: &'a str,
+    pub(crate) column: &'a str,
+    /// Whether bytes that are not UTF-8 become U+FFFD; else they are an error.
+    pub(crate) lossy: bool,
+}
+
+/// How much was read, for those who watch.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    /// Bytes of files, as they lie on the disk.
+    pub(crate) file: AtomicU64,
+    /// Bytes of text, as they come out of them.
+    pub(crate) text: AtomicU64,
+}
+
+/// A document as it stands in a file.
+pub(crate) struct Found<'a> {
+    pub(crate) text: &'a str,
+    /// The line where it begins, or its row; from 1.
+    pub(crate) line: u64,
+    /// What a sentence is where nobody says otherwise.
+    pub(crate) sentences: Sentences,
+    /// Whether it is not the first part of a document that was cut.
+    pub(crate) continued: bool,
+}
+
+type Each<'a> = &'a mut dyn FnMut(Found<'_>) -> Result<(), DataError>;
+
+/// The files that paths mean: directories give those in them whose names are known, in the order of their names. Also
+/// those that were passed over.
+pub(crate) fn expand(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+    let (mut files, mut passed) = (Vec::new(), Vec::new());
+    for path in paths {
+        if path.as_os_str() != "-" && path.is_dir() {
+            walk(path, &mut files, &mut passed)?;
+        } else {
+            files.push(path.clone());
+        }
+    }
+    Ok((files, passed))
+}
+
+fn walk(directory: &Path, files: &mut Vec<PathBuf>, passed: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let io = || DataError::io("read", directory);
+    let mut paths = BTreeSet::new();
+    for entry in std::fs::read_dir(directory).map_err(io())? {
+        let entry = entry.map_err(io())?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.insert(entry.path());
+        }
+    }
+    for path in paths {
+        // A link to a directory is not followed: it may lead back here.
+        match path.is_dir() {
+            true if path.is_symlink() => passed.push(path),
+            true => walk(&path, files, passed)?,
+            false if Format::of(&path).is_some() => files.push(path),
+            false => passed.push(path),
+        }
+    }
+    Ok(())
+}
+
+/// Reads all documents of a file, or of standard input where the path is `-`.
+pub(crate) fn read(path: &Path, reading: &Reading<'_>, meter: &Arc<Meter>, each: Each<'_>) -> Result<(), DataError> {
+    let stdin = path.as_os_str() == "-";
+    let source: Box<dyn Read> = match stdin {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path).map_err(DataError::io("open", path))?),
+    };
+    let mut source = BufReader::with_capacity(1 << 17, Counted { source, meter: Arc::clone(meter) });
+    let start = peek(&mut source).map_err(DataError::io("read", path))?;
+    let named = reading.format.or_else(|| Format::of(path));
+    if named == Some(Format::Parquet) || (named.is_none() && start.starts_with(b"PAR1")) {
+        if stdin {
+            return Err(DataError::parquet(path, "it cannot be read from standard input, because its end comes first"));
+        }
+        return read_parquet(path, reading, meter, each);
+    }
+    let reader = decompress(source, &start, path)?;
+    let mut lines = Lines { path, reader, meter, buffer: Vec::new(), used: 0, number: 0, unfinished: false };
+    match named {
+        Some(Format::JsonLines) => read_json(&mut lines, reading, each),
+        _ if reading.document_per_line => read_text_lines(&mut lines, reading, each),
+        _ => read_text(&mut lines, reading, each),
+    }
+}
+
+/// Counts what is read.
+struct Counted {
+    source: Box<dyn Read>,
+    meter: Arc<Meter>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        self.meter.file.fetch_add(read as u64, Relaxed);
+        Ok(read)
+    }
+}
+
+/// The first bytes of a stream, without taking them.
+fn peek(source: &mut BufReader<Counted>) -> io::Result<Vec<u8>> {
+    loop {
+        match source.fill_buf() {
+            Ok(buffer) => return Ok(buffer[..buffer.len().min(4)].to_vec()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sees by the first bytes whether a stream is compressed; names lie, and standard input has none.
+fn decompress(source: BufReader<Counted>, start: &[u8], path: &Path) -> Result<Box<dyn BufRead>, DataError> {
+    if start.starts_with(&[0x1f, 0x8b]) {
+        return Ok(Box::new(BufReader::with_capacity(1 << 17, flate2::bufread::MultiGzDecoder::new(source))));
+    }
+    if start == [0x28, 0xb5, 0x2f, 0xfd] {
+        let decoder = zstd::Decoder::with_buffer(source).map_err(DataError::io("read", path))?;
+        return Ok(Box::new(BufReader::with_capacity(1 << 17, decoder)));
+    }
+    Ok(Box::new(source))
+}
+
+/// Lines of a stream, of bounded length.
+struct Lines<'a> {
+    path: &'a Path,
+    reader: Box<dyn BufRead>,
+    meter: &'a Meter,
+    buffer: Vec<u8>,
+    /// How much of the buffer was given out.
+    used: usize,
+    /// The number of the last line, from 1, and whether the rest of it is still to come.
+    number: u64,
+    unfinished: bool,
+}
+
+/// A line, or a part of one that is too long.
+struct Line<'a> {
+    bytes: &'a [u8],
+    number: u64,
+    /// Whether the line began in the part before.
+    continued: bool,
+    /// Whether it goes on.
+    unfinished: bool,
+}
+
+impl Lines<'_> {
+    /// The next line with its end; one of more than `limit` bytes comes in parts.
+    fn next(&mut self, limit: usize) -> Result<Option<Line<'_>>, DataError> {
+        // What is left is the rest of a long line.
+        self.buffer.drain(..self.used);
+        self.used = 0;
+        let continued = self.unfinished;
+        self.number += u64::from(!continued);
+        let room = limit.saturating_sub(self.buffer.len()) as u64 + 1;
+        let mut reader = self.reader.by_ref().take(room);
+        reader.read_until(b'\n', &mut self.buffer).map_err(DataError::io("read", self.path))?;
+        if self.number == 1 && !continued && self.buffer.starts_with(b"\xEF\xBB\xBF") {
+            // A byte order mark.
+            self.buffer.drain(..3);
+        }
+        if self.buffer.is_empty() {
+            return Ok(None);
+        }
+        self.unfinished = self.buffer.len() > limit && !self.buffer.ends_with(b"\n");
+        self.used = if self.unfinished { end_of_part(&self.buffer) } else { self.buffer.len() };
+        self.meter.text.fetch_add(self.used as u64, Relaxed);
+        let bytes = &self.buffer[..self.used];
+        Ok(Some(Line { bytes, number: self.number, continued, unfinished: self.unfinished }))
+    }
+}
+
+/// Where a long line is cut: after its last space, or else before its last character.
+fn end_of_part(bytes: &[u8]) -> usize {
+    let half = bytes.len() / 2;
+    if let Some(space) = bytes[half..].iter().rposition(|&byte| byte == b' ') {
+        return half + space + 1;
+    }
+    // A character has up to three bytes after its first; where there are more, it is not UTF-8 anyway.
+    let tail = bytes.iter().rev().take(3).take_while(|&&byte| byte & 0b1100_0000 == 0b1000_0000).count();
+    (bytes.len() - tail).saturating_sub(1).max(1)
+}
+
+/// Text as UTF-8; in `scratch` where bytes had to be replaced.
+fn utf8<'a>(
+    bytes: &'a [u8],
+    lossy: bool,
+    scratch: &'a mut String,
+    path: &Path,
+    place: impl FnOnce() -> String,
+) -> Result<&'a str, DataError> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(_) if lossy => {
+            *scratch = String::from_utf8_lossy(bytes).into_owned();
+            Ok(scratch)
+        }
+        Err(error) => Err(DataError::NotUtf8 { path: path.to_owned(), place: place(), byte: error.valid_up_to() + 1 }),
+    }
+}
+
+fn read_text(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
+    let (mut document, mut begin, mut continued, mut scratch) = (String::new(), 0, false, String::new());
+    let (path, sentences) = (lines.path, Sentences::Lines);
+    while let Some(Line { bytes, number, unfinished, .. }) = lines.next(LARGEST)? {
+        let text = utf8(bytes, reading.lossy, &mut scratch, path, || format!("line {number}"))?.trim();
+        let ends = text.is_empty() && !unfinished;
+        if !document.is_empty() && (ends || document.len() + text.len() >= LARGEST) {
+            each(Found { text: &document, line: begin, sentences, continued })?;
+            document.clear();
+            continued = true;
+        }
+        if ends {
+            continued = false;
+        }
+        if text.is_empty() {
+            continue;
+        }
+        if document.is_empty() {
+            begin = number;
+        } else {
+            document.push('\n');
+        }
+        document.push_str(text);
+    }
+    if !document.is_empty() {
+        each(Found { text: &document, line: begin, sentences, continued })?;
+    }
+    Ok(())
+}
+
+fn read_text_lines(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
+    let (path, mut scratch) = (lines.path, String::new());
+    while let Some(Line { bytes, number, continued, .. }) = lines.next(LARGEST)? {
+        let text = utf8(bytes, reading.lossy, &mut scratch, path, || format!("line {number}"))?.trim();
+        if !text.is_empty() {
+            each(Found { text, line: number, sentences: Sentences::Split, continued })?;
+        }
+    }
+    Ok(())
+}
+
+fn read_json(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
+    let (path, mut tidied, mut scratch) = (lines.path, String::new(), String::new());
+    while let Some(line) = lines.next(LARGEST_OBJECT)? {
+        let number = line.number;
+        let problem = |problem: String| DataError::Record { path: path.to_owned(), line: number, problem };
+        if line.unfinished {
+            return Err(problem(format!("it has more than {} MiB; is it an object a line?", LARGEST_OBJECT >> 20)));
+        }
+        if line.bytes.trim_ascii().is_empty() {
+            continue;
+        }
+        let mut deserializer = serde_json::Deserializer::from_slice(line.bytes);
+        let value = Field(reading.field).deserialize(&mut deserializer).and_then(|value| {
+            deserializer.end()?;
+            Ok(value)
+        });
+        let value = value.map_err(|error| {
+            let whole = error.to_string();
+            // The line is ours to say; it always has 1.
+            let reason = whole.split(" at line ").next().unwrap_or(&whole);
+            problem(format!("{reason} (column {})", error.column()))
+        })?;
+        let text = utf8(&value, reading.lossy, &mut scratch, path, || format!("line {number}, {:?}", reading.field))?;
+        whole(text, number, &mut tidied, each)?;
+    }
+    Ok(())
+}
+
+/// Takes one key's text out of an object, as bytes: they may be no UTF-8, and escapes may be halves of a character.
+struct Field<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Field<'_> {
+    type Value = Vec<u8>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<Vec<u8>, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Field<'_> {
+    type Value = Vec<u8>;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "an object with a text under {:?}", self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<u8>, A::Error> {
+        let mut found = None;
+        while let Some(Text(key)) = map.next_key()? {
+            if key == self.0.as_bytes() {
+                found = Some(map.next_value::<Option<Text>>()?.unwrap_or(Text(Vec::new())));
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        found.map(|Text(bytes)| bytes).ok_or_else(|| A::Error::custom(format!("no key {:?}", self.0)))
+    }
+}
+
+struct Text(Vec<u8>);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Text;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a text")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Text, E> {
+                Ok(Text(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+fn read_parquet(path: &Path, reading: &Reading<'_>, meter: &Meter, each: Each<'_>) -> Result<(), DataError> {
+    let problem = |error: ParquetError| DataError::parquet(path, error.to_string());
+    let file = File::open(path).map_err(DataError::io("open", path))?;
+    // Other columns are jumped over, so the share of row groups says how far it is. The first bytes were counted.
+    let size = file.metadata().map_err(DataError::io("open", path))?.len();
+    let begin = meter.file.load(Relaxed).saturating_sub(size.min(1 << 17));
+    let (reader, column) = guarded(path, || {
+        let reader = SerializedFileReader::new(file).map_err(problem)?;
+        let schema = reader.metadata().file_metadata().schema_descr_ptr();
+        let names = schema.columns().iter().map(|column| column.path().string());
+        let Some(column) = names.clone().position(|name| name == reading.column) else {
+            let (column, names) = (reading.column.to_owned(), names.collect::<Vec<_>>().join(", "));
+            return Err(DataError::NoColumn { path: path.to_owned(), column, names });
+        };
+        let described = schema.column(column);
+        if described.physical_type() != PhysicalType::BYTE_ARRAY || described.max_rep_level() > 0 {
+            return Err(DataError::parquet(path, format!("its column {:?} does not hold texts", reading.column)));
+        }
+        Ok((reader, column))
+    })?;
+    let (mut row, mut tidied, mut scratch) = (0, String::new(), String::new());
+    for group in 0..reader.num_row_groups() {
+        let mut values = guarded(path, || {
+            let group = reader.get_row_group(group).map_err(problem)?;
+            match group.get_column_reader(column).map_err(problem)? {
+                ColumnReader::ByteArrayColumnReader(values) => Ok(values),
+                _ => Err(DataError::parquet(path, "its column changes its type")),
+            }
+        })?;
+        loop {
+            let (mut levels, mut texts): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
+            let (rows, ..) =
+                guarded(path, || values.read_records(ROWS, Some(&mut levels), None, &mut texts).map_err(problem))?;
+            if rows == 0 {
+                break;
+            }
+            // Rows without a value have none here; they would be empty documents.
+            for (number, text) in texts.iter().enumerate() {
+                let line = row + number as u64 + 1;
+                let value = guarded(path, || Ok(text.data()))?;
+                meter.text.fetch_add(value.len() as u64, Relaxed);
+                let text = utf8(value, reading.lossy, &mut scratch, path, || format!("row {line}"))?;
+                whole(text, line, &mut tidied, each)?;
+            }
+            row += rows as u64;
+        }
+        meter.file.store(begin + size * (group as u64 + 1) / reader.num_row_groups() as u64, Relaxed);
+    }
+    Ok(())
+}
+
+/// The parquet crate panics on some broken files.
+fn guarded<T>(path: &Path, call: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
+    // What the call had borrowed is not used again after a panic: the error ends the build.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(DataError::parquet(path, "it broke its reader")))
+}
+
+/// Gives a document that came as one text: lines trimmed, at most one empty one between others.
+fn whole(text: &str, line: u64, tidied: &mut String, each: Each<'_>) -> Result<(), DataError> {
+    tidied.clear();
+    let mut gap = false;
+    for text in text.lines().map(str::trim) {
+        if text.is_empty() {
+            gap = !tidied.is_empty();
+            continue;
+        }
+        if !tidied.is_empty() {
+            tidied.push_str(if gap { "\n\n" } else { "\n" });
+        }
+        gap = false;
+        tidied.push_str(text);
+    }
+    let (mut rest, mut continued) = (tidied.as_str(), false);
+    while !rest.is_empty() {
+        let part = if rest.len() <= LARGEST { rest } else { &rest[..end_of_document(rest)] };
+        each(Found { text: part.trim(), line, sentences: Sentences::Split, continued })?;
+        rest = rest[part.len()..].trim_start();
+        continued = true;
+    }
+    Ok(())
+}
+
+/// Where a document that is too large is cut: after a line, else after a space, else between two characters.
+fn end_of_document(text: &str) -> usize {
+    let most = text.floor_char_boundary(LARGEST);
+    let window = &text[..most];
+    let place = window.rfind('\n').or_else(|| window.rfind(' ')).filter(|&place| place > 0);
+    place.unwrap_or(most)
+}

@@ -1,0 +1,372 @@
+//! All instances of one epoch by number, without a list of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::draws::{self, Coins, Copy, Permutation, Purpose};
+use super::masks::Scratch;
+use super::walk::{Chunk, Cursor, Second, Walk};
+use super::{GROUP, Instance, Instances, Predicted};
+use crate::{DataError, Document};
+
+/// How much work may lie between two marks: chunks and sentences. An instance is found with half of it on average,
+/// which takes about a microsecond; marks then need one byte for some ten sentences.
+const BETWEEN_MARKS: usize = 512;
+
+/// One epoch: so many instances, each by its number.
+#[derive(Debug)]
+pub struct Epoch {
+    instances: Arc<Instances>,
+    keys: Keys,
+    count: u64,
+    /// How many copies of documents there are.
+    entries: u64,
+    /// Ascending; empty where unit i is instance i.
+    marks: Vec<Mark>,
+    /// Whether entry i is document i.
+    plain: bool,
+    order: Permutation,
+}
+
+/// The keys of this epoch's draws.
+#[derive(Debug)]
+struct Keys {
+    copies: u64,
+    walk: u64,
+    second: u64,
+    truncation: u64,
+    masks: u64,
+}
+
+/// A place in the walk over all documents: how many instances and entries (copies of documents) come before it.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    instance: u64,
+    entry: u64,
+    at: Copy,
+    cursor: Cursor,
+}
+
+/// What was counted in 64 units.
+#[derive(Debug)]
+struct Group {
+    /// Counted from the beginning of the group.
+    marks: Vec<Mark>,
+    instances: u64,
+    entries: u64,
+    /// Units that come at all.
+    units: u64,
+}
+
+/// The chunk that becomes an instance, and whose it is. A block has no document.
+struct Found<'a> {
+    at: Copy,
+    entry: u64,
+    document: Option<Document<'a>>,
+    chunk: Chunk,
+}
+
+impl Epoch {
+    pub(super) fn new(instances: &Arc<Instances>, epoch: u64, threads: usize) -> Result<Self, DataError> {
+        let seed = instances.seed;
+        // Static masking: the same draws again and again, in another order.
+        let drawn = match instances.settings.dupe_factor {
+            0 => epoch,
+            n => epoch % u64::from(n),
+        };
+        let key = |purpose| draws::key(seed, drawn, purpose);
+        let keys = Keys {
+            copies: key(Purpose::Copies),
+            walk: key(Purpose::Walk),
+            second: key(Purpose::Second),
+            truncation: key(Purpose::Truncation),
+            masks: key(Purpose::Masks),
+        };
+        let order = Permutation::new(0, 0);
+        let mut this =
+            Self { instances: instances.clone(), keys, count: 0, entries: 0, marks: vec![], plain: false, order };
+        if instances.blocks.is_some() && instances.weights.are_one() {
+            this.count = instances.units() as u64;
+        } else {
+            let mut units = 0;
+            for group in this.count_groups(threads) {
+                let (instances, entries) = (this.count, this.entries);
+                let moved =
+                    |mark: Mark| Mark { instance: instances + mark.instance, entry: entries + mark.entry, ..mark };
+                this.marks.extend(group.marks.into_iter().map(moved));
+                this.count += group.instances;
+                this.entries += group.entries;
+                units += group.units;
+            }
+            this.plain = instances.weights.are_one() && this.entries == instances.corpus.documents() as u64;
+            let needed = instances.settings.documents_needed() as u64;
+            if units < needed {
+                return Err(DataError::EpochTooSmall { epoch, documents: units, needed });
+            }
+        }
+        this.order = Permutation::new(draws::key(seed, epoch, Purpose::Order), this.count);
+        Ok(this)
+    }
+
+    /// How many instances there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// An instance by its number in the epoch's random order.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Epoch::count`].
+    pub fn get(&self, index: u64) -> Instance {
+        self.make(index, &mut Scratch::default())
+    }
+
+    /// An instance by its number in the order of the documents.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Epoch::count`].
+    pub fn in_order(&self, index: u64) -> Instance {
+        self.make_in_order(index, &mut Scratch::default())
+    }
+
+    pub(crate) fn make(&self, index: u64, scratch: &mut Scratch) -> Instance {
+        assert!(index < self.count, "instance {index} of {}", self.count);
+        self.make_in_order(self.order.at(index), scratch)
+    }
+
+    fn make_in_order(&self, index: u64, scratch: &mut Scratch) -> Instance {
+        assert!(index < self.count, "instance {index} of {}", self.count);
+        let found = self.find(index);
+        let instances = &*self.instances;
+        let vocabulary = instances.corpus.vocabulary();
+        let mut ids = Vec::with_capacity(instances.settings.sequence_length);
+        ids.push(vocabulary.cls);
+        let mut document = found.at.unit;
+        let mut random_document = None;
+        let mut first_segment = None;
+        if let Some(blocks) = &instances.blocks {
+            document = blocks.read(&instances.corpus, &instances.weights, found.at.unit, &mut ids);
+        }
+        if let Some(from) = found.document {
+            let mut first = found.chunk.first.clone();
+            let (other, mut second) = match &found.chunk.second {
+                Second::None => (from, 0..0),
+                Second::Next(second) => (from, second.clone()),
+                Second::Random { target } => {
+                    let (number, other, second) = self.random_second(&found, target.saturating_sub(first.len()));
+                    random_document = Some(number);
+                    (other, second)
+                }
+            };
+            self.truncate(&found, &mut first, &mut second);
+            from.read(first, &mut ids);
+            if !second.is_empty() {
+                ids.push(vocabulary.sep);
+                first_segment = Some(ids.len());
+                other.read(second, &mut ids);
+            }
+        }
+        ids.push(vocabulary.sep);
+        let mut segments = vec![0; ids.len()];
+        if let Some(length) = first_segment {
+            segments[length..].fill(1);
+        }
+        let predicted = match &instances.hiding {
+            Some(hiding) => {
+                let mut draws = draws::of_chunk(self.keys.masks, found.at, found.chunk.number);
+                hiding.hide(&instances.settings, vocabulary, &mut draws, &mut ids, scratch)
+            }
+            // From left to right: every piece tells the next.
+            None => (0..).zip(&ids[1..]).map(|(position, target)| Predicted { position, target: *target }).collect(),
+        };
+        let next_sentence = match found.chunk.second {
+            Second::None => None,
+            Second::Next(_) => Some(0),
+            Second::Random { .. } => Some(1),
+        };
+        Instance { ids, segments, predicted, next_sentence, document, random_document }
+    }
+
+    /// Sentences of another document of this epoch, from a random one on until `target` pieces are reached or passed.
+    /// BERT tries ten times to draw another document than its own; here all others are drawn from at once.
+    fn random_second(&self, found: &Found<'_>, target: usize) -> (usize, Document<'_>, Range<usize>) {
+        let mut draws = draws::of_chunk(self.keys.second, found.at, found.chunk.number);
+        let copies = u64::from(self.copies(found.at.unit, None));
+        let own = found.entry - u64::from(found.at.copy);
+        let draw = draws::below(&mut draws, self.entries - copies);
+        let number = self.document_of(if draw < own { draw } else { draw + copies });
+        let document = self.instances.corpus.document(number);
+        let sentences = document.sentences();
+        // Sentences without pieces are not there: another is drawn.
+        let mut sentence = draws.below(sentences as u32) as usize;
+        while document.sentence(sentence).is_empty() {
+            sentence = draws.below(sentences as u32) as usize;
+        }
+        let mut range = document.sentence(sentence);
+        while range.len() < target && sentence + 1 < sentences {
+            sentence += 1;
+            range.end = range.end.max(document.sentence(sentence).end);
+        }
+        (number, document, range)
+    }
+
+    /// Takes pieces off the longer segment (B where both are equal) until the two fit, each at the front or the back.
+    fn truncate(&self, found: &Found<'_>, first: &mut Range<usize>, second: &mut Range<usize>) {
+        let room = self.instances.settings.room();
+        if first.len() + second.len() <= room {
+            return;
+        }
+        let mut coins = Coins::new(draws::of_chunk(self.keys.truncation, found.at, found.chunk.number));
+        while first.len() + second.len() > room {
+            let longer = if first.len() > second.len() { &mut *first } else { &mut *second };
+            if coins.toss() {
+                longer.start += 1;
+            } else {
+                longer.end -= 1;
+            }
+        }
+    }
+
+    /// The chunk of instance `index`, in the order of the documents: the last mark before it, then a short walk.
+    fn find(&self, index: u64) -> Found<'_> {
+        if self.marks.is_empty() {
+            return whole(Copy { unit: index as usize, copy: 0 }, index);
+        }
+        let mark = self.marks[self.marks.partition_point(|mark| mark.instance <= index) - 1];
+        let Mark { mut instance, mut entry, mut at, mut cursor } = mark;
+        loop {
+            let document = self.document(at.unit);
+            while at.copy < self.copies(at.unit, document) {
+                if let Some(from) = document {
+                    for chunk in self.walk(from, at, cursor) {
+                        if instance == index {
+                            return Found { at, entry, document, chunk };
+                        }
+                        instance += 1;
+                    }
+                } else {
+                    if instance == index {
+                        return whole(at, entry);
+                    }
+                    instance += 1;
+                }
+                cursor = Cursor::default();
+                at.copy += 1;
+                entry += 1;
+            }
+            at = Copy { unit: at.unit + 1, copy: 0 };
+        }
+    }
+
+    /// The document of an entry.
+    fn document_of(&self, entry: u64) -> usize {
+        if self.plain {
+            return entry as usize;
+        }
+        let mark = self.marks[self.marks.partition_point(|mark| mark.entry <= entry) - 1];
+        let mut unit = mark.at.unit;
+        let mut end = mark.entry + u64::from(self.copies(unit, self.document(unit)) - mark.at.copy);
+        while end <= entry {
+            unit += 1;
+            end += u64::from(self.copies(unit, self.document(unit)));
+        }
+        unit
+    }
+
+    fn walk<'a>(&self, document: Document<'a>, at: Copy, cursor: Cursor) -> Walk<'a> {
+        Walk::new(document, &self.instances.settings, self.keys.walk, at, cursor)
+    }
+
+    /// The document that a unit is, unless it is a block.
+    fn document(&self, unit: usize) -> Option<Document<'_>> {
+        self.instances.blocks.is_none().then(|| self.instances.corpus.document(unit))
+    }
+
+    /// How often a unit comes in this epoch.
+    fn copies(&self, unit: usize, document: Option<Document<'_>>) -> u32 {
+        let Instances { weights, blocks, .. } = &*self.instances;
+        if document.is_some_and(|document| document.is_empty()) {
+            return 0;
+        }
+        let source = blocks.as_ref().map_or_else(|| weights.source_of(unit), |blocks| blocks.source_of(unit));
+        weights.copies(self.keys.copies, unit, source)
+    }
+
+    /// Counts everything, on so many threads; the result does not depend on how many.
+    fn count_groups(&self, threads: usize) -> Vec<Group> {
+        let groups = self.instances.units().div_ceil(GROUP);
+        // A thread is worth its start only for some work.
+        let threads = threads.min(groups / 4);
+        if threads <= 1 {
+            return (0..groups).map(|group| self.count_group(group)).collect();
+        }
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut counted = Vec::new();
+            loop {
+                let group = next.fetch_add(1, Ordering::Relaxed);
+                if group >= groups {
+                    return counted;
+                }
+                counted.push((group, self.count_group(group)));
+            }
+        };
+        let mut counted = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads)
+                // With fewer threads than wanted (a limit of the system) the result is the same, only later.
+                .filter_map(|_| {
+                    std::thread::Builder::new().name("henson-count".to_owned()).spawn_scoped(scope, work).ok()
+                })
+                .collect();
+            let mut counted = work();
+            for other in others {
+                counted.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            counted
+        });
+        counted.sort_unstable_by_key(|(group, _)| *group);
+        counted.into_iter().map(|(_, group)| group).collect()
+    }
+
+    fn count_group(&self, group: usize) -> Group {
+        let units = group * GROUP..((group + 1) * GROUP).min(self.instances.units());
+        let at = Copy { unit: units.start, copy: 0 };
+        let mark = Mark { instance: 0, entry: 0, at, cursor: Cursor::default() };
+        let mut counted = Group { marks: vec![mark], instances: 0, entries: 0, units: 0 };
+        let mut work = 0;
+        for unit in units {
+            let document = self.document(unit);
+            let copies = self.copies(unit, document);
+            counted.units += u64::from(copies > 0);
+            for copy in 0..copies {
+                let at = Copy { unit, copy };
+                counted.entries += 1;
+                let Some(document) = document else {
+                    counted.instances += 1;
+                    continue;
+                };
+                let mut walk = self.walk(document, at, Cursor::default());
+                loop {
+                    let cursor = walk.cursor;
+                    if work >= BETWEEN_MARKS {
+                        let (instance, entry) = (counted.instances, counted.entries - 1);
+                        counted.marks.push(Mark { instance, entry, at, cursor });
+                        work = 0;
+                    }
+                    if walk.next().is_none() {
+                        break;
+                    }
+                    counted.instances += 1;
+                    work += 1 + walk.cursor.sentence - cursor.sentence;
+                }
+            }
+        }
+        counted
+    }
+}
+
+/// A block as a whole.
+fn whole<'a>(at: Copy, entry: u64) -> Found<'a> {
+    Found { at, entry, document: None, chunk: Chunk { number: 0, first: 0..0, second: Second::None } }
+}

@@ -1,0 +1,257 @@
+//! What is hidden in a sequence, and behind what.
+
+use henson_kernels::philox::Stream;
+
+use super::Predicted;
+use super::settings::{InstanceSettings, Masking};
+use crate::{DataError, Vocabulary};
+
+/// SpanBERT (Joshi and others, 2020, section 3.1): lengths of spans are geometric with this parameter, cut at this many
+/// words and scaled to a sum of 1.
+const SPAN_STOPS: f64 = 0.2;
+const LONGEST_SPAN: usize = 10;
+
+/// What hiding must know of a vocabulary.
+#[derive(Debug)]
+pub(super) struct Hiding {
+    mask: u32,
+    /// How many ids are not special.
+    ordinary: u32,
+    /// For each special id in ascending order, how many ordinary ones are below it.
+    ordinary_below: Vec<u32>,
+}
+
+/// Memory that is used again from one sequence to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// What is hidden together, as ranges of positions.
+    units: Vec<(u32, u32)>,
+    hidden: Vec<bool>,
+}
+
+impl Hiding {
+    pub(super) fn new(vocabulary: &Vocabulary) -> Result<Self, DataError> {
+        let mask = vocabulary.mask.ok_or(DataError::NoMask)?;
+        let mut special: Vec<u32> = vocabulary.special.iter().copied().filter(|id| *id < vocabulary.size).collect();
+        special.sort_unstable();
+        special.dedup();
+        let ordinary = vocabulary.size - special.len() as u32;
+        if ordinary == 0 {
+            return Err(DataError::NoPieces);
+        }
+        let ordinary_below = special.iter().enumerate().map(|(i, id)| id - i as u32).collect();
+        Ok(Self { mask, ordinary, ordinary_below })
+    }
+
+    /// Hides pieces of a sequence and returns what they were, by position. `[CLS]` and `[SEP]` are never hidden.
+    ///
+    /// Pieces and whole words go as in create_pretraining_data.py: in random order until there are enough; a word that
+    /// would be one too many is passed over. Two differences, neither of which touches the counts: a random piece is
+    /// never a special one, and a word never goes on over a `[SEP]`.
+    pub(super) fn hide(
+        &self,
+        settings: &InstanceSettings,
+        vocabulary: &Vocabulary,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        scratch: &mut Scratch,
+    ) -> Vec<Predicted> {
+        let budget = settings.predictions(ids.len());
+        find_units(vocabulary, settings.masking != Masking::Pieces, ids, &mut scratch.units);
+        match settings.masking {
+            Masking::Pieces | Masking::Words => self.hide_units(settings, budget, draws, ids, &mut scratch.units),
+            Masking::Spans => self.hide_spans(settings, budget, draws, ids, scratch),
+        }
+    }
+
+    fn hide_units(
+        &self,
+        settings: &InstanceSettings,
+        budget: usize,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        units: &mut [(u32, u32)],
+    ) -> Vec<Predicted> {
+        let mut predicted = Vec::with_capacity(budget.min(ids.len()));
+        // A shuffle that goes only as far as it is needed.
+        for i in 0..units.len() {
+            if predicted.len() >= budget {
+                break;
+            }
+            units.swap(i, i + draws.below((units.len() - i) as u32) as usize);
+            let (start, end) = units[i];
+            if predicted.len() + (end - start) as usize > budget {
+                continue;
+            }
+            for position in start..end {
+                let id = &mut ids[position as usize];
+                predicted.push(Predicted { position, target: *id });
+                *id = self.instead(self.fate(settings, draws), *id, draws);
+            }
+        }
+        predicted.sort_unstable_by_key(|p| p.position);
+        predicted
+    }
+
+    /// Spans of whole words, until the budget is used up or no word fits into its rest. As in SpanBERT, a span begins
+    /// with the word around a piece that is not hidden yet, stays within a segment, may run into words that are hidden
+    /// already, and those that meet count as one, of which all pieces become `[MASK]`, random ones, or stay.
+    /// SpanBERT's own code also cuts words in two at the end of the budget; here words stay whole.
+    fn hide_spans(
+        &self,
+        settings: &InstanceSettings,
+        budget: usize,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        scratch: &mut Scratch,
+    ) -> Vec<Predicted> {
+        let Scratch { units: words, hidden } = scratch;
+        hidden.clear();
+        hidden.resize(ids.len(), false);
+        let mut left = budget;
+        loop {
+            // A word is as likely as it has pieces.
+            let may_begin = |word: &(u32, u32)| !hidden[word.0 as usize] && (word.1 - word.0) as usize <= left;
+            let pieces: u32 = words.iter().filter(|word| may_begin(word)).map(|word| word.1 - word.0).sum();
+            if pieces == 0 {
+                break;
+            }
+            let mut draw = draws.below(pieces);
+            let begins = words.iter().position(|word| {
+                let found = may_begin(word) && draw < word.1 - word.0;
+                draw = if may_begin(word) && !found { draw - (word.1 - word.0) } else { draw };
+                found
+            });
+            let Some(begin) = begins else { break };
+            let mut before = words[begin].0;
+            for (start, end) in words[begin..].iter().take(span_length(draws)) {
+                let length = (end - start) as usize;
+                if *start != before || !hidden[*start as usize] && length > left {
+                    break;
+                }
+                if !hidden[*start as usize] {
+                    hidden[*start as usize..*end as usize].fill(true);
+                    left -= length;
+                }
+                before = *end;
+            }
+        }
+        let mut predicted = Vec::with_capacity(budget.min(ids.len()));
+        let mut fate = Fate::Same;
+        for position in 0..ids.len() {
+            if !hidden[position] {
+                continue;
+            }
+            if position == 0 || !hidden[position - 1] {
+                fate = self.fate(settings, draws);
+            }
+            let id = &mut ids[position];
+            predicted.push(Predicted { position: position as u32, target: *id });
+            *id = self.instead(fate, *id, draws);
+        }
+        predicted
+    }
+
+    fn fate(&self, settings: &InstanceSettings, draws: &mut Stream) -> Fate {
+        let [mask, random, same] = settings.mask_split;
+        let draw = f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64;
+        if draw < mask {
+            Fate::Mask
+        } else if draw < mask + random || same == 0.0 {
+            Fate::Random
+        } else {
+            Fate::Same
+        }
+    }
+
+    /// What stands in the place of `id`.
+    fn instead(&self, fate: Fate, id: u32, draws: &mut Stream) -> u32 {
+        match fate {
+            Fate::Mask => self.mask,
+            Fate::Same => id,
+            Fate::Random => {
+                let draw = draws.below(self.ordinary);
+                draw + self.ordinary_below.partition_point(|below| *below <= draw) as u32
+            }
+        }
+    }
+}
+
+/// What becomes of a hidden piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Mask,
+    Random,
+    Same,
+}
+
+/// A number of words.
+fn span_length(draws: &mut Stream) -> usize {
+    let all = 1.0 - (1.0 - SPAN_STOPS).powi(LONGEST_SPAN as i32);
+    let mut draw = f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64 * all;
+    let mut share = SPAN_STOPS;
+    for length in 1..LONGEST_SPAN {
+        if draw < share {
+            return length;
+        }
+        draw -= share;
+        share *= 1.0 - SPAN_STOPS;
+    }
+    LONGEST_SPAN
+}
+
+/// The words of a sequence, or its pieces one by one; neither `[CLS]` nor `[SEP]` is part of any.
+fn find_units(vocabulary: &Vocabulary, words: bool, ids: &[u32], units: &mut Vec<(u32, u32)>) {
+    units.clear();
+    let mut previous = None;
+    for (position, id) in ids.iter().enumerate() {
+        if *id == vocabulary.cls || *id == vocabulary.sep {
+            previous = None;
+            continue;
+        }
+        let begins = !words || vocabulary.words.begins(previous, *id);
+        previous = Some(*id);
+        match units.last_mut() {
+            Some(unit) if !begins => unit.1 += 1,
+            _ => units.push((position as u32, position as u32 + 1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_have_the_lengths_of_the_paper() {
+        let mut draws = Stream::new(3, 0, 0);
+        let count = 200_000;
+        let mut counts = [0_u32; LONGEST_SPAN + 1];
+        (0..count).for_each(|_| counts[span_length(&mut draws)] += 1);
+        let all = 1.0 - 0.8_f64.powi(10);
+        for length in 1..=LONGEST_SPAN {
+            let share = 0.2 * 0.8_f64.powi(length as i32 - 1) / all;
+            let deviation = (share * (1.0 - share) * f64::from(count)).sqrt();
+            let off = f64::from(counts[length]) - share * f64::from(count);
+            assert!(off.abs() < 4.5 * deviation, "length {length}: {} of {count}", counts[length]);
+        }
+        // The mean that the paper names.
+        let mean = (1..=LONGEST_SPAN).map(|n| n as f64 * f64::from(counts[n])).sum::<f64>() / f64::from(count);
+        assert!((mean - 3.8).abs() < 0.03, "{mean}");
+    }
+
+    #[test]
+    fn random_pieces_are_all_ordinary_ones_alike() {
+        let special = vec![0, 1, 5, 6, 7, 19];
+        let words = crate::WordMarks::Begin(vec![true; 20]);
+        let vocabulary = Vocabulary { size: 20, cls: 0, sep: 1, mask: Some(5), special: special.clone(), words };
+        let hiding = Hiding::new(&vocabulary).unwrap();
+        let mut draws = Stream::new(4, 0, 0);
+        let mut counts = [0; 20];
+        (0..14_000).for_each(|_| counts[hiding.instead(Fate::Random, 2, &mut draws) as usize] += 1);
+        for id in 0..20 {
+            let expected = if special.contains(&id) { 0..1 } else { 860..1140 };
+            assert!(expected.contains(&counts[id as usize]), "{id}: {counts:?}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Instances: what a model sees in pre-training, each a pure function of (seed, epoch, index).
+//!
+//! Documents are cut by a [walk](walk) over the lengths of their sentences, which is BERT's own loop
+//! (create_pretraining_data.py) with counter-based draws. Once an epoch all documents are counted, and a mark is kept for
+//! every 64 of them and inside long ones; then an instance by its number is a permutation, a binary search, a short walk
+//! from a mark, and only there its pieces are read, truncated and hidden.
+//!
+//! Deliberately absent: a list of instances, a shuffled copy, any state. The number of instances differs from epoch to
+//! epoch, because pairs are drawn anew; so training counts steps.
+
+mod blocks;
+mod draws;
+mod epoch;
+mod masks;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod walk;
+mod weights;
+
+use std::sync::Arc;
+
+pub use epoch::Epoch;
+pub(crate) use masks::Scratch;
+pub use settings::{InstanceSettings, Masking, Objective, Packing};
+
+use crate::{Corpus, DataError};
+use blocks::Blocks;
+use masks::Hiding;
+use weights::Weights;
+
+/// How many documents are counted as one: between two marks lie at most so many.
+const GROUP: usize = 64;
+
+/// All instances of a corpus, epoch by epoch.
+#[derive(Debug)]
+pub struct Instances {
+    corpus: Arc<Corpus>,
+    settings: InstanceSettings,
+    seed: u64,
+    weights: Weights,
+    /// Where text is packed across documents.
+    blocks: Option<Blocks>,
+    /// Where something is hidden at all.
+    hiding: Option<Hiding>,
+}
+
+/// What a model sees, and what it shall say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The pieces, `[CLS]` and `[SEP]` included, some of them hidden.
+    pub ids: Vec<u32>,
+    /// 0 for the first segment and its specials, 1 for the second.
+    pub segments: Vec<u32>,
+    /// What is to be predicted, by position.
+    pub predicted: Vec<Predicted>,
+    /// For sentence pairs: 0 where the second segment followed the first, 1 where it is a random one.
+    pub next_sentence: Option<u32>,
+    /// The document of the first segment.
+    pub document: usize,
+    /// The document of a random second segment.
+    pub random_document: Option<usize>,
+}
+
+/// A piece that is to be predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predicted {
+    /// At which position.
+    pub position: u32,
+    /// Which piece.
+    pub target: u32,
+}
+
+impl Instances {
+    /// Refuses settings that make no sense, and those that the corpus or its vocabulary cannot serve.
+    pub fn new(corpus: Arc<Corpus>, settings: InstanceSettings, seed: u64) -> Result<Self, DataError> {
+        let weights = Weights::of(&corpus)?;
+        Self::weighted(corpus, settings, seed, weights)
+    }
+
+    fn weighted(
+        corpus: Arc<Corpus>,
+        settings: InstanceSettings,
+        seed: u64,
+        weights: Weights,
+    ) -> Result<Self, DataError> {
+        settings.check()?;
+        let needed = settings.documents_needed();
+        let usable = |number: &usize| {
+            weights.of_source(weights.source_of(*number)) > 0.0 && !corpus.document(*number).is_empty()
+        };
+        let documents = (0..corpus.documents()).filter(usable).take(needed).count();
+        if documents < needed {
+            return Err(DataError::TooFewDocuments { documents, needed });
+        }
+        let blocks = (settings.packing == Packing::Blocks).then(|| Blocks::new(&corpus, &weights, settings.room()));
+        let hides = settings.objective != Objective::Causal;
+        let hiding = hides.then(|| Hiding::new(corpus.vocabulary())).transpose()?;
+        Ok(Self { corpus, settings, seed, weights, blocks, hiding })
+    }
+
+    /// Counts an epoch on so many threads. Takes some nanoseconds a sentence; afterwards every instance is at hand.
+    /// An error where mixing weights left too few documents in it.
+    pub fn epoch(self: &Arc<Self>, epoch: u64, threads: usize) -> Result<Arc<Epoch>, DataError> {
+        Epoch::new(self, epoch, threads).map(Arc::new)
+    }
+
+    /// How instances are made.
+    pub fn settings(&self) -> &InstanceSettings {
+        &self.settings
+    }
+
+    /// What they are made from.
+    pub fn corpus(&self) -> &Arc<Corpus> {
+        &self.corpus
+    }
+
+    /// What their draws are keyed with.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// How many things there are that an epoch is made of: documents or blocks.
+    fn units(&self) -> usize {
+        self.blocks.as_ref().map_or(self.corpus.documents(), Blocks::count)
+    }
+}

@@ -1,0 +1,145 @@
+//! How instances are cut and hidden: the settings that a recipe can make.
+
+use serde::{Deserialize, Serialize};
+
+use crate::DataError;
+
+/// How instances are made. The defaults are BERT's, with masks that are new in every epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InstanceSettings {
+    /// The most pieces of a sequence, `[CLS]` and `[SEP]` included.
+    pub sequence_length: usize,
+    /// What is to be learnt.
+    pub objective: Objective,
+    /// How single segments are cut; sentence pairs never leave their document, so that they know only `documents`.
+    pub packing: Packing,
+    /// The share of documents that are cut for a shorter length, drawn from 2 up to the full one, so that a model also
+    /// sees short sequences. Blocks are all of one length.
+    pub short_sequences: f64,
+    /// Which pieces are hidden together.
+    pub masking: Masking,
+    /// The share of pieces that are hidden.
+    pub mask_probability: f64,
+    /// The most pieces that are hidden in a sequence, if there is such a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_predictions: Option<usize>,
+    /// What stands in the place of a hidden piece: `[MASK]`, a random piece, or the piece itself, with these
+    /// probabilities.
+    pub mask_split: [f64; 3],
+    /// 0: every epoch pairs and hides anew. n: after n epochs the same instances come again, in another order.
+    pub dupe_factor: u32,
+}
+
+/// What is to be learnt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// Hidden pieces, and whether a second segment followed the first: BERT's.
+    #[default]
+    MlmNsp,
+    /// Hidden pieces of single segments.
+    Mlm,
+    /// Every next piece, from left to right.
+    Causal,
+}
+
+/// How single segments are cut from documents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packing {
+    /// Whole sentences of one document, as many as fit.
+    #[default]
+    Documents,
+    /// All documents in a row with `[SEP]` between them, cut once into blocks of the full length.
+    Blocks,
+}
+
+/// Which pieces are hidden together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Masking {
+    /// Each piece for itself.
+    #[default]
+    Pieces,
+    /// All pieces of a word.
+    #[serde(rename = "whole-words")]
+    Words,
+    /// Up to ten words in a row, as in SpanBERT.
+    Spans,
+}
+
+/// Longer sequences than any model takes; it keeps positions within 32 bits.
+const LONGEST: usize = 1 << 20;
+
+impl Default for InstanceSettings {
+    fn default() -> Self {
+        Self {
+            sequence_length: 128,
+            objective: Objective::default(),
+            packing: Packing::default(),
+            short_sequences: 0.1,
+            masking: Masking::default(),
+            mask_probability: 0.15,
+            max_predictions: None,
+            mask_split: [0.8, 0.1, 0.1],
+            dupe_factor: 0,
+        }
+    }
+}
+
+impl InstanceSettings {
+    /// Refuses what makes no sense.
+    pub fn check(&self) -> Result<(), DataError> {
+        let refuse = |name, value: String, problem| Err(DataError::InstanceSetting { name, value, problem });
+        // Two pieces must have room: one for each segment, or one beside a separator of documents.
+        let shortest = self.specials() + 2;
+        if !(shortest..=LONGEST).contains(&self.sequence_length) {
+            let problem = format!("expected {shortest} to {LONGEST} pieces, {} of them special", self.specials());
+            return refuse("sequence_length", self.sequence_length.to_string(), problem);
+        }
+        if self.objective == Objective::MlmNsp && self.packing == Packing::Blocks {
+            let problem =
+                "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
+            return refuse("packing", "blocks".to_owned(), problem.to_owned());
+        }
+        if !(0.0..=1.0).contains(&self.short_sequences) {
+            return refuse("short_sequences", self.short_sequences.to_string(), "expected a share, 0 to 1".to_owned());
+        }
+        if !(self.mask_probability > 0.0 && self.mask_probability <= 1.0) {
+            let problem = "expected a share above 0, at most 1".to_owned();
+            return refuse("mask_probability", self.mask_probability.to_string(), problem);
+        }
+        if self.max_predictions == Some(0) {
+            return refuse("max_predictions", "0".to_owned(), "expected at least 1".to_owned());
+        }
+        let sum: f64 = self.mask_split.iter().sum();
+        if !self.mask_split.iter().all(|share| (0.0..=1.0).contains(share)) || (sum - 1.0).abs() > 1e-6 {
+            let problem = "expected three shares that add up to 1: [MASK], a random piece, the piece itself".to_owned();
+            return refuse("mask_split", format!("{:?}", self.mask_split), problem);
+        }
+        Ok(())
+    }
+
+    /// How many pieces must be hidden in a sequence of `length` pieces, specials included, where there are enough to
+    /// hide: `min(max_predictions, max(1, round(length · probability)))`, with Python's rounding of halves to even.
+    pub fn predictions(&self, length: usize) -> usize {
+        let share = (length as f64 * self.mask_probability).round_ties_even() as usize;
+        share.max(1).min(self.max_predictions.unwrap_or(usize::MAX))
+    }
+
+    /// How many pieces of a sequence are `[CLS]` and `[SEP]`.
+    pub(super) fn specials(&self) -> usize {
+        if self.objective == Objective::MlmNsp { 3 } else { 2 }
+    }
+
+    /// How many documents an epoch needs: a random second segment comes from another one.
+    pub(super) fn documents_needed(&self) -> usize {
+        if self.objective == Objective::MlmNsp { 2 } else { 1 }
+    }
+
+    /// How many pieces of text a sequence takes.
+    pub(super) fn room(&self) -> usize {
+        self.sequence_length - self.specials()
+    }
+}

@@ -1,0 +1,36 @@
+//! Documents to shards, shards to pre-training instances, instances to batches.
+//!
+//! The way that data takes: text files are read as documents and sentences ([`build()`]), tokenized once into shards
+//! ([`Corpus`]), and cut, paired and masked while training ([`Instances`]); a [`Loader`] hands out whole steps, made by
+//! threads ahead of the trainer. An instance is a pure function of (seed, epoch, index), so nothing is written to disk
+//! per epoch and the whole state of a loader is a [`Place`].
+//!
+//! What is deliberately absent: tensors and models (batches are plain vectors), and printing.
+
+// NOTE to helpers (the founder deletes this line): the enum Train/HeldOut of `Corpus::open` is called `Split`; `Part` is a part of a step (loader).
+mod build;
+mod corpus;
+mod documents;
+mod error;
+#[doc(hidden)]
+pub mod fuzzing;
+mod instances;
+mod loader;
+mod manifest;
+mod seen;
+mod sentences;
+mod shard;
+mod staging;
+mod stats;
+mod vocabulary;
+
+pub use build::{BuildOptions, BuildProgress, BuildReport, SourceFiles, build};
+pub use corpus::{Corpus, Document, Source, Split};
+pub use documents::Format;
+pub use error::DataError;
+pub use instances::{Epoch, Instance, InstanceSettings, Instances, Masking, Objective, Packing, Predicted};
+pub use loader::{Loader, Part, Place, Step, part_of};
+pub use sentences::Sentences;
+pub use shard::Counts;
+pub use stats::{Arrangement, Lengths, PackingStats, SourceStats, Stats, stats};
+pub use vocabulary::{Vocabulary, WordMarks};

@@ -1,0 +1,148 @@
+//! Whatever the corpus and the settings: an error or instances that fit, never a panic.
+
+use std::sync::Arc;
+
+use henson_data::{
+    Corpus, DataError, InstanceSettings, Instances, Loader, Masking, Objective, Packing, Place, Vocabulary,
+};
+use proptest::prelude::*;
+
+use crate::corpora::{CLS, FIRST, SEP, vocabulary};
+
+fn any_settings() -> impl Strategy<Value = InstanceSettings> {
+    let names = (
+        prop_oneof![Just(Objective::MlmNsp), Just(Objective::Mlm), Just(Objective::Causal)],
+        prop_oneof![Just(Packing::Documents), Just(Packing::Blocks)],
+        prop_oneof![Just(Masking::Pieces), Just(Masking::Words), Just(Masking::Spans)],
+        prop_oneof![Just([0.8, 0.1, 0.1]), Just([0.0, 0.0, 1.0]), Just([0.0, 1.0, 0.0]), Just([1.0, 0.0, 0.0])],
+    );
+    let numbers = (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3);
+    (names, numbers).prop_map(|((objective, packing, masking, mask_split), numbers)| {
+        let (sequence_length, short_sequences, mask_probability, max_predictions, dupe_factor) = numbers;
+        InstanceSettings {
+            sequence_length,
+            objective,
+            packing,
+            short_sequences,
+            masking,
+            mask_probability,
+            max_predictions,
+            mask_split,
+            dupe_factor,
+        }
+    })
+}
+
+/// Few ids, so that words are long and special pieces stand in the text.
+fn any_documents() -> impl Strategy<Value = Vec<Vec<Vec<u32>>>> {
+    let sentence = prop_oneof![
+        1 => proptest::collection::vec(0_u32..12, 0..3),
+        1 => proptest::collection::vec(0_u32..12, 0..40),
+        1 => proptest::collection::vec(Just(6_u32), 0..40),
+    ];
+    proptest::collection::vec(proptest::collection::vec(sentence, 0..6), 0..8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_panics(settings in any_settings(), documents in any_documents(), seed: u64, epoch: u64) {
+        let corpus = Arc::new(Corpus::from_documents(vocabulary(12), &documents));
+        let with_text = documents.iter().filter(|document| !document.concat().is_empty()).count();
+        let pairs = settings.objective == Objective::MlmNsp;
+        let (least_documents, shortest) = if pairs { (2, 5) } else { (1, 3) };
+        let Ok(instances) = Instances::new(corpus, settings.clone(), seed) else {
+            prop_assert!(settings.check().is_err() || with_text < least_documents);
+            return Ok(());
+        };
+        let instances = Arc::new(instances);
+        let epoch = instances.epoch(epoch, 1).unwrap();
+        prop_assert!(epoch.count() >= 1);
+        for index in 0..epoch.count() {
+            let instance = epoch.get(index);
+            let length = instance.ids.len();
+            prop_assert!((shortest..=settings.sequence_length).contains(&length));
+            prop_assert_eq!(instance.segments.len(), length);
+            prop_assert_eq!([instance.ids[0], instance.ids[length - 1]], [CLS, SEP]);
+            prop_assert_eq!(instance.next_sentence.is_some(), pairs);
+            prop_assert!(instance.predicted.windows(2).all(|pair| pair[0].position < pair[1].position));
+            if settings.objective != Objective::Causal {
+                prop_assert!(instance.predicted.len() <= settings.predictions(length));
+                for predicted in &instance.predicted {
+                    prop_assert!((predicted.position as usize) < length);
+                    prop_assert!(![CLS, SEP].contains(&predicted.target));
+                }
+            }
+        }
+        let mut loader = Loader::new(instances, Place::default(), 4, 2, 2, 2).unwrap();
+        for _ in 0..5 {
+            prop_assert_eq!(loader.next().unwrap().parts.len(), 2);
+        }
+    }
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let documents = |count: usize| vec![vec![vec![FIRST; 9]; 3]; count];
+    let refused = |settings: InstanceSettings, vocabulary: Vocabulary, documents: &[Vec<Vec<u32>>]| {
+        let corpus = Arc::new(Corpus::from_documents(vocabulary, documents));
+        Instances::new(corpus, settings, 0).map(|_| ()).unwrap_err()
+    };
+    let default = InstanceSettings::default;
+    let mlm = InstanceSettings { objective: Objective::Mlm, ..default() };
+    let causal = InstanceSettings { objective: Objective::Causal, ..default() };
+    let no_mask = Vocabulary { mask: None, ..vocabulary(12) };
+    let only_special = Vocabulary { special: (0..12).collect(), ..vocabulary(12) };
+
+    let one = refused(default(), vocabulary(12), &documents(1));
+    assert!(matches!(one, DataError::TooFewDocuments { documents: 1, needed: 2 }), "{one}");
+    assert!(one.to_string().contains("objective = \"mlm\""), "{one}");
+    assert!(matches!(refused(mlm.clone(), vocabulary(12), &[]), DataError::TooFewDocuments { documents: 0, .. }));
+    assert!(matches!(refused(default(), no_mask.clone(), &documents(2)), DataError::NoMask));
+    assert!(matches!(refused(mlm, only_special, &documents(2)), DataError::NoPieces));
+    assert!(Instances::new(Arc::new(Corpus::from_documents(no_mask, &documents(1))), causal, 0).is_ok());
+
+    let settings = [
+        ("sequence_length = 4", InstanceSettings { sequence_length: 4, ..default() }),
+        ("sequence_length = 3", InstanceSettings { sequence_length: 3, objective: Objective::Mlm, ..default() }),
+        ("sequence_length = 18446744073709551615", InstanceSettings { sequence_length: usize::MAX, ..default() }),
+        ("packing = blocks", InstanceSettings { packing: Packing::Blocks, ..default() }),
+        ("short_sequences = -0.1", InstanceSettings { short_sequences: -0.1, ..default() }),
+        ("short_sequences = NaN", InstanceSettings { short_sequences: f64::NAN, ..default() }),
+        ("mask_probability = 0", InstanceSettings { mask_probability: 0.0, ..default() }),
+        ("mask_probability = NaN", InstanceSettings { mask_probability: f64::NAN, ..default() }),
+        ("mask_probability = 1.5", InstanceSettings { mask_probability: 1.5, ..default() }),
+        ("max_predictions = 0", InstanceSettings { max_predictions: Some(0), ..default() }),
+        ("mask_split = [0.8, 0.1, 0.2]", InstanceSettings { mask_split: [0.8, 0.1, 0.2], ..default() }),
+        ("mask_split = [1.5, -0.5, 0.0]", InstanceSettings { mask_split: [1.5, -0.5, 0.0], ..default() }),
+    ];
+    for (expected, settings) in settings {
+        let error = refused(settings, vocabulary(12), &documents(2)).to_string();
+        assert!(error.starts_with(expected) && error.contains(": "), "{error}");
+    }
+}
+
+/// Settings are part of recipes: their words are fixed.
+#[test]
+fn settings_in_words() {
+    let text = r#"{"sequence_length":64,"objective":"mlm-nsp","packing":"documents","short_sequences":0.1,
+        "masking":"whole-words","mask_probability":0.15,"mask_split":[0.8,0.1,0.1],"dupe_factor":10}"#;
+    let settings: InstanceSettings = serde_json::from_str(text).unwrap();
+    let expected = InstanceSettings {
+        sequence_length: 64,
+        masking: Masking::Words,
+        dupe_factor: 10,
+        ..InstanceSettings::default()
+    };
+    assert_eq!(settings, expected);
+    let written: serde_json::Value = serde_json::to_value(&settings).unwrap();
+    assert_eq!(written, serde_json::from_str::<serde_json::Value>(text).unwrap());
+    let words = |text: &str| serde_json::from_str::<InstanceSettings>(text);
+    assert_eq!(
+        words(r#"{"masking":"spans","objective":"causal","packing":"blocks"}"#).unwrap().masking,
+        Masking::Spans
+    );
+    assert_eq!(words("{}").unwrap(), InstanceSettings::default());
+    assert!(words(r#"{"masking":"words"}"#).is_err());
+}

@@ -1,0 +1,9 @@
+//! Instances against BERT's facts, against a naive reference, and against hostile input; the loader against both.
+
+mod corpora;
+mod hostile;
+mod loader;
+mod masks;
+mod pairs;
+mod reference;
+mod singles;

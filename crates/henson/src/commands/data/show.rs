@@ -1,0 +1,136 @@
+//! `henson data show`: instances for people.
+
+use std::io::{self, IsTerminal};
+
+use anyhow::Context;
+use henson_data::{Corpus, Instance, Objective};
+use henson_text::Tokenizer;
+use serde::Serialize;
+
+use super::{all_cores, grouped, instances};
+use crate::flags::data::DataShow;
+use crate::output;
+
+/// What `--json` prints for an instance.
+#[derive(Serialize)]
+struct Line<'a> {
+    epoch: u64,
+    index: u64,
+    /// How many instances the epoch has.
+    count: u64,
+    document: usize,
+    random_document: Option<usize>,
+    /// 0 where the second segment followed the first, 1 where it is a random one.
+    next_sentence: Option<u32>,
+    pieces: Vec<String>,
+    ids: &'a [u32],
+    segments: &'a [u32],
+    predicted: Vec<Hidden>,
+}
+
+/// A piece that is to be predicted.
+#[derive(Serialize)]
+struct Hidden {
+    position: u32,
+    piece: String,
+    id: u32,
+    /// What stands in its place; of a causal instance nothing is hidden.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shown: Option<Shown>,
+}
+
+#[derive(Serialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum Shown {
+    Mask,
+    Random,
+    Same,
+}
+
+pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
+    let instances = instances(&flags.data, &flags.instances)?;
+    let corpus = instances.corpus();
+    let directory = corpus.tokenizer_directory().context("the corpus has no tokenizer")?;
+    let tokenizer = Tokenizer::open(directory)?;
+    let epoch = instances.epoch(flags.epoch, all_cores())?;
+    anyhow::ensure!(
+        flags.index < epoch.count(),
+        "there is no instance {}: epoch {} has {}, from 0 on",
+        flags.index,
+        flags.epoch,
+        epoch.count()
+    );
+    let piece = |id: u32| tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"));
+    let causal = instances.settings().objective == Objective::Causal;
+    // https://no-color.org: any value but an empty one.
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colour = io::stdout().is_terminal() && !unwanted;
+    for index in flags.index..epoch.count().min(flags.index.saturating_add(flags.count as u64)) {
+        let instance = if flags.in_order { epoch.in_order(index) } else { epoch.get(index) };
+        let shown = |position: usize, target| (!causal).then(|| shown(&instance, corpus, position, target));
+        if flags.json {
+            let predicted = instance.predicted.iter().map(|p| Hidden {
+                position: p.position,
+                piece: piece(p.target),
+                id: p.target,
+                shown: shown(p.position as usize, p.target),
+            });
+            output::json(&Line {
+                epoch: flags.epoch,
+                index,
+                count: epoch.count(),
+                document: instance.document,
+                random_document: instance.random_document,
+                next_sentence: instance.next_sentence,
+                pieces: instance.ids.iter().map(|id| piece(*id)).collect(),
+                ids: &instance.ids,
+                segments: &instance.segments,
+                predicted: predicted.collect(),
+            })?;
+            continue;
+        }
+        let place = format!("instance {} of {} in epoch {}", grouped(index), grouped(epoch.count()), flags.epoch);
+        output::line(&format!("{place}: {}", summary(&instance, causal)))?;
+        let mut segments = [String::from("  A"), String::from("  B")];
+        let mut predicted = instance.predicted.iter().filter(|_| !causal).peekable();
+        for (position, id) in instance.ids.iter().enumerate() {
+            let hidden = predicted.next_if(|p| p.position as usize == position);
+            let (text, code) = match hidden.and_then(|p| Some((shown(position, p.target)?, piece(p.target)))) {
+                Some((Shown::Mask, target)) => (format!("[MASK←{target}]"), Some("33")),
+                Some((Shown::Random, target)) => (format!("{}←{target}", piece(*id)), Some("31")),
+                Some((Shown::Same, target)) => (format!("={target}"), Some("32")),
+                None => (piece(*id), corpus.vocabulary().special.binary_search(id).is_ok().then_some("2")),
+            };
+            let segment = &mut segments[(instance.segments[position] as usize).min(1)];
+            segment.push(' ');
+            segment.push_str(&match code {
+                Some(code) if colour => format!("\x1b[{code}m{text}\x1b[0m"),
+                _ => text,
+            });
+        }
+        let used = if instance.next_sentence.is_some() { 2 } else { 1 };
+        segments[..used].iter().try_for_each(|segment| output::line(segment))?;
+        output::line("")?;
+    }
+    Ok(())
+}
+
+/// What stands where a piece is to be predicted. A random piece that happens to be the right one counts as kept.
+fn shown(instance: &Instance, corpus: &Corpus, position: usize, target: u32) -> Shown {
+    match instance.ids[position] {
+        id if Some(id) == corpus.vocabulary().mask => Shown::Mask,
+        id if id == target => Shown::Same,
+        _ => Shown::Random,
+    }
+}
+
+fn summary(instance: &Instance, causal: bool) -> String {
+    let length = instance.ids.len();
+    let hidden = if causal { "each tells the next".to_owned() } else { format!("{} hidden", instance.predicted.len()) };
+    let origin = match (instance.next_sentence, instance.random_document) {
+        (Some(_), Some(other)) => format!("A from document {}, B a random part of document {other}", instance.document),
+        (Some(_), None) => format!("document {}, B follows A", instance.document),
+        (None, _) => format!("document {}", instance.document),
+    };
+    format!("{length} pieces, {hidden}; {origin}")
+}

@@ -1,0 +1,282 @@
+//! `henson demo`: the whole story on embedded text. Nothing is downloaded, and nothing is staged: the two classifiers differ
+//! in the weights that they start from, and in nothing else.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Context;
+use henson_data::{BuildOptions, SourceFiles, build};
+use henson_infer::{Length, Model, Want};
+use henson_models::{Bert, Head};
+use henson_tensor::{Builder, DType, Device};
+use henson_text::{Tokenizer, TrainingKind, TrainingSettings};
+use henson_train::{
+    Classification, Engine, Labelled, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task,
+};
+use serde::Serialize;
+
+use crate::commands::pretrain::{Options, Show, duration, pretrain};
+use crate::flags::demo::Demo;
+use crate::output;
+
+const CORPUS: &[u8] = include_bytes!("../../demo/corpus.txt.zst");
+const LABELLED: &[u8] = include_bytes!("../../demo/subjectivity.tsv.zst");
+const RECIPE: &str = include_str!("../../../../recipes/demo.toml");
+
+const PIECES: usize = 4000;
+const HELD_OUT: f64 = 0.05;
+
+/// The classifiers' recipe.
+const SEEDS: [u64; 3] = [1, 2, 3];
+const EPOCHS: u64 = 20;
+const BATCH: usize = 16;
+const LEARNING_RATE: f64 = 5e-4;
+const LONGEST: usize = 64;
+
+/// Sentences to fill, none of them in the text.
+const BLANKS: [&str; 4] = [
+    "she opened the [MASK] and went into the room.",
+    "he was a young [MASK] of twenty years.",
+    "the people of the united [MASK] have spoken.",
+    "\" i do not [MASK] what you mean, \" said he.",
+];
+
+/// Everything that `--json` prints.
+#[derive(Serialize)]
+struct Results {
+    seconds: f64,
+    /// Held-out figures before and after pre-training.
+    before: BTreeMap<String, f64>,
+    after: BTreeMap<String, f64>,
+    fills: Vec<Fill>,
+    labels: usize,
+    test: usize,
+    /// Accuracies of the classifiers, one a seed.
+    pretrained: Vec<f64>,
+    untrained: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Fill {
+    text: &'static str,
+    before: Vec<String>,
+    after: Vec<String>,
+}
+
+pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let out = &flags.out;
+    anyhow::ensure!(
+        !out.exists(),
+        "{} is there already: look at {}, or give another --out DIR",
+        out.display(),
+        out.join("model/report.html").display()
+    );
+    let device = flags.machine.device()?;
+    // Read before anything is written, so that a mistake in it leaves nothing.
+    let mut recipe = Recipe::parse(RECIPE, "the demo's recipe", &flags.sets)?;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let at = |name: &str| out.join(name);
+
+    step(1, "a tokenizer, from two megabytes of text: novels of the 19th century, and inaugural addresses");
+    let text = unpacked(CORPUS)?;
+    henson_checkpoint::write_atomic(&at("corpus.txt"), text.as_bytes())?;
+    let settings =
+        TrainingSettings { threads: device.threads(), ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
+    let trained = henson_text::train::<anyhow::Error>(&settings, [Ok(text)], &mut |_| ControlFlow::Continue(()))?;
+    let tokenizer = trained.tokenizer;
+    tokenizer.save(&at("tokenizer"), None)?;
+    let sample = "Unquestionably, the puppeteer smiled.";
+    let pieces: Vec<String> = tokenizer.encode(sample)?.ids.iter().filter_map(|id| tokenizer.token(*id)).collect();
+    say(&format!("   {} pieces; \"{sample}\" is {}", tokenizer.vocabulary_size(), pieces.join(" ")));
+
+    step(2, "shards: the text as piece ids, with 5% of the documents held out");
+    let source = SourceFiles { name: "demo".to_owned(), weight: 1.0, paths: vec![at("corpus.txt")] };
+    let options = BuildOptions {
+        sources: vec![source],
+        held_out: HELD_OUT,
+        threads: device.threads(),
+        ..BuildOptions::default()
+    };
+    let report = build(&tokenizer, &at("shards"), &options, &mut |_| true)?;
+    say(&format!(
+        "   {} documents with {} pieces to learn from, {} held out",
+        report.train.documents, report.train.pieces, report.held_out.documents
+    ));
+
+    recipe.data = at("shards").display().to_string();
+    let plan = Plan::new(recipe, device.threads())?;
+    step(
+        3,
+        &format!(
+            "pre-training: a BERT of {} layers and {} learns to fill blanks, for {} steps",
+            plan.config.num_hidden_layers,
+            plan.config.hidden_size,
+            plan.steps()
+        ),
+    );
+    let options = Options { stop_at: None, loader_threads: 1, show: Show::People };
+    let model = at("model");
+    // Its weights before the first step, to be compared with.
+    pretrain(&plan, &device, &model, &Options { stop_at: Some(0), show: Show::Bar, ..options })?;
+    let first = model.join("checkpoints/step-0");
+    let before_fills = fill(&first, &device)?;
+    if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &options)? {
+        return Err(output::Interrupted { step }.into());
+    }
+    let after_fills = fill(&model, &device)?;
+    say("   what it puts into blanks, before and after:");
+    for ((text, before), after) in BLANKS.iter().zip(&before_fills).zip(&after_fills) {
+        say(&format!("     {text}"));
+        say(&format!("       before: {:<44} after: {}", before.join(", "), after.join(", ")));
+    }
+
+    let (train, test) = labelled(&tokenizer)?;
+    step(
+        4,
+        &format!(
+            "a classifier from {} labelled sentences (is it an opinion, or does it tell the plot?), scored on {}, three times:",
+            train.len(),
+            test.len()
+        ),
+    );
+    let pretrained = classify(&plan, Some(&model), &train, &test, &device)?;
+    let untrained = classify(&plan, None, &train, &test, &device)?;
+    for (name, scores) in [("pre-trained", &pretrained), ("the same network, untrained", &untrained)] {
+        let shown: Vec<String> = scores.iter().map(|score| format!("{:.1}%", 100.0 * score)).collect();
+        let mean = scores.iter().sum::<f64>() / scores.len() as f64;
+        say(&format!("   {name:<28} {}   mean {:.1}%", shown.join("  "), 100.0 * mean));
+    }
+
+    let evals = evaluations(&model)?;
+    let results = Results {
+        seconds: start.elapsed().as_secs_f64(),
+        before: evals.first().cloned().unwrap_or_default(),
+        after: evals.last().cloned().unwrap_or_default(),
+        fills: BLANKS
+            .iter()
+            .zip(before_fills.into_iter().zip(after_fills))
+            .map(|(text, (before, after))| Fill { text, before, after })
+            .collect(),
+        labels: train.len(),
+        test: test.len(),
+        pretrained,
+        untrained,
+    };
+    henson_checkpoint::write_atomic(&at("results.json"), &serde_json::to_vec_pretty(&results)?)?;
+    if flags.json {
+        output::json(&results)?;
+    }
+    let here = out.display();
+    say(&format!("\nDone in {}. Next:", duration(results.seconds)));
+    say(&format!("  open {here}/model/report.html                      the curves, and what it fills in over time"));
+    say(&format!("  henson fill --model {here}/model \"He opened the [MASK].\""));
+    say(&format!("  henson data show {here}/shards                     what the model saw"));
+    say("And with your own text (see docs/commands.md):");
+    say("  henson tokenizer train --kind wordpiece --vocab-size 16000 --out tok TEXTS…");
+    say("  henson data build --tokenizer tok --out shards --held-out 0.01 TEXTS…");
+    say("  henson pretrain --model bert-mini --data shards --out run --set steps=20000");
+    Ok(())
+}
+
+fn step(number: usize, text: &str) {
+    say(&format!("{number}. {text}"));
+}
+
+fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+/// An embedded text.
+fn unpacked(bytes: &[u8]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    zstd::Decoder::new(bytes)?.read_to_string(&mut text).context("the embedded text is damaged")?;
+    Ok(text)
+}
+
+/// The three likeliest pieces for each blank.
+fn fill(model: &Path, device: &Device) -> anyhow::Result<Vec<Vec<String>>> {
+    let model = Model::open(model, device, DType::F32, Want::MaskedLm)?;
+    let filled = model.fill(&BLANKS, 3, Length::CUT)?;
+    let best = |filled: &henson_infer::Filled| filled.blanks[0].candidates.iter().map(|c| c.token.clone()).collect();
+    Ok(filled.iter().map(best).collect())
+}
+
+/// The held-out figures of a run, in order.
+fn evaluations(run: &Path) -> anyhow::Result<Vec<BTreeMap<String, f64>>> {
+    use henson_train::metrics::{Line, read};
+    let lines = read(&run.join("metrics.jsonl"))?;
+    Ok(lines
+        .into_iter()
+        .filter_map(|line| if let Line::Eval(line) = line { Some(line.metrics) } else { None })
+        .collect())
+}
+
+/// The labelled sentences to train with and to score with.
+fn labelled(tokenizer: &Tokenizer) -> anyhow::Result<(Vec<Labelled>, Vec<Labelled>)> {
+    let text = unpacked(LABELLED)?;
+    let (mut train, mut test) = (Vec::new(), Vec::new());
+    for line in text.lines().skip(1) {
+        let [split, label, sentence] = line.split('\t').collect::<Vec<_>>()[..] else {
+            anyhow::bail!("the embedded labels are damaged: {line}");
+        };
+        let features = tokenizer.template().single(&tokenizer.encode(sentence)?, LONGEST)?;
+        let example =
+            Labelled { ids: features.ids, segments: features.segments, label: u32::from(label == "subjective") };
+        if split == "train" { train.push(example) } else { test.push(example) }
+    }
+    Ok((train, test))
+}
+
+/// The accuracy of a classifier for each seed, from the weights of a model or from random ones.
+fn classify(
+    plan: &Plan,
+    from: Option<&Path>,
+    train: &[Labelled],
+    test: &[Labelled],
+    device: &Device,
+) -> anyhow::Result<Vec<f64>> {
+    let steps = EPOCHS * train.len().div_ceil(BATCH) as u64;
+    let schedule =
+        Schedule { kind: ScheduleKind::Linear, peak: LEARNING_RATE, warmup_steps: steps / 10, decay_steps: 0, steps };
+    let bar = output::steps_bar(steps * SEEDS.len() as u64, 0);
+    let mut scores = Vec::new();
+    for seed in SEEDS {
+        let mut builder = Builder::new();
+        let model = Bert::build(&mut builder, &plan.config, Head::Sequence { labels: 2 });
+        let dtype = DType::from(plan.recipe.dtype);
+        let parameters = match from {
+            Some(path) => {
+                let weights = henson_checkpoint::Weights::open(path)?;
+                let new = |name: &str| name.starts_with("classifier.") || name.starts_with("bert.pooler.");
+                let options = henson_checkpoint::LoadOptions::new_head(&new);
+                let naming = &henson_models::bert::NAMING;
+                henson_checkpoint::open_parameters(&weights, naming, builder, device, dtype, &options, seed)?.0
+            }
+            None => {
+                let mut parameters = builder.finish(device, dtype)?;
+                parameters.initialise(seed)?;
+                parameters
+            }
+        };
+        let mut engine = Engine::new(model, parameters, OptimizerSettings::default(), seed)?;
+        let mut task = Classification::new(train.to_vec(), test.to_vec(), BATCH, schedule, seed)?;
+        for step in 0..steps {
+            engine.gradients.zero();
+            task.step(&mut engine, step)?;
+            engine.updater.step(&mut engine.parameters, &engine.gradients, task.rate(step).0)?;
+            if let Some(bar) = &bar {
+                bar.inc(1);
+            }
+        }
+        let evaluation = task.evaluate(&mut engine, steps)?.context("there is nothing to score with")?;
+        scores.push(evaluation.metrics["accuracy"]);
+    }
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    Ok(scores)
+}

@@ -1,0 +1,135 @@
+//! `henson eval`: one file a task.
+
+mod blimp;
+mod perplexity;
+
+use std::path::Path;
+use std::time::Instant;
+
+use henson_checkpoint::CheckpointError;
+use henson_infer::{InferError, Model, Scoring, Want};
+use henson_tensor::{DType, Device};
+
+pub(crate) use blimp::accuracy as blimp_accuracy;
+
+use crate::flags::eval::{Eval, ScoringName, Task};
+use crate::models;
+
+pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
+    match flags.task {
+        Task::Perplexity => perplexity::run(flags),
+        Task::Blimp => blimp::run(flags),
+    }
+}
+
+/// A language model, and how it is to score texts.
+struct Scorer {
+    model: Model,
+    scoring: Scoring,
+}
+
+impl Scorer {
+    fn of_flags(flags: &Eval) -> anyhow::Result<Self> {
+        let device = flags.compute.device()?;
+        let path = models::resolve(&flags.model.model, flags.model.download)?;
+        Self::open(&path, &device, flags.compute.dtype, flags.scoring)
+    }
+
+    fn open(path: &Path, device: &Device, dtype: DType, scoring: Option<ScoringName>) -> anyhow::Result<Self> {
+        let model = Model::open(path, device, dtype, Want::MaskedLm).map_err(|error| {
+            let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
+            let error = anyhow::Error::from(error);
+            let hint = || format!("cannot score with {}: a model with a masked-LM head is needed", path.display());
+            if misfit { error.context(hint()) } else { error }
+        })?;
+        let scoring = match (model.is_left_to_right(), scoring) {
+            (true, None) => Scoring::LeftToRight,
+            (true, Some(_)) => anyhow::bail!(
+                "{} reads left to right (is_decoder in config.json) and masks nothing: leave --scoring out",
+                path.display()
+            ),
+            (false, Some(ScoringName::Word)) => Scoring::Word,
+            (false, _) => Scoring::Piece,
+        };
+        Ok(Self { model, scoring })
+    }
+
+    /// For scripts.
+    fn name(&self) -> &'static str {
+        match self.scoring {
+            Scoring::Piece => "piece",
+            Scoring::Word => "word",
+            Scoring::LeftToRight => "left-to-right",
+        }
+    }
+
+    /// For people.
+    fn description(&self) -> &'static str {
+        match self.scoring {
+            Scoring::Piece => "pseudo-log-likelihood, each piece masked in turn",
+            Scoring::Word => "pseudo-log-likelihood, each piece masked in turn with the rest of its word",
+            Scoring::LeftToRight => "log-likelihood, left to right",
+        }
+    }
+}
+
+/// What is taken of a list: the first ones or some of all.
+#[derive(Clone, Copy)]
+struct Choice {
+    limit: Option<usize>,
+    /// How many there are, where those taken are to lie evenly among them.
+    spread_over: Option<usize>,
+}
+
+impl Choice {
+    fn takes(&self, index: usize) -> bool {
+        match (self.limit, self.spread_over) {
+            (None, _) => true,
+            (Some(limit), None) => index < limit,
+            (Some(limit), Some(total)) => limit >= total || (index + 1) * limit / total > index * limit / total,
+        }
+    }
+}
+
+/// Tokens that went through the model, and how long that took.
+struct Speed {
+    start: Instant,
+    tokens: usize,
+}
+
+impl Speed {
+    fn start() -> Self {
+        Self { start: Instant::now(), tokens: 0 }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    fn per_second(&self) -> f64 {
+        (self.tokens as f64 / self.seconds()).round()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_evenly_spaced() {
+        let taken = |limit, spread_over, total| -> Vec<usize> {
+            let choice = Choice { limit, spread_over };
+            (0..total).filter(|i| choice.takes(*i)).collect()
+        };
+        assert_eq!(taken(None, None, 3), [0, 1, 2]);
+        assert_eq!(taken(Some(2), None, 5), [0, 1]);
+        assert_eq!(taken(Some(2), Some(6), 6), [2, 5]);
+        assert_eq!(taken(Some(9), Some(3), 3), [0, 1, 2]);
+        for (limit, total) in [(1, 1), (1, 1000), (7, 1000), (999, 1000), (1000, 1000)] {
+            let taken = taken(Some(limit), Some(total), total);
+            assert_eq!(taken.len(), limit);
+            let gaps: Vec<usize> = taken.windows(2).map(|w| w[1] - w[0]).collect();
+            assert!(gaps.iter().max() <= gaps.iter().min().map(|least| least + 1).as_ref(), "{limit} of {total}");
+        }
+    }
+}

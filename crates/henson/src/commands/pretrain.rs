@@ -1,0 +1,385 @@
+//! `henson pretrain`: a recipe in, a model directory out.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use anyhow::Context;
+use henson_checkpoint::write_atomic;
+use henson_tensor::{DType, Device};
+use henson_train::{
+    Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, Watch, memory, train,
+};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::commands::info::thousands;
+use crate::flags::pretrain::Pretrain;
+use crate::output;
+
+/// Seconds of training from which a dry run takes its speed.
+const TRIAL_SECONDS: f64 = 3.0;
+
+pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
+    let recipe = recipe(flags)?;
+    let device = flags.machine.device()?;
+    let plan = Plan::new(recipe, device.threads())?;
+    check_memory(&plan)?;
+    if flags.dry_run {
+        return dry_run(&plan, &device, flags);
+    }
+    let out = flags.out.as_deref().context("--out is missing: the run's directory")?;
+    let outcome = pretrain(
+        &plan,
+        &device,
+        out,
+        &Options {
+            stop_at: flags.stop_at,
+            loader_threads: flags.loader_threads,
+            show: if flags.json { Show::Json } else { Show::People },
+        },
+    )?;
+    match outcome {
+        (Outcome::Interrupted, step) => Err(output::Interrupted { step }.into()),
+        (Outcome::Paused, step) => {
+            eprintln!("stopped at step {step} as asked; the same command without --stop-at goes on");
+            Ok(())
+        }
+        (Outcome::Finished, _) => {
+            eprintln!("the model is in {}; report.html shows the run", out.display());
+            Ok(())
+        }
+    }
+}
+
+/// How a run is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Show {
+    /// A bar and lines of text on standard error.
+    People,
+    /// The log's lines on standard output.
+    Json,
+    /// Only the bar.
+    Bar,
+}
+
+/// What is not in the recipe.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    pub(crate) stop_at: Option<u64>,
+    pub(crate) loader_threads: usize,
+    pub(crate) show: Show,
+}
+
+/// Trains in a directory, from its newest checkpoint on. Says how it ended and at which step.
+pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Options) -> anyhow::Result<(Outcome, u64)> {
+    let run = RunDirectory::open(out)?;
+    let recipe_path = out.join("recipe.toml");
+    if recipe_path.exists() {
+        let text =
+            std::fs::read_to_string(&recipe_path).with_context(|| format!("reading {}", recipe_path.display()))?;
+        let old = Recipe::parse(&text, &recipe_path.display().to_string(), &[])?;
+        let differences = old.differences(&plan.recipe)?;
+        if !differences.is_empty() {
+            return Err(henson_train::TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
+        }
+    }
+    let kernels = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
+    let steps = plan.steps();
+    let mut state = match run.latest()? {
+        Some(state) => {
+            anyhow::ensure!(
+                state.data == plan.data_name(),
+                "{} was begun with other data than {}: give the same --data, or choose another --out",
+                out.display(),
+                plan.recipe.data
+            );
+            if state.device != kernels {
+                output::warn(&format!(
+                    "this run was computed on {} so far and goes on on {kernels}: its last bits will differ from those of a \
+                     run on one of them",
+                    state.device
+                ));
+            }
+            if state.step >= steps && run.is_finished(state.step)? {
+                eprintln!(
+                    "{} is finished: {} of {steps} steps. To go on, raise steps: --set steps={}",
+                    out.display(),
+                    state.step,
+                    2 * state.step
+                );
+                return Ok((Outcome::Finished, state.step));
+            }
+            state
+        }
+        None => State::new(plan.data_name(), kernels.clone()),
+    };
+    write_atomic(&recipe_path, plan.recipe.to_toml()?.as_bytes())?;
+    let mut engine = plan.engine(device)?;
+    if state.step > 0 {
+        run.load(&state, &mut engine.parameters, &mut engine.updater)?;
+        state.device = kernels;
+    }
+    let start = Instant::now();
+    let mut task = plan.task(&state.place, options.loader_threads)?;
+    if options.show == Show::People {
+        introduce(plan, device, &state, start.elapsed().as_secs_f64());
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The second one ends at once; the last checkpoint is there.
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let settings = LoopSettings {
+        steps,
+        checkpoint_every: plan.recipe.checkpoint_every,
+        keep_checkpoints: plan.recipe.keep_checkpoints,
+        eval_every: plan.recipe.eval_every,
+        log_every: plan.recipe.log_every,
+        stop_at: options.stop_at,
+    };
+    let mut watcher =
+        Watcher { bar: output::steps_bar(steps, state.step), show: options.show, log_every: settings.log_every };
+    let model = plan.model_files()?;
+    let mut on = |event: Event<'_>| watcher.on(&event);
+    let mut watch = Watch { on: &mut on, stop: &stop };
+    let outcome = train(&mut engine, &mut task, &run, &model, &mut state, &settings, &mut watch);
+    watcher.finish();
+    let outcome = outcome?;
+    let waited = task.waited().as_secs_f64();
+    if waited > 0.02 * state.seconds.max(1.0) {
+        output::warn(&format!("the trainer waited {waited:.1} s for data: raise --loader-threads"));
+    }
+    Ok((outcome, state.step))
+}
+
+fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
+    let (text, place) = match &flags.recipe {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read the recipe {}", path.display()))?;
+            (text, path.display().to_string())
+        }
+        None => (String::new(), "the default recipe".to_owned()),
+    };
+    let mut recipe = Recipe::parse(&text, &place, &flags.sets)?;
+    if let Some(model) = &flags.model {
+        recipe.model.clone_from(model);
+    }
+    if let Some(data) = &flags.data {
+        recipe.data.clone_from(data);
+    }
+    recipe.seed = flags.seed.unwrap_or(recipe.seed);
+    recipe.dtype = match flags.dtype {
+        Some(DType::Bf16) => Precision::Bf16,
+        Some(_) => Precision::F32,
+        None => recipe.dtype,
+    };
+    Ok(recipe)
+}
+
+/// Bytes that the largest part of any step takes.
+fn needed(plan: &Plan) -> u64 {
+    let of_phase = |phase: &henson_train::ResolvedPhase| {
+        let tokens = phase.batch_size / phase.accumulation * phase.instances.sequence_length;
+        let predicted = match phase.instances.objective {
+            henson_data::Objective::Causal => 1.0,
+            _ => phase.instances.mask_probability,
+        };
+        memory(&plan.config, plan.parameters(), tokens, predicted, plan.recipe.dtype.into()).training
+    };
+    plan.phases.iter().map(of_phase).max().unwrap_or(0)
+}
+
+/// The kernel would kill us without a word: better to say it before.
+fn check_memory(plan: &Plan) -> anyhow::Result<()> {
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+    });
+    let needed = needed(plan);
+    if let Some(available) = available.map(|kib| kib << 10).filter(|available| needed > *available) {
+        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+        anyhow::bail!(
+            "this run needs about {:.1} GiB, and {:.1} GiB are free: raise accumulation (now {}), lower batch_size ({}) or \
+             sequence_length ({}), use --dtype bf16, or take a smaller model",
+            gib(needed),
+            gib(available),
+            plan.recipe.accumulation,
+            plan.recipe.batch_size,
+            plan.recipe.sequence_length
+        );
+    }
+    Ok(())
+}
+
+/// What a dry run found.
+#[derive(Serialize)]
+struct Facts {
+    model: String,
+    parameters: usize,
+    vocabulary: usize,
+    documents: usize,
+    corpus_tokens: u64,
+    held_out_documents: usize,
+    steps: u64,
+    tokens: u64,
+    memory_mib: f64,
+    tokens_per_s: f64,
+    seconds: f64,
+}
+
+fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<()> {
+    let mut engine = plan.engine(device)?;
+    let mut task = plan.task(&serde_json::Value::Null, flags.loader_threads)?;
+    let (mut tokens, mut seconds, mut step) = (0, 0.0, 0);
+    while seconds < TRIAL_SECONDS && step < plan.steps() {
+        let start = Instant::now();
+        engine.gradients.zero();
+        let loss = task.step(&mut engine, step)?;
+        engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
+        // The first one also allocates.
+        if step > 0 || plan.steps() == 1 {
+            tokens += loss.tokens;
+            seconds += start.elapsed().as_secs_f64();
+        }
+        step += 1;
+    }
+    let speed = tokens as f64 / seconds.max(1e-9);
+    let facts = Facts {
+        model: plan.recipe.model.clone(),
+        parameters: plan.parameters(),
+        vocabulary: plan.config.vocab_size,
+        documents: plan.corpus().documents(),
+        corpus_tokens: plan.corpus().pieces(),
+        held_out_documents: plan.held_out().map_or(0, henson_data::Corpus::documents),
+        steps: plan.steps(),
+        tokens: plan.most_tokens(),
+        memory_mib: (needed(plan) as f64 / (1 << 20) as f64).round(),
+        tokens_per_s: speed.round(),
+        seconds: (plan.most_tokens() as f64 / speed).round(),
+    };
+    if flags.json {
+        return output::json(&facts);
+    }
+    let shape = &plan.config;
+    output::line(&format!(
+        "model    {}: {} layers of {}, {} parameters, {} pieces",
+        facts.model,
+        shape.num_hidden_layers,
+        shape.hidden_size,
+        thousands(facts.parameters),
+        facts.vocabulary
+    ))?;
+    output::line(&format!(
+        "data     {}: {} documents, {} pieces; {} documents held out",
+        plan.recipe.data,
+        thousands(facts.documents),
+        thousands(facts.corpus_tokens as usize),
+        thousands(facts.held_out_documents)
+    ))?;
+    for (number, phase) in plan.phases.iter().enumerate() {
+        output::line(&format!(
+            "phase {number}  {} steps of {} sequences of at most {} tokens, in {} parts; learning rate up to {:e}",
+            phase.steps, phase.batch_size, phase.instances.sequence_length, phase.accumulation, phase.schedule.peak
+        ))?;
+    }
+    output::line(&format!("tokens   at most {}", thousands(facts.tokens as usize)))?;
+    output::line(&format!("memory   about {} MiB", facts.memory_mib))?;
+    output::line(&format!(
+        "time     about {} at {} tokens/s, measured on {device} (the first steps alone: the mean may differ)",
+        duration(facts.seconds),
+        thousands(facts.tokens_per_s as usize)
+    ))
+}
+
+/// Seconds as people say them.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} hours", s / 3600.0),
+        s => format!("{:.1} days", s / 86_400.0),
+    }
+}
+
+fn introduce(plan: &Plan, device: &Device, state: &State, found: f64) {
+    let (steps, parameters) = (plan.steps(), thousands(plan.parameters()));
+    let dtype = DType::from(plan.recipe.dtype);
+    eprintln!("{}: {parameters} parameters, {steps} steps, {dtype} on {device}", plan.recipe.model);
+    if state.step > 0 {
+        eprintln!("going on from step {} (place found in {found:.2} s)", state.step);
+    }
+    if plan.held_out().is_none() {
+        output::warn("the data has no held-out part: nothing will be evaluated (data build --held-out 0.01 makes one)");
+    }
+}
+
+/// Shows what happens.
+struct Watcher {
+    bar: Option<ProgressBar>,
+    show: Show,
+    log_every: u64,
+}
+
+impl Watcher {
+    fn on(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Step { step, loss, tokens_per_s, learning_rate } => {
+                if let Some(bar) = &self.bar {
+                    bar.set_position(*step);
+                    bar.set_message(format!("loss {loss:.3}  {} tokens/s ", thousands(*tokens_per_s as usize)));
+                }
+                if self.show == Show::Json && step.is_multiple_of(self.log_every) {
+                    self.json(&serde_json::json!({
+                        "kind": "train", "step": step, "loss": loss, "tokens_per_s": tokens_per_s, "learning_rate": learning_rate,
+                    }));
+                }
+            }
+            Event::Evaluating => {}
+            Event::Evaluated { step, metrics } => match self.show {
+                Show::Json => self.json(&serde_json::json!({ "kind": "eval", "step": step, "metrics": metrics })),
+                Show::People => {
+                    let mut parts = vec![format!("step {step:>7}  held-out")];
+                    let names = ["loss", "perplexity", "accuracy", "nsp_accuracy"];
+                    for (name, value) in names.iter().filter_map(|name| Some((name, metrics.get(*name)?))) {
+                        parts.push(match *name {
+                            "perplexity" => format!("{name} {value:.1}"),
+                            "loss" => format!("{name} {value:.4}"),
+                            _ => format!("{} {:.1}%", name.replace("nsp_", "next-sentence "), 100.0 * value),
+                        });
+                    }
+                    self.line(&parts.join("  "));
+                }
+                Show::Bar => {}
+            },
+            Event::Samples { .. } => {}
+            Event::Saved { step, path } => {
+                if self.show == Show::Json {
+                    self.json(&serde_json::json!({ "kind": "saved", "step": step, "path": path }));
+                }
+            }
+        }
+    }
+
+    fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    fn json(&self, value: &serde_json::Value) {
+        // A closed pipe must not end a training run: the log has every line.
+        let _ = output::json(value);
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

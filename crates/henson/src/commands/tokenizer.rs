@@ -1,0 +1,493 @@
+//! `henson tokenizer`: a vocabulary out of text, and what it does to texts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use henson_checkpoint::{CheckpointError, Existing, save_files};
+use henson_text::{
+    Kind, Pieces, Regularisation, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::flags::tokenizer::{
+    Tokenizer, TokenizerAction, TokenizerEncode, TokenizerInfo, TokenizerKind, TokenizerTrain,
+};
+use crate::output::{self, Progress};
+use crate::{input, models};
+
+pub(crate) fn run(flags: &Tokenizer) -> anyhow::Result<()> {
+    match &flags.action {
+        TokenizerAction::Train(flags) => run_train(flags),
+        TokenizerAction::Encode(flags) => run_encode(flags),
+        TokenizerAction::Info(flags) => run_info(flags),
+    }
+}
+
+/// What replacing an old tokenizer may delete.
+const TOKENIZER_FILES: [&str; 6] =
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"];
+
+/// What `--json` prints after training.
+#[derive(Serialize)]
+struct Summary<'a> {
+    out: &'a Path,
+    kind: &'static str,
+    vocabulary_size: usize,
+    asked: usize,
+    bytes: u64,
+    lines: u64,
+    words: u64,
+    distinct_words: usize,
+    dropped_words: u64,
+    characters: usize,
+    dropped_characters: usize,
+    seconds: f64,
+}
+
+fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
+    let start = Instant::now();
+    check_destination(flags)?;
+    let (kind, name) = match flags.kind {
+        TokenizerKind::WordPiece => (TrainingKind::WordPiece, "wordpiece"),
+        TokenizerKind::Bpe => (TrainingKind::Bpe, "bpe"),
+        TokenizerKind::ByteBpe => (TrainingKind::ByteBpe, "byte-bpe"),
+        TokenizerKind::Unigram => (TrainingKind::Unigram, "unigram"),
+    };
+    let settings = TrainingSettings {
+        lowercase: !flags.cased && kind != TrainingKind::ByteBpe,
+        min_frequency: flags.min_frequency as u64,
+        alphabet_limit: flags.alphabet,
+        distinct_limit: flags.max_words,
+        threads: flags.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+        ..TrainingSettings::new(kind, flags.vocab_size)
+    };
+    let blocks = Blocks::new(&flags.files, flags.field.as_deref());
+    let mut reading = Progress::new("MB read", None);
+    let mut learning = Progress::new("pieces", Some(flags.vocab_size as u64));
+    let mut show = |progress| {
+        match progress {
+            TrainingProgress::Reading { bytes } => reading.at(bytes, (bytes >> 20) as usize),
+            TrainingProgress::Learning { done, .. } => {
+                reading.finish();
+                learning.at(done as u64, done);
+            }
+        }
+        ControlFlow::Continue(())
+    };
+    let trained = train(&settings, blocks, &mut show)?;
+    reading.finish();
+    learning.finish();
+    let report = &trained.report;
+    warn_about(report, flags);
+    let existing = if flags.overwrite { Existing::Replace } else { Existing::Refuse };
+    save_files(&flags.out, &trained.tokenizer.files(flags.max_length)?, existing, &TOKENIZER_FILES)?;
+
+    let seconds = start.elapsed().as_secs_f64();
+    if flags.json {
+        return output::json(&Summary {
+            out: &flags.out,
+            kind: name,
+            vocabulary_size: report.vocabulary_size,
+            asked: flags.vocab_size,
+            bytes: report.bytes,
+            lines: report.lines,
+            words: report.words,
+            distinct_words: report.distinct_words,
+            dropped_words: report.dropped_words,
+            characters: report.characters,
+            dropped_characters: report.dropped_characters,
+            seconds,
+        });
+    }
+    output::line(&format!(
+        "wrote a {name} tokenizer of {} tokens to {}: from {:.1} MB with {} words, {} different, in {seconds:.1} s",
+        report.vocabulary_size,
+        flags.out.display(),
+        report.bytes as f64 / 1e6,
+        report.words,
+        report.distinct_words,
+    ))
+}
+
+/// Refused before the work rather than after it; saving checks once more.
+fn check_destination(flags: &TokenizerTrain) -> anyhow::Result<()> {
+    let out = &flags.out;
+    if let Some(name) = ["config.json", "model.safetensors"].into_iter().find(|name| out.join(name).exists()) {
+        anyhow::bail!(
+            "{} has a {name}: it is a model's directory, and another tokenizer would not fit that model; choose another",
+            out.display()
+        );
+    }
+    let occupied = out.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+    if occupied && !flags.overwrite {
+        return Err(CheckpointError::Exists { path: out.clone() }.into());
+    }
+    Ok(())
+}
+
+fn warn_about(report: &TrainingReport, flags: &TokenizerTrain) {
+    if report.vocabulary_size < flags.vocab_size {
+        output::warn(&format!(
+            "the text gives only {} tokens, not {}: more text, or a lower --min-frequency, would give more",
+            report.vocabulary_size, flags.vocab_size
+        ));
+    }
+    if report.dropped_words > 0 {
+        output::warn(&format!(
+            "{} words of the rarest kinds were dropped to hold no more than {} different ones; --max-words raises that",
+            report.dropped_words, flags.max_words
+        ));
+    }
+    if report.dropped_characters > 0 {
+        output::warn(&format!(
+            "{} of {} different characters are not in the alphabet and become the unknown token; --alphabet raises that",
+            report.dropped_characters, report.characters
+        ));
+    }
+}
+
+/// What `--json` prints for a text. Offsets are bytes.
+#[derive(Serialize)]
+struct Encoded<'a> {
+    text: &'a str,
+    pieces: &'a [String],
+    ids: &'a [u32],
+    offsets: &'a [(usize, usize)],
+    words: &'a [Option<u32>],
+}
+
+fn run_encode(flags: &TokenizerEncode) -> anyhow::Result<()> {
+    let tokenizer = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let regularisation = match (flags.dropout, flags.alpha) {
+        (Some(probability), _) => Regularisation::Dropout { probability },
+        (_, Some(alpha)) => Regularisation::Sampling { alpha },
+        _ if tokenizer.kind() == Kind::Unigram => Regularisation::Sampling { alpha: 0.2 },
+        _ => Regularisation::Dropout { probability: 0.1 },
+    };
+    let sampler = flags.sample.map(|seed| tokenizer.sampler(seed, regularisation)).transpose()?;
+    input::for_each(&flags.texts, |texts, first| {
+        for (number, text) in (first as u64..).zip(texts) {
+            let pieces = match &sampler {
+                Some(sampler) => sampler.encode(text, number)?,
+                None => tokenizer.encode(text)?,
+            };
+            print_pieces(text, &pieces, &tokenizer, flags.json)?;
+        }
+        Ok(())
+    })
+}
+
+fn print_pieces(text: &str, pieces: &Pieces, tokenizer: &henson_text::Tokenizer, as_json: bool) -> anyhow::Result<()> {
+    let texts: Vec<String> = pieces.ids.iter().map(|&id| tokenizer.token(id).unwrap_or_default()).collect();
+    if as_json {
+        let (ids, offsets, words) = (&pieces.ids, &pieces.offsets, &pieces.words);
+        return output::json(&Encoded { text, pieces: &texts, ids, offsets, words });
+    }
+    output::line(text)?;
+    for ((piece, id), &(start, end)) in texts.iter().zip(&pieces.ids).zip(&pieces.offsets) {
+        output::line(&format!("    {piece:<20} {id:>7}   {start:>5} to {end:<5} {:?}", &text[start..end]))?;
+    }
+    Ok(())
+}
+
+/// What a tokenizer is.
+#[derive(Serialize)]
+struct Facts<'a> {
+    model: &'a str,
+    kind: &'static str,
+    vocabulary_size: usize,
+    lowercase: Option<bool>,
+    max_length: Option<usize>,
+    special_tokens: BTreeMap<&'static str, SpecialFact<'a>>,
+    longest_pieces: Vec<String>,
+    text: Option<Fit>,
+}
+
+#[derive(Serialize)]
+struct SpecialFact<'a> {
+    token: &'a str,
+    id: u32,
+}
+
+/// How well it fits a text.
+#[derive(Serialize)]
+struct Fit {
+    bytes: u64,
+    lines: u64,
+    words: u64,
+    pieces: u64,
+    pieces_per_word: f64,
+    characters_per_piece: f64,
+    /// The share of words that are one piece.
+    whole_words: f64,
+    /// The share of characters, white space aside, that are written in known pieces.
+    coverage: f64,
+    unknown_pieces: u64,
+    unknown_rate: f64,
+    /// What became unknown most often.
+    most_unknown: Vec<(String, u64)>,
+    /// How many tokens of the vocabulary the text needs.
+    tokens_used: usize,
+}
+
+/// How many of the longest pieces, and of the most frequent unknown ones, are shown.
+const SHOWN: usize = 10;
+
+fn run_info(flags: &TokenizerInfo) -> anyhow::Result<()> {
+    let tokenizer = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let kind = match tokenizer.kind() {
+        Kind::WordPiece => "wordpiece",
+        // The letter that stands for a space.
+        Kind::BytePair if tokenizer.id("\u{120}").is_some() => "byte-bpe",
+        Kind::BytePair => "bpe",
+        Kind::Unigram => "unigram",
+        Kind::WordLevel => "words",
+    };
+    let special = tokenizer.special().by_role();
+    let facts = Facts {
+        model: &flags.model.model,
+        kind,
+        vocabulary_size: tokenizer.vocabulary_size(),
+        lowercase: tokenizer.lowercase(),
+        max_length: tokenizer.max_length(),
+        special_tokens: special.map(|(role, s)| (role, SpecialFact { token: &s.text, id: s.id })).collect(),
+        longest_pieces: longest_pieces(&tokenizer),
+        text: match flags.files.is_empty() {
+            true => None,
+            false => Some(fit(&tokenizer, Blocks::new(&flags.files, flags.field.as_deref()))?),
+        },
+    };
+    if flags.json { output::json(&facts) } else { facts.print() }
+}
+
+fn longest_pieces(tokenizer: &henson_text::Tokenizer) -> Vec<String> {
+    let ids = 0..tokenizer.vocabulary_size() as u32;
+    let mut pieces: Vec<String> =
+        ids.filter(|&id| !tokenizer.is_special(id)).filter_map(|id| tokenizer.token(id)).collect();
+    pieces.sort_by_cached_key(|piece| (std::cmp::Reverse(piece.chars().count()), piece.clone()));
+    pieces.truncate(SHOWN);
+    pieces
+}
+
+fn fit(tokenizer: &henson_text::Tokenizer, blocks: Blocks<'_>) -> anyhow::Result<Fit> {
+    /// Beyond so many different unknown texts, new ones are not told apart any more.
+    const MOST_UNKNOWN: usize = 100_000;
+    let unknown = tokenizer.special().unk.as_ref().map(|special| special.id);
+    let (mut bytes, mut lines, mut words, mut pieces) = (0, 0, 0_u64, 0_u64);
+    let (mut whole, mut unknown_pieces, mut characters, mut unknown_characters) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let mut unknown_texts: HashMap<String, u64> = HashMap::new();
+    let mut used = vec![false; tokenizer.vocabulary_size()];
+    let mut progress = Progress::new("MB", None);
+    let solid = |text: &str| text.chars().filter(|character| !character.is_whitespace()).count() as u64;
+    for block in blocks {
+        let block = block?;
+        for line in block.lines() {
+            let cut = tokenizer.encode(line)?;
+            bytes += line.len() as u64 + 1;
+            lines += 1;
+            pieces += cut.len() as u64;
+            characters += solid(line);
+            for (&id, &(start, end)) in cut.ids.iter().zip(&cut.offsets) {
+                used[id as usize] = true;
+                if Some(id) == unknown {
+                    unknown_pieces += 1;
+                    unknown_characters += solid(&line[start..end]);
+                    if let Some(count) = unknown_texts.get_mut(&line[start..end]) {
+                        *count += 1;
+                    } else if unknown_texts.len() < MOST_UNKNOWN {
+                        unknown_texts.insert(line[start..end].to_owned(), 1);
+                    }
+                }
+            }
+            let mut first = 0;
+            for word in cut.words.chunk_by(|a, b| a == b) {
+                words += 1;
+                whole += u64::from(word.len() == 1 && Some(cut.ids[first]) != unknown);
+                first += word.len();
+            }
+        }
+        progress.at(bytes, (bytes >> 20) as usize);
+    }
+    progress.finish();
+    anyhow::ensure!(words > 0, "the text has no words: are these the right files?");
+    let share = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+    let mut most_unknown: Vec<(String, u64)> = unknown_texts.into_iter().collect();
+    most_unknown.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    most_unknown.truncate(SHOWN);
+    Ok(Fit {
+        bytes,
+        lines,
+        words,
+        pieces,
+        pieces_per_word: share(pieces, words),
+        characters_per_piece: share(characters, pieces),
+        whole_words: share(whole, words),
+        coverage: 1.0 - share(unknown_characters, characters),
+        unknown_pieces,
+        unknown_rate: share(unknown_pieces, pieces),
+        most_unknown,
+        tokens_used: used.iter().filter(|&&used| used).count(),
+    })
+}
+
+impl Facts<'_> {
+    fn print(&self) -> anyhow::Result<()> {
+        let line = |name: &str, value: String| output::line(&format!("{name:<22}{value}"));
+        line("kind", self.kind.to_owned())?;
+        line("vocabulary", format!("{} tokens", self.vocabulary_size))?;
+        let case = match self.lowercase {
+            Some(true) => "lower-cased",
+            Some(false) => "kept",
+            None => "depends on its character table",
+        };
+        line("case", case.to_owned())?;
+        line("longest sequence", self.max_length.map_or("not said".to_owned(), |most| format!("{most} tokens")))?;
+        let special = self.special_tokens.iter().map(|(role, s)| {
+            let role = role.strip_suffix("_token").unwrap_or(role);
+            format!("{role} {} ({})", s.token, s.id)
+        });
+        line("special tokens", special.collect::<Vec<_>>().join(", "))?;
+        line("longest pieces", self.longest_pieces.join(" "))?;
+        let Some(text) = &self.text else { return Ok(()) };
+        output::line("")?;
+        line("text", format!("{:.1} MB, {} lines", text.bytes as f64 / 1e6, text.lines))?;
+        line("words", format!("{}, {:.2}% of them one piece", text.words, 100.0 * text.whole_words))?;
+        line("pieces", format!("{}, {:.3} a word", text.pieces, text.pieces_per_word))?;
+        line("characters a piece", format!("{:.2}, white space aside", text.characters_per_piece))?;
+        line("characters known", format!("{:.4}%", 100.0 * text.coverage))?;
+        line("unknown pieces", format!("{}, {:.4}% of all", text.unknown_pieces, 100.0 * text.unknown_rate))?;
+        if !text.most_unknown.is_empty() {
+            let shown = text.most_unknown.iter().map(|(what, count)| {
+                let start: String = what.chars().take(20).collect();
+                format!("{start:?} {count}")
+            });
+            line("most often unknown", shown.collect::<Vec<_>>().join(", "))?;
+        }
+        line("tokens used", format!("{} of {}", text.tokens_used, self.vocabulary_size))
+    }
+}
+
+/// The longest line that is taken.
+const LONGEST: u64 = 64 << 20;
+
+/// Lines are handed on in blocks of about this size.
+const BLOCK: usize = 1 << 20;
+
+/// The lines of files, some at a time.
+struct Blocks<'a> {
+    files: std::slice::Iter<'a, PathBuf>,
+    field: Option<&'a str>,
+    current: Option<Lines>,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(files: &'a [PathBuf], field: Option<&'a str>) -> Self {
+        Self { files: files.iter(), field, current: None }
+    }
+
+    fn next_block(&mut self) -> anyhow::Result<Option<String>> {
+        let mut block = String::new();
+        while block.len() < BLOCK {
+            let lines = match &mut self.current {
+                Some(lines) => lines,
+                None => match self.files.next() {
+                    Some(path) => self.current.insert(Lines::open(path)?),
+                    None => break,
+                },
+            };
+            match (lines.next_line()?, self.field) {
+                (None, _) => self.current = None,
+                (Some(line), None) => {
+                    block.push_str(&line);
+                    block.push('\n');
+                }
+                (Some(line), Some(field)) => {
+                    block.push_str(&text_of(&line, field).with_context(|| lines.place())?);
+                    block.push('\n');
+                }
+            }
+        }
+        Ok((!block.is_empty()).then_some(block))
+    }
+}
+
+impl Iterator for Blocks<'_> {
+    type Item = anyhow::Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_block().transpose()
+    }
+}
+
+/// The text of a JSON object.
+fn text_of(line: &str, field: &str) -> anyhow::Result<String> {
+    let mut value: Value = serde_json::from_str(line).context("not a JSON object")?;
+    match value.get_mut(field).map(Value::take) {
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => anyhow::bail!("expected a text under {field:?}, got {other}"),
+        None => {
+            let names: Vec<&str> = value.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+            anyhow::bail!("no {field:?} in it; it has: {}", names.join(", "))
+        }
+    }
+}
+
+/// Lines of one file, unpacked by the ending of its name.
+struct Lines {
+    name: String,
+    reader: Box<dyn BufRead>,
+    number: u64,
+}
+
+impl Lines {
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display().to_string();
+        let cannot = || format!("cannot open {name}");
+        if path.as_os_str() == "-" {
+            let reader = Box::new(BufReader::new(io::stdin()));
+            return Ok(Self { name: "standard input".to_owned(), reader, number: 0 });
+        }
+        let file = File::open(path).with_context(cannot)?;
+        let unpacked: Box<dyn Read> = match path.extension().and_then(|ending| ending.to_str()) {
+            Some("gz") => Box::new(flate2::read::MultiGzDecoder::new(BufReader::with_capacity(1 << 16, file))),
+            Some("zst") => Box::new(zstd::Decoder::new(file).with_context(cannot)?),
+            _ => Box::new(file),
+        };
+        Ok(Self { name, reader: Box::new(BufReader::with_capacity(1 << 16, unpacked)), number: 0 })
+    }
+
+    fn place(&self) -> String {
+        format!("{}, line {}", self.name, self.number)
+    }
+
+    fn next_line(&mut self) -> anyhow::Result<Option<String>> {
+        let mut line = Vec::new();
+        let mut limited = Read::take(&mut self.reader, LONGEST + 1);
+        let length = limited
+            .read_until(b'\n', &mut line)
+            .with_context(|| format!("cannot read {} after line {}", self.name, self.number))?;
+        if length == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        anyhow::ensure!(
+            line.len() as u64 <= LONGEST,
+            "{}: longer than {} MiB; is this a text with line endings?",
+            self.place(),
+            LONGEST >> 20
+        );
+        if line.last() == Some(&b'\n') {
+            line.pop();
+        }
+        String::from_utf8(line).map(Some).map_err(|error| {
+            let byte = error.utf8_error().valid_up_to() + 1;
+            anyhow::anyhow!("{}, byte {byte}: not UTF-8; convert the file first (iconv can)", self.place())
+        })
+    }
+}

@@ -1,0 +1,353 @@
+//! The flags of `henson data`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use henson_data::{Format, InstanceSettings, Masking, Objective, Packing, Sentences, SourceFiles};
+
+use super::{parse_count, parse_threads, parse_within};
+
+#[derive(Args, Debug)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct Data {
+    #[command(subcommand)]
+    pub(crate) action: DataAction,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum DataAction {
+    /// Tokenize text into shards for pre-training
+    #[command(
+        after_help = "FILES may be text (.txt; documents end at an empty line), JSON lines (.jsonl, .ndjson, .json) \
+or parquet, plain or as .gz or .zst; - is standard input. Of a directory, all files with such names are read, sorted. \
+A document that came before is dropped. DIR appears when it is complete, and holds the tokenizer too.\n\n\
+Examples:\n  henson data build --tokenizer tokenizer --out corpus text/*.txt.zst\n  \
+henson data build --tokenizer tokenizer --out corpus --source wiki=2:wiki/ --source web=1:web.jsonl.zst --field body\n\n\
+Then look at it with `henson data stats DIR`, and train with `henson pretrain --data DIR`."
+    )]
+    Build(DataBuild),
+    /// Show how much a corpus has, how long documents and sentences are, and how full sequences would be
+    Stats(DataStats),
+    /// Print what a model would see in pre-training: pieces, what is hidden, which segment follows which
+    #[command(after_help = "[MASK←dog] hides dog, cat←dog stands in its place, =dog is to be predicted though it is \
+seen. The first segment is A, the second B.\n\n\
+Examples:\n  henson data show corpus\n  henson data show corpus --masking whole-words --sequence-length 64 -n 1\n  \
+henson data show corpus --epoch 3 --index 1000 --json")]
+    Show(DataShow),
+    /// Write the first batches of pre-training to a file that other systems can read
+    #[command(after_help = "FILE is in the safetensors format. Batch 0 is batch.0000.input_ids, .token_type_ids, \
+.attention_mask, .labels (-100 where nothing is predicted) and, with sentence pairs, .next_sentence_label (0 next, 1 \
+random): 64-bit integers, padded to the longest sequence of the batch, as transformers takes them. They are the batches \
+that `henson pretrain` begins with, given the same settings.\n\n\
+Example:\n  henson data export corpus --out batches.safetensors --batches 50 --batch-size 32")]
+    Export(DataExport),
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FormatName {
+    /// Lines of text
+    Text,
+    /// A JSON object a line
+    Jsonl,
+    /// A table
+    Parquet,
+}
+
+impl From<FormatName> for Format {
+    fn from(name: FormatName) -> Self {
+        match name {
+            FormatName::Text => Self::Text,
+            FormatName::Jsonl => Self::JsonLines,
+            FormatName::Parquet => Self::Parquet,
+        }
+    }
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SentencesName {
+    /// Each line is one
+    Lines,
+    /// By punctuation, abbreviations and the like
+    Split,
+}
+
+impl From<SentencesName> for Sentences {
+    fn from(name: SentencesName) -> Self {
+        match name {
+            SentencesName::Lines => Self::Lines,
+            SentencesName::Split => Self::Split,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DataBuild {
+    /// The directory of the tokenizer, or of a model with one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: PathBuf,
+
+    /// The directory to write
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+
+    /// Replace DIR if it is a corpus already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    /// A named part of the text with its weight: documents of weight 2 are seen twice as often as others. May come
+    /// several times, for the same name too
+    #[arg(long, value_name = "NAME=WEIGHT:PATH", value_parser = parse_source)]
+    pub(crate) source: Vec<SourceFiles>,
+
+    /// The share of documents to keep for evaluation, chosen by their text [default: 0.01, or 0 with --held-out-files]
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) held_out: Option<f64>,
+
+    /// A file whose documents are all kept for evaluation; may come several times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) held_out_files: Vec<PathBuf>,
+
+    /// What files hold [default: what their names say, else text]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<FormatName>,
+
+    /// In text, each line is a document; else an empty line ends one
+    #[arg(long)]
+    pub(crate) document_per_line: bool,
+
+    /// The key of the text in JSON lines
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub(crate) field: String,
+
+    /// The column of the text in parquet
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub(crate) column: String,
+
+    /// What a sentence is [default: lines in text with empty lines between documents, else split]
+    #[arg(long, value_enum)]
+    pub(crate) sentences: Option<SentencesName>,
+
+    /// Replace bytes that are not UTF-8 instead of stopping at them
+    #[arg(long)]
+    pub(crate) lossy: bool,
+
+    /// The size of a shard in MiB, about
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = parse_shard)]
+    pub(crate) shard_size: usize,
+
+    /// Decides, with a document's text, whether it is kept for evaluation
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// Threads to use; the result does not depend on it [default: all cores]
+    #[arg(long, value_parser = parse_threads)]
+    pub(crate) threads: Option<usize>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The text
+    #[arg(value_name = "FILES", required_unless_present = "source")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DataStats {
+    /// The corpus
+    #[arg(value_name = "DIR")]
+    pub(crate) data: PathBuf,
+
+    /// Compare all files with their checksums first
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// Print one JSON object for each part
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ObjectiveName {
+    /// Hidden pieces, and whether the second segment followed the first
+    MlmNsp,
+    /// Hidden pieces of single segments
+    Mlm,
+    /// Every next piece, from left to right
+    Causal,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PackingName {
+    /// Whole sentences of one document
+    Documents,
+    /// Blocks of one length, across documents
+    Blocks,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaskingName {
+    /// Each piece for itself
+    Pieces,
+    /// All pieces of a word
+    WholeWords,
+    /// Up to ten words in a row, as in SpanBERT
+    Spans,
+}
+
+/// How instances are made. The names are those of recipes, and so are the defaults.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct InstanceFlags {
+    /// The most pieces of a sequence, special ones included
+    #[arg(long, value_name = "PIECES", default_value_t = 128, value_parser = parse_count)]
+    pub(crate) sequence_length: usize,
+
+    /// What is to be learnt
+    #[arg(long, value_enum, default_value = "mlm-nsp")]
+    pub(crate) objective: ObjectiveName,
+
+    /// How single segments are cut
+    #[arg(long, value_enum, default_value = "documents")]
+    pub(crate) packing: PackingName,
+
+    /// The share of documents that are cut into shorter sequences
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    pub(crate) short_sequences: f64,
+
+    /// What is hidden together
+    #[arg(long, value_enum, default_value = "pieces")]
+    pub(crate) masking: MaskingName,
+
+    /// The share of pieces that are hidden
+    #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
+    pub(crate) mask_probability: f64,
+
+    /// The most pieces that are hidden in a sequence [default: no limit]
+    #[arg(long, value_name = "PIECES", value_parser = parse_count)]
+    pub(crate) max_predictions: Option<usize>,
+
+    /// What becomes of hidden pieces: the shares of [MASK], of random pieces, and of those that stay
+    #[arg(long, value_name = "MASK,RANDOM,SAME", default_value = "0.8,0.1,0.1", value_parser = parse_split)]
+    pub(crate) mask_split: [f64; 3],
+
+    /// Repeat the same instances after so many epochs; 0 makes new ones in every epoch
+    #[arg(long, value_name = "EPOCHS", default_value_t = 0)]
+    pub(crate) dupe_factor: u32,
+
+    /// The seed of all draws
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// Take the part that is kept for evaluation
+    #[arg(long)]
+    pub(crate) held_out: bool,
+}
+
+impl InstanceFlags {
+    pub(crate) fn settings(&self) -> InstanceSettings {
+        InstanceSettings {
+            sequence_length: self.sequence_length,
+            objective: match self.objective {
+                ObjectiveName::MlmNsp => Objective::MlmNsp,
+                ObjectiveName::Mlm => Objective::Mlm,
+                ObjectiveName::Causal => Objective::Causal,
+            },
+            packing: match self.packing {
+                PackingName::Documents => Packing::Documents,
+                PackingName::Blocks => Packing::Blocks,
+            },
+            short_sequences: self.short_sequences,
+            masking: match self.masking {
+                MaskingName::Pieces => Masking::Pieces,
+                MaskingName::WholeWords => Masking::Words,
+                MaskingName::Spans => Masking::Spans,
+            },
+            mask_probability: self.mask_probability,
+            max_predictions: self.max_predictions,
+            mask_split: self.mask_split,
+            dupe_factor: self.dupe_factor,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DataShow {
+    /// The corpus
+    #[arg(value_name = "DIR")]
+    pub(crate) data: PathBuf,
+
+    /// The epoch, from 0
+    #[arg(long, default_value_t = 0)]
+    pub(crate) epoch: u64,
+
+    /// The number of the first instance to show, from 0
+    #[arg(long, default_value_t = 0)]
+    pub(crate) index: u64,
+
+    /// How many to show
+    #[arg(long, short = 'n', default_value_t = 3, value_parser = parse_count)]
+    pub(crate) count: usize,
+
+    /// Number instances in the order of their documents, not in that of training
+    #[arg(long)]
+    pub(crate) in_order: bool,
+
+    #[command(flatten)]
+    pub(crate) instances: InstanceFlags,
+
+    /// Print one JSON object an instance
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DataExport {
+    /// The corpus
+    #[arg(value_name = "DIR")]
+    pub(crate) data: PathBuf,
+
+    /// The file to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+
+    /// Replace FILE if it exists
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    /// How many batches
+    #[arg(long, default_value_t = 1, value_parser = parse_count)]
+    pub(crate) batches: usize,
+
+    /// How many sequences a batch has
+    #[arg(long, default_value_t = 32, value_parser = parse_count)]
+    pub(crate) batch_size: usize,
+
+    #[command(flatten)]
+    pub(crate) instances: InstanceFlags,
+}
+
+fn parse_split(text: &str) -> Result<[f64; 3], String> {
+    let shares: Vec<f64> = text.split(',').map_while(|share| share.trim().parse().ok()).collect();
+    let expected = "expected three shares, such as 0.8,0.1,0.1";
+    <[f64; 3]>::try_from(shares).map_err(|_| expected.to_owned()).and_then(|shares| {
+        // What follows a share that is none was not read.
+        if text.split(',').count() == 3 { Ok(shares) } else { Err(expected.to_owned()) }
+    })
+}
+
+fn parse_source(text: &str) -> Result<SourceFiles, String> {
+    let parts = text.split_once('=').and_then(|(name, rest)| Some((name, rest.split_once(':')?)));
+    let Some((name, (weight, path))) = parts.filter(|(name, (_, path))| !name.is_empty() && !path.is_empty()) else {
+        return Err("expected NAME=WEIGHT:PATH, such as wiki=2:wiki/".to_owned());
+    };
+    match weight.parse::<f64>() {
+        Ok(weight) if weight.is_finite() && weight > 0.0 => {
+            Ok(SourceFiles { name: name.to_owned(), weight, paths: vec![path.into()] })
+        }
+        _ => Err(format!("expected a weight above 0, got {weight:?}")),
+    }
+}
+
+fn parse_shard(text: &str) -> Result<usize, String> {
+    parse_within(text, 2048)
+}

@@ -1,0 +1,59 @@
+//! The flags of `henson pretrain`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use henson_tensor::DType;
+
+use super::{Machine, parse_count, parse_dtype};
+
+#[derive(Args, Debug)]
+pub(crate) struct Pretrain {
+    /// A recipe (TOML); without one, the defaults and the flags are it
+    #[arg(value_name = "RECIPE")]
+    pub(crate) recipe: Option<PathBuf>,
+
+    /// The run's directory: the finished model, with recipe.toml, metrics.jsonl, report.html and checkpoints/ beside it
+    #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), or a model directory to go on from
+    #[arg(long, value_name = "M")]
+    pub(crate) model: Option<String>,
+
+    /// The directory that `henson data build` made
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<String>,
+
+    /// Set a value of the recipe: steps=1000, learning_rate=3e-4, config.num_hidden_layers=6, phase.0.steps=900
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) sets: Vec<String>,
+
+    /// The seed of initial weights, instances and dropout [default: the recipe's, else 0]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+
+    /// Say what would run, with its memory and its time at this machine's speed, and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Stop after this step with a checkpoint; the same command without it goes on
+    #[arg(long, value_name = "STEP")]
+    pub(crate) stop_at: Option<u64>,
+
+    /// Threads that make batches [default: 1]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
+    pub(crate) loader_threads: usize,
+
+    /// Print one JSON object for every line of the log
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The number type to compute in: f32, or bf16 with f32 sums and statistics [default: the recipe's, else f32]
+    #[arg(long, value_parser = parse_dtype)]
+    pub(crate) dtype: Option<DType>,
+
+    #[command(flatten)]
+    pub(crate) machine: Machine,
+}

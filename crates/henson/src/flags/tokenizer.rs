@@ -1,0 +1,157 @@
+//! The flags of `henson tokenizer`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::{ModelName, Texts, parse_count, parse_threads};
+
+#[derive(Args, Debug)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct Tokenizer {
+    #[command(subcommand)]
+    pub(crate) action: TokenizerAction,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum TokenizerAction {
+    /// Make a vocabulary out of text
+    #[command(
+        after_help = "FILES hold one text a line, plain or as .gz or .zst; with --field, one JSON object a line.\n\
+The same text gives the same files, byte for byte, whatever the number of threads.\n\n\
+Examples:\n  henson tokenizer train --kind wordpiece --vocab-size 30000 --out tokenizer corpus/*.txt\n  \
+henson tokenizer train --kind byte-bpe --vocab-size 50000 --out tokenizer news.jsonl.zst --field text\n\n\
+Then look at it with `henson tokenizer info --model tokenizer corpus/held-out.txt`, and turn the text into shards with \
+`henson data build --tokenizer tokenizer`."
+    )]
+    Train(TokenizerTrain),
+    /// Show the pieces of texts, with their ids and where they come from
+    #[command(after_help = "Offsets are bytes of the text. No special tokens are put around it.\n\n\
+With --sample, words are cut otherwise than best, as in training with subword regularisation: BPE drops merges, \
+WordPiece drops matches, the unigram model draws among all ways to write a word. The seed, the number of the text and \
+the text decide everything.\n\n\
+Examples:\n  henson tokenizer encode --model DIR 'Jim Henson was a puppeteer.'\n  \
+henson tokenizer encode --model DIR --json --file texts.txt > pieces.jsonl\n  \
+henson tokenizer encode --model DIR --sample 1 --dropout 0.2 'puppeteers'")]
+    Encode(TokenizerEncode),
+    /// Show what a tokenizer is, and how well it fits a text
+    #[command(
+        after_help = "On FILES (one text a line, plain or as .gz or .zst) it says how much of the text it can write, \
+into how many pieces it cuts words, and what it cannot write. Few pieces a word and nearly no unknown ones are good; \
+compare tokenizers on text that they were not trained on.\n\n\
+Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model DIR held-out.txt"
+    )]
+    Info(TokenizerInfo),
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenizerKind {
+    /// BERT's: greedy longest match, ## before what continues a word
+    #[value(name = "wordpiece")]
+    WordPiece,
+    /// The first GPT's: merges of characters, </w> after what ends a word
+    Bpe,
+    /// RoBERTa's: merges of bytes, so that nothing is unknown; keeps case
+    ByteBpe,
+    /// SentencePiece's: the likeliest pieces, ▁ before what begins a word
+    Unigram,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenizerTrain {
+    /// What kind of tokenizer
+    #[arg(long, value_enum, default_value = "wordpiece")]
+    pub(crate) kind: TokenizerKind,
+
+    /// How many tokens, the five special ones included
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub(crate) vocab_size: usize,
+
+    /// Keep upper case and accents; byte-bpe always does [default: lower case]
+    #[arg(long)]
+    pub(crate) cased: bool,
+
+    /// How often a merge must be seen
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse_count)]
+    pub(crate) min_frequency: usize,
+
+    /// The most different characters; rarer ones become the unknown token
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = parse_count)]
+    pub(crate) alphabet: usize,
+
+    /// The most different words to hold while counting, at some 80 bytes each; beyond it the rarest are dropped
+    #[arg(long, value_name = "N", default_value_t = 4 << 20, value_parser = parse_count)]
+    pub(crate) max_words: usize,
+
+    /// The model_max_length to note in the files, such as 512
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    pub(crate) max_length: Option<usize>,
+
+    /// The directory to write
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+
+    /// Replace DIR if it is a tokenizer already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    /// Lines are JSON objects with the text under this name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) field: Option<String>,
+
+    /// Threads to use; the result does not depend on it [default: all cores]
+    #[arg(long, value_parser = parse_threads)]
+    pub(crate) threads: Option<usize>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The text; - is standard input
+    #[arg(value_name = "FILES", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenizerEncode {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    #[command(flatten)]
+    pub(crate) texts: Texts,
+
+    /// Cut words at random, with this seed
+    #[arg(long, value_name = "SEED")]
+    pub(crate) sample: Option<u64>,
+
+    /// For BPE and WordPiece: the probability that a merge or a match is passed over [default: 0.1]
+    #[arg(long, value_name = "P", requires = "sample", conflicts_with = "alpha")]
+    pub(crate) dropout: Option<f64>,
+
+    /// For unigram: the power of probabilities; 0 makes all ways to write a word equal, large ones leave the best
+    /// [default: 0.2]
+    #[arg(long, value_name = "A", requires = "sample")]
+    pub(crate) alpha: Option<f64>,
+
+    /// Print one JSON object a text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenizerInfo {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    /// Lines are JSON objects with the text under this name
+    #[arg(long, value_name = "NAME", requires = "files")]
+    pub(crate) field: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// A text to try it on; - is standard input
+    #[arg(value_name = "FILES")]
+    pub(crate) files: Vec<PathBuf>,
+}

@@ -1,0 +1,241 @@
+//! `henson pretrain` as a user meets it: from raw text to a model, killed and resumed, refused with a clear word.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_henson"));
+    command.args(arguments).env_remove("HENSON_KERNELS").stdin(Stdio::null());
+    command
+}
+
+fn henson(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+#[track_caller]
+fn works(arguments: &[&str]) -> String {
+    let output = henson(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn fails(code: i32, arguments: &[&str], parts: &[&str]) {
+    let output = henson(arguments);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
+    assert!(!message.contains("panicked"), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "{arguments:?}: expected `{part}` in: {message}");
+    }
+}
+
+/// Shards of a real text, made once for all tests.
+fn shards() -> &'static str {
+    static SHARDS: OnceLock<(TempDir, String)> = OnceLock::new();
+    let (_, path) = SHARDS.get_or_init(|| {
+        let directory = TempDir::new().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/text/novels.txt");
+        // More documents than the text has chapters, so that some can be held out.
+        let text = std::fs::read_to_string(text).unwrap();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let documents: Vec<String> = lines.chunks(40).map(|document| document.join("\n")).collect();
+        std::fs::write(at("text.txt"), documents.join("\n\n")).unwrap();
+        works(&[
+            "tokenizer",
+            "train",
+            "--kind",
+            "wordpiece",
+            "--vocab-size",
+            "600",
+            "--out",
+            &at("tok"),
+            &at("text.txt"),
+        ]);
+        works(&[
+            "data",
+            "build",
+            "--tokenizer",
+            &at("tok"),
+            "--out",
+            &at("data"),
+            "--held-out",
+            "0.1",
+            &at("text.txt"),
+        ]);
+        let path = at("data");
+        (directory, path)
+    });
+    path
+}
+
+/// A run of some seconds, with checkpoints often enough to be killed between them.
+fn arguments(out: &Path) -> Vec<String> {
+    let out = out.display().to_string();
+    let mut arguments: Vec<String> =
+        ["pretrain", "--model", "bert-tiny", "--data", shards(), "--out", &out].map(str::to_owned).to_vec();
+    let sets = [
+        "steps=40",
+        "batch_size=8",
+        "sequence_length=32",
+        "learning_rate=1e-3",
+        "checkpoint_every=3",
+        "eval_every=20",
+        "eval_sequences=8",
+        "config.hidden_size=64",
+        "config.max_position_embeddings=64",
+    ];
+    for set in sets {
+        arguments.extend(["--set".to_owned(), set.to_owned()]);
+    }
+    arguments
+}
+
+fn borrowed(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+fn weights(out: &Path) -> Vec<u8> {
+    std::fs::read(out.join("model.safetensors")).unwrap()
+}
+
+fn start(arguments: &[String]) -> Child {
+    command(&borrowed(arguments)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// HENSON_KILLS sets how often the run is killed; the soak test of a release has hundreds.
+#[test]
+fn killed_at_any_moment_a_run_goes_on_and_ends_with_the_same_bits() {
+    let directory = TempDir::new().unwrap();
+    let (whole, killed) = (directory.path().join("whole"), directory.path().join("killed"));
+    let started = std::time::Instant::now();
+    works(&borrowed(&arguments(&whole)));
+    let time = started.elapsed();
+    let kills: u32 = std::env::var("HENSON_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
+    let mut finished = false;
+    for kill in 0..kills {
+        let mut child = start(&arguments(&killed));
+        // Moments that differ from kill to kill, all within the run.
+        let share = f64::from((kill * 7919 + u32::from(started.elapsed().subsec_micros() as u16)) % 1000) / 1000.0;
+        std::thread::sleep(Duration::from_secs_f64(time.as_secs_f64() * 0.6 * share));
+        finished |= child.try_wait().unwrap().is_some_and(|status| status.success());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    works(&borrowed(&arguments(&killed)));
+    assert_eq!(weights(&whole), weights(&killed), "(finished early: {finished})");
+    let log = |out: &Path| -> Vec<(u64, f64)> {
+        let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let train = lines.filter(|line| line["kind"] == "train");
+        train.map(|line| (line["step"].as_u64().unwrap(), line["learning_rate"].as_f64().unwrap())).collect()
+    };
+    assert_eq!(log(&whole), log(&killed));
+    // Nothing half-made is left.
+    let names = |path: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(path).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let left: Vec<String> = names(&killed).into_iter().filter(|name| name.starts_with('.')).collect();
+    assert_eq!(left, [""; 0]);
+    assert_eq!(names(&whole.join("checkpoints")), names(&killed.join("checkpoints")));
+
+    // Started again, it says that it is finished; with more steps it goes on.
+    let again = henson(&borrowed(&arguments(&killed)));
+    assert!(again.status.success() && String::from_utf8_lossy(&again.stderr).contains("is finished"));
+    let mut more = arguments(&killed);
+    more.extend(["--set".to_owned(), "steps=42".to_owned()]);
+    works(&borrowed(&more));
+    assert_ne!(weights(&whole), weights(&killed));
+}
+
+#[test]
+fn a_signal_leaves_a_checkpoint_and_exit_code_130() {
+    let directory = TempDir::new().unwrap();
+    let out = directory.path().join("run");
+    let mut arguments = arguments(&out);
+    arguments.extend([
+        "--set".to_owned(),
+        "steps=100000".to_owned(),
+        "--set".to_owned(),
+        "checkpoint_every=0".to_owned(),
+    ]);
+    let mut child = start(&arguments);
+    let log = out.join("metrics.jsonl");
+    for _ in 0..600 {
+        std::thread::sleep(Duration::from_millis(50));
+        if std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"train\"")) {
+            break;
+        }
+    }
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let checkpoints: Vec<PathBuf> =
+        std::fs::read_dir(out.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(checkpoints.len(), 1);
+    assert!(checkpoints[0].join("state.json").is_file());
+}
+
+#[test]
+fn what_would_run_is_said_and_mistakes_are_named() {
+    let directory = TempDir::new().unwrap();
+    let out = directory.path().join("run");
+    let out_text = out.display().to_string();
+    let facts: Value = serde_json::from_str(&works(&[
+        "pretrain",
+        "--data",
+        shards(),
+        "--dry-run",
+        "--json",
+        "--model",
+        "bert-tiny",
+        "--set",
+        "steps=5",
+        "--set",
+        "batch_size=4",
+    ]))
+    .unwrap();
+    assert_eq!(facts["steps"], 5);
+    assert!(facts["tokens_per_s"].as_f64().unwrap() > 0.0 && facts["parameters"].as_u64().unwrap() > 100_000);
+
+    let with = |set: &'static str| {
+        ["pretrain", "--data", shards(), "--out", &out_text, "--set", "steps=5", "--set", set].map(str::to_owned)
+    };
+    let cases: [(&'static str, i32, &[&str]); 6] = [
+        ("stepz=3", 1, &["unknown field `stepz`", "steps"]),
+        ("objective=magic", 1, &["magic", "mlm-nsp"]),
+        ("sequence_length=4096", 1, &["sequence_length", "512"]),
+        ("accumulation=5", 1, &["accumulation", "divisor of 32"]),
+        ("model=/no/such/model", 1, &["model", "bert-mini"]),
+        ("batch_size=1000000", 1, &["GiB", "accumulation"]),
+    ];
+    for (set, code, parts) in cases {
+        fails(code, &borrowed(&with(set)), parts);
+    }
+    assert!(!out.exists(), "nothing was begun");
+    fails(1, &["pretrain", "--data", "/no/such/data", "--out", &out_text, "--set", "steps=5"], &["/no/such/data"]);
+    fails(2, &["pretrain", "--data", "x"], &["--out"]);
+
+    // Another recipe in the same directory.
+    let small = |more: &[&str]| {
+        let mut all: Vec<String> = arguments(&out);
+        all.extend(more.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]));
+        all
+    };
+    works(&borrowed(&small(&["steps=2"])));
+    fails(
+        1,
+        &borrowed(&small(&["steps=2", "learning_rate=0.5"])),
+        &["another recipe", "learning_rate: was 0.001, now 0.5"],
+    );
+}

@@ -1,0 +1,141 @@
+//! What can go wrong in training.
+
+use std::path::PathBuf;
+
+use henson_checkpoint::CheckpointError;
+use henson_data::DataError;
+use henson_models::{ConfigError, InputError};
+use henson_tensor::TensorError;
+use henson_text::TextError;
+
+/// A result of this crate.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// A run could not be started, or not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// A recipe is not valid TOML, has a key that does not exist, or a value of the wrong kind.
+    #[error("{place}: {problem}")]
+    Recipe {
+        /// The file, or the `--set`.
+        place: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A setting is out of range, or settings contradict each other.
+    #[error("`{key}` is {got}, expected {expected}")]
+    Setting {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        got: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// A directory is occupied by something that is no run.
+    #[error("{path} is there already and holds no run of henson (no recipe.toml): choose another --out, or delete it")]
+    NotARun {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process trains into the same directory.
+    #[error("another henson trains into {path} at the moment: wait for it, or choose another --out")]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A run was begun with other settings.
+    #[error(
+        "{path} was begun with another recipe; it differs in:\n{}\ntake these back, or choose another --out \
+         (steps may be raised, and what only watches a run may change)",
+        differences.join("\n")
+    )]
+    OtherRecipe {
+        /// The directory.
+        path: PathBuf,
+        /// One line a difference.
+        differences: Vec<String>,
+    },
+    /// A checkpoint's state cannot be used.
+    #[error("{path}: {problem}")]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The loss or the gradients are no numbers any more.
+    #[error(
+        "step {step}: {what} is not finite; {kept}. Try a lower learning_rate, more warmup_steps, a lower clip, or \
+         dtype = \"f32\""
+    )]
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// The loss or the gradient norm.
+        what: &'static str,
+        /// Which checkpoint is there.
+        kept: String,
+    },
+    /// The loss grows without bound.
+    #[error(
+        "step {step}: the loss has risen to {loss:.3} after {lowest:.3}; {kept}. Try a lower learning_rate, more \
+         warmup_steps, or a lower clip"
+    )]
+    Exploding {
+        /// The step.
+        step: u64,
+        /// The mean of the last steps.
+        loss: f64,
+        /// The lowest such mean before.
+        lowest: f64,
+        /// Which checkpoint is there.
+        kept: String,
+    },
+    /// A model and a tokenizer do not go together.
+    #[error("{0}")]
+    Vocabulary(String),
+    /// A file could not be read or written.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A run's log.
+    #[error(transparent)]
+    Log(#[from] crate::metrics::LogError),
+    /// A model's config.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A model directory.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A tokenizer.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A batch that does not fit the model.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// An operation.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+impl TrainError {
+    /// For `map_err` on file operations.
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+
+    pub(crate) fn setting(key: &'static str, got: impl ToString, expected: impl Into<String>) -> Self {
+        Self::Setting { key, got: got.to_string(), expected: expected.into() }
+    }
+}

@@ -1,0 +1,297 @@
+//! A run's log, `metrics.jsonl`: one JSON object a line, tagged by its `kind`.
+//!
+//! The log belongs to its checkpoints. [`MetricsLog::open`] cuts back what was logged after the checkpoint that a run
+//! goes on from, so that no step stands in it twice, and drops the last line where a kill tore it. Numbers that are not
+//! finite are written as `null`, which JSON has, and read back as NaN.
+//!
+//! Deliberately not here: what is shown of it (`report`), and what other programs want (`tensorboard`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use henson_checkpoint::{CheckpointError, write_atomic};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// The longest line that is read. A real one has some hundred bytes, one with samples a few kB.
+const LINE_LIMIT: usize = 16 << 20;
+
+/// The largest log that is read: one of ten million steps has less.
+const LOG_LIMIT: u64 = 4 << 30;
+
+/// One line of the log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Line {
+    /// What a step, or the mean of some, gave.
+    Train(Train),
+    /// What held-out data gave.
+    Eval(Eval),
+    /// What the model fills into texts at this point.
+    Samples(Samples),
+    /// Something that happened.
+    Note(Note),
+}
+
+/// What a step, or the mean of some, gave.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Train {
+    /// The step, from 1.
+    pub step: u64,
+    /// The phase of the recipe, from 0.
+    #[serde(default)]
+    pub phase: u32,
+    /// The whole loss.
+    #[serde(deserialize_with = "number")]
+    pub loss: f64,
+    /// Its masked-LM part; fine-tuning has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlm_loss: Option<f64>,
+    /// Its next-sentence part, where there is one.
+    #[serde(default)]
+    pub nsp_loss: Option<f64>,
+    /// The learning rate of the step.
+    #[serde(deserialize_with = "number")]
+    pub learning_rate: f64,
+    /// The norm of all gradients before clipping.
+    #[serde(deserialize_with = "number")]
+    pub gradient_norm: f64,
+    /// Tokens a second since the last such line.
+    #[serde(deserialize_with = "number")]
+    pub tokens_per_s: f64,
+    /// Tokens that the run has consumed.
+    pub tokens: u64,
+    /// Seconds that the run has trained.
+    #[serde(deserialize_with = "number")]
+    pub seconds: f64,
+}
+
+/// What held-out data gave.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Eval {
+    /// After how many steps.
+    pub step: u64,
+    /// By name: `loss`, `perplexity`, `accuracy`, …
+    #[serde(deserialize_with = "numbers")]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// What the model fills into texts at this point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// After how many steps.
+    pub step: u64,
+    /// The texts, the same and in the same order all along.
+    pub texts: Vec<Sample>,
+}
+
+/// One text with its blanks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The text, with its mask tokens.
+    pub text: String,
+    /// For each mask the likeliest tokens, the best first.
+    pub blanks: Vec<Vec<Prediction>>,
+}
+
+/// A token that might fill a blank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// The token as people read it.
+    pub token: String,
+    /// How likely the model finds it.
+    #[serde(deserialize_with = "probability")]
+    pub probability: f32,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    /// After how many steps.
+    pub step: u64,
+    /// What.
+    pub text: String,
+}
+
+impl Line {
+    /// The step that the line belongs to.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Train(line) => line.step,
+            Self::Eval(line) => line.step,
+            Self::Samples(line) => line.step,
+            Self::Note(line) => line.step,
+        }
+    }
+}
+
+/// A log, or something that is made from it, could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The operating system refused to read or write.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A line of a log is not what it should be.
+    #[error("{}, line {line}: {problem}; mend or delete that line", path.display())]
+    Line {
+        /// The log.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A log is larger than any real one.
+    #[error("{} has more than {limit} bytes, too many for a log: is it the right file?", path.display())]
+    TooLarge {
+        /// The log.
+        path: PathBuf,
+        /// The most that is read.
+        limit: u64,
+    },
+    /// A directory is not that of a run.
+    #[error(
+        "{} holds no run (no metrics.jsonl): give a directory that `henson pretrain --out DIR` wrote to",
+        directory.display()
+    )]
+    NotARun {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// Another file of the run's directory.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+impl LogError {
+    /// For `map_err` on file operations.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+/// Appends lines to a run's log.
+#[derive(Debug)]
+pub struct MetricsLog {
+    path: PathBuf,
+    file: File,
+    buffer: Vec<u8>,
+}
+
+impl MetricsLog {
+    /// Opens the log of a run that goes on from the checkpoint of a step: lines after `keep_through_step` are dropped,
+    /// and so is a torn last line. `None` is a run that begins anew, which keeps no line: what was killed before its
+    /// first checkpoint is logged again. At every moment the old or the new log is there, complete.
+    pub fn open(path: impl Into<PathBuf>, keep_through_step: Option<u64>) -> Result<Self, LogError> {
+        #[derive(Deserialize)]
+        struct Step {
+            step: u64,
+        }
+        let path = path.into();
+        match fs::metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(LogError::io("open", &path)(error)),
+            Ok(metadata) => {
+                // The bytes of the lines that stay, so that a newer henson's fields survive an older one's cut.
+                let mut kept = Vec::new();
+                if let Some(last) = keep_through_step {
+                    for_each_line::<Step>(&path, |Step { step }, bytes| {
+                        if step <= last {
+                            kept.extend_from_slice(bytes);
+                            kept.push(b'\n');
+                        }
+                    })?;
+                }
+                // Lines can only be left out, so the same length is the same log. (A last line that lacks nothing but
+                // its end makes it longer.)
+                if kept.len() as u64 != metadata.len() {
+                    write_atomic(&path, &kept)?;
+                }
+            }
+        }
+        let file = File::options().append(true).create(true).open(&path).map_err(LogError::io("open", &path))?;
+        Ok(Self { path, file, buffer: Vec::new() })
+    }
+
+    /// Writes a line, whole, and hands it to the system.
+    pub fn append(&mut self, line: &Line) -> Result<(), LogError> {
+        self.buffer.clear();
+        let written = serde_json::to_writer(&mut self.buffer, line).map_err(std::io::Error::from);
+        self.buffer.push(b'\n');
+        written.and_then(|()| self.file.write_all(&self.buffer)).map_err(LogError::io("write", &self.path))
+    }
+}
+
+/// Reads a log. A torn last line, from a kill or of a run that is writing it right now, is left out.
+pub fn read(path: &Path) -> Result<Vec<Line>, LogError> {
+    let mut lines = Vec::new();
+    for_each_line(path, |line, _| lines.push(line))?;
+    Ok(lines)
+}
+
+/// Parses each line of a log. The callback also gets the line's bytes, without its end.
+fn for_each_line<T: serde::de::DeserializeOwned>(path: &Path, mut each: impl FnMut(T, &[u8])) -> Result<(), LogError> {
+    let io = || LogError::io("read", path);
+    // Asked before opening: a pipe would block there.
+    if !fs::metadata(path).map_err(io())?.is_file() {
+        return Err(CheckpointError::NotAFile { path: path.to_owned() }.into());
+    }
+    let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(io())?);
+    let (mut bytes, mut total, mut number) = (Vec::new(), 0_u64, 0);
+    loop {
+        bytes.clear();
+        let limited = &mut reader.by_ref().take(LINE_LIMIT as u64 + 1);
+        let length = limited.read_until(b'\n', &mut bytes).map_err(io())?;
+        if length == 0 {
+            return Ok(());
+        }
+        number += 1;
+        total += length as u64;
+        if total > LOG_LIMIT {
+            return Err(LogError::TooLarge { path: path.to_owned(), limit: LOG_LIMIT });
+        }
+        let problem = |problem: String| LogError::Line { path: path.to_owned(), line: number, problem };
+        if length > LINE_LIMIT {
+            return Err(problem(format!("longer than {} MiB, too long for a line of a log", LINE_LIMIT >> 20)));
+        }
+        let ended = bytes.last() == Some(&b'\n');
+        if ended {
+            bytes.pop();
+        }
+        match serde_json::from_slice(&bytes) {
+            Ok(line) => each(line, &bytes),
+            // Every line is written with its end: without it, it is the last one, and torn.
+            Err(_) if !ended => return Ok(()),
+            Err(error) => return Err(problem(format!("{} (column {})", without_place(&error), error.column()))),
+        }
+    }
+}
+
+/// What `serde_json` says, without its line, which would be that within our line.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map_or(text.clone(), |(problem, _)| problem.to_owned())
+}
+
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f32::NAN))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let numbers = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|(name, number)| (name, number.unwrap_or(f64::NAN))).collect())
+}

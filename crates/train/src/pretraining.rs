@@ -1,0 +1,572 @@
+//! BERT's pre-training: masked LM, next sentence, and left-to-right for the paper's ablation, from a recipe to a task
+//! for the loop.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use henson_checkpoint::{LoadOptions, ModelDirectory, open_parameters};
+use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
+use henson_models::bert::NAMING;
+use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
+use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tensor};
+use henson_text::Tokenizer;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::{Result, TrainError};
+use crate::metrics::{self, Prediction};
+use crate::objective::{self, Masked, Scales};
+use crate::recipe::{Recipe, ResolvedPhase};
+use crate::run::ModelFiles;
+use crate::trainer::{Engine, Evaluation, StepLoss, Task};
+
+/// The seed of held-out instances: the same for all runs, so that they can be compared.
+const HELD_OUT_SEED: u64 = 0;
+
+/// Tokens of a batch in evaluation.
+const EVALUATION_TOKENS: usize = 4096;
+
+/// Steps that are made ahead of the trainer.
+const AHEAD: usize = 4;
+
+/// Texts that are drawn from the held-out part where a recipe names no samples.
+const DRAWN_SAMPLES: usize = 6;
+
+/// A run, checked and resolved, before anything is computed.
+pub struct Plan {
+    /// The recipe, as it will be saved.
+    pub recipe: Recipe,
+    /// The model's config.
+    pub config: BertConfig,
+    /// The phases.
+    pub phases: Vec<ResolvedPhase>,
+    /// What texts were tokenized with.
+    pub tokenizer: Arc<Tokenizer>,
+    corpus: Arc<Corpus>,
+    held_out: Option<Arc<Corpus>>,
+    instances: Vec<Arc<Instances>>,
+    /// The directory to start from, with its own config.
+    start: Option<(PathBuf, BertConfig)>,
+}
+
+impl Plan {
+    /// Opens the recipe's data, resolves the phases and builds the config. `threads` count the instances of an epoch.
+    pub fn new(recipe: Recipe, threads: usize) -> Result<Self> {
+        if recipe.data.is_empty() {
+            let expected = "the directory that `henson data build` made: --data DIR";
+            return Err(TrainError::setting("data", "missing", expected));
+        }
+        let directory = Path::new(&recipe.data);
+        let corpus = Corpus::open(directory, Split::Train)?;
+        let held_out = Corpus::open(directory, Split::HeldOut)?;
+        let tokenizer = Tokenizer::open(corpus.tokenizer_directory().unwrap_or(directory))?;
+        Self::on(corpus, held_out, tokenizer, recipe, threads)
+    }
+
+    /// What [`Plan::new`] does, on data that is open already.
+    pub fn on(corpus: Corpus, held_out: Corpus, tokenizer: Tokenizer, recipe: Recipe, threads: usize) -> Result<Self> {
+        let (corpus, tokenizer) = (Arc::new(corpus), Arc::new(tokenizer));
+        let held_out = (held_out.documents() > 0).then(|| Arc::new(held_out));
+        let (mut config, start) = match recipe.model.parse::<Size>() {
+            Ok(size) => {
+                let mut config = BertConfig::of_size(size);
+                config.vocab_size = tokenizer.vocabulary_size();
+                (config, None)
+            }
+            Err(error) => {
+                let path = PathBuf::from(&recipe.model);
+                if !path.exists() {
+                    return Err(TrainError::setting(
+                        "model",
+                        &recipe.model,
+                        format!("a directory, or a size ({error})"),
+                    ));
+                }
+                let config = BertConfig::from_value(ModelDirectory::open(&path)?.config()?)?;
+                (config.clone(), Some((path, config)))
+            }
+        };
+        config = overridden(config, &recipe)?;
+        config.vocab_size = config.vocab_size.max(tokenizer.vocabulary_size());
+        config.is_decoder = recipe.objective == Objective::Causal;
+        let head = head(recipe.objective);
+        config.architectures = vec![if config.is_decoder { "BertLMHeadModel" } else { head.architecture() }.to_owned()];
+        (config.id2label, config.label2id, config.problem_type) = Default::default();
+        config.check()?;
+
+        let first = recipe.instances(&recipe.phases.first().cloned().unwrap_or_default());
+        let phases = recipe.resolve(|epochs| {
+            let instances = Arc::new(Instances::new(Arc::clone(&corpus), first.clone(), recipe.seed)?);
+            let mut sequences = 0.0;
+            for epoch in 0..epochs.ceil() as u64 {
+                let share = (epochs - epoch as f64).min(1.0);
+                sequences += share * instances.epoch(epoch, threads)?.count() as f64;
+            }
+            Ok((sequences / recipe.batch_size as f64).ceil() as u64)
+        })?;
+        let mut instances = Vec::new();
+        for (number, phase) in phases.iter().enumerate() {
+            let length = phase.instances.sequence_length;
+            if length > config.max_position_embeddings {
+                let expected = format!("at most the model's {} positions", config.max_position_embeddings);
+                return Err(TrainError::setting("sequence_length", length, expected));
+            }
+            // Each phase walks over the data by a seed of its own.
+            let seed = recipe.seed.wrapping_add((number as u64) << 32);
+            instances.push(Arc::new(Instances::new(Arc::clone(&corpus), phase.instances.clone(), seed)?));
+        }
+        Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, start })
+    }
+
+    /// Updates in all.
+    pub fn steps(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.steps).sum()
+    }
+
+    /// Tokens that the whole run will read, if every sequence is full.
+    pub fn most_tokens(&self) -> u64 {
+        let tokens = |p: &ResolvedPhase| p.steps * (p.batch_size * p.instances.sequence_length) as u64;
+        self.phases.iter().map(tokens).sum()
+    }
+
+    /// The training part of the data.
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+
+    /// The held-out part, where there is one.
+    pub fn held_out(&self) -> Option<&Corpus> {
+        self.held_out.as_deref()
+    }
+
+    /// Names the data, to be found again when a run goes on.
+    pub fn data_name(&self) -> String {
+        self.corpus.digest().to_owned()
+    }
+
+    /// Numbers of the model, without making it.
+    pub fn parameters(&self) -> usize {
+        Engine::count_parameters(|builder| {
+            Bert::build(builder, &self.config, head(self.recipe.objective));
+        })
+    }
+
+    /// What is saved beside the weights.
+    pub fn model_files(&self) -> Result<ModelFiles> {
+        let files = self.tokenizer.files(Some(self.config.max_position_embeddings))?;
+        Ok(ModelFiles { config: self.config.to_json()?, files })
+    }
+
+    /// The model with its first weights: drawn by the seed, or those of the directory to start from.
+    pub fn engine(&self, device: &Device) -> Result<Engine> {
+        let head = head(self.recipe.objective);
+        let dtype = DType::from(self.recipe.dtype);
+        let mut builder = Builder::new();
+        let model = Bert::build(&mut builder, &self.config, head);
+        let parameters = match &self.start {
+            None => {
+                let mut parameters = builder.finish(device, dtype)?;
+                parameters.initialise(self.recipe.seed)?;
+                parameters
+            }
+            Some((path, old)) => self.started_from(path, old, builder, device, dtype)?,
+        };
+        Engine::new(model, parameters, self.recipe.optimizer(), self.recipe.seed)
+    }
+
+    /// The weights of a directory; new heads and pieces start anew.
+    fn started_from(
+        &self,
+        path: &Path,
+        old: &BertConfig,
+        builder: Builder,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Parameters> {
+        let weights = ModelDirectory::open(path)?.weights()?;
+        let may_miss = |name: &str| name.starts_with("cls.") || name.starts_with("bert.pooler.");
+        let options = LoadOptions::new_head(&may_miss);
+        let seed = self.recipe.seed;
+        let tokenizer = Tokenizer::open(path)?;
+        let (pieces, before) = (self.tokenizer.vocabulary_size(), tokenizer.vocabulary_size());
+        if let Some(id) = (0..before.min(pieces) as u32).find(|id| self.tokenizer.token(*id) != tokenizer.token(*id)) {
+            let show = |tokenizer: &Tokenizer| tokenizer.token(id).unwrap_or_default();
+            return Err(TrainError::Vocabulary(format!(
+                "{} was built with another vocabulary than {}: id {id} is `{}` there and `{}` here. Build the data with \
+                 --tokenizer {}, or with a copy of it that has new pieces at its end (`henson tokenizer extend`)",
+                self.recipe.data,
+                path.display(),
+                show(&self.tokenizer),
+                show(&tokenizer),
+                path.display(),
+            )));
+        }
+        if self.config.vocab_size == old.vocab_size && pieces <= before {
+            return Ok(open_parameters(&weights, &NAMING, builder, device, dtype, &options, seed)?.0);
+        }
+        // More pieces than the model had, or fewer than it has rows: loaded as it was, then copied row by row.
+        let mut old_builder = Builder::new();
+        Bert::build(&mut old_builder, old, head(self.recipe.objective));
+        let host = Device::cpu(None, None).map_err(|error| TrainError::Vocabulary(error.to_string()))?;
+        let old = open_parameters(&weights, &NAMING, old_builder, &host, DType::F32, &options, seed)?.0;
+        let origins = self.origins(&tokenizer)?;
+        let mut parameters = builder.finish(device, dtype)?;
+        parameters.initialise(seed)?;
+        for i in 0..parameters.entries().len() {
+            let (from, to) = (&old.entries()[i], &parameters.entries()[i]);
+            let mut values = old.read(i);
+            if from.shape != to.shape {
+                let columns = to.shape.elements() / to.shape.sizes()[0].max(1);
+                let mut grown = parameters.read(i);
+                let kept = values.len().min(grown.len());
+                grown[..kept].copy_from_slice(&values[..kept]);
+                values = grown;
+                for (id, origins) in &origins {
+                    let mut mean = vec![0.0; columns];
+                    for origin in origins {
+                        let row = &values[*origin as usize * columns..][..columns];
+                        mean.iter_mut().zip(row).for_each(|(m, x)| *m += x / origins.len() as f32);
+                    }
+                    if !origins.is_empty() {
+                        values[*id as usize * columns..][..columns].copy_from_slice(&mean);
+                    }
+                }
+            }
+            parameters.write(i, &values)?;
+        }
+        parameters.refresh();
+        Ok(parameters)
+    }
+
+    /// For each new piece, the old pieces that its text was before.
+    fn origins(&self, before: &Tokenizer) -> Result<Vec<(u32, Vec<u32>)>> {
+        let new = before.vocabulary_size() as u32..self.tokenizer.vocabulary_size() as u32;
+        let origin = |id: u32| {
+            let text = self.tokenizer.decode(&[id], false)?;
+            let text = text.strip_prefix("##").unwrap_or(&text);
+            let unknown = before.special().unk.as_ref().map(|unk| unk.id);
+            let ids = before.encode_ids(text)?.into_iter().filter(|id| Some(*id) != unknown).collect();
+            Ok((id, ids))
+        };
+        new.map(origin).collect()
+    }
+
+    /// The task for the loop, from a place on that [`Task::place`] gave.
+    pub fn task(&self, place: &Value, threads: usize) -> Result<PreTraining> {
+        let place = match place {
+            Value::Null => PhasePlace::default(),
+            place => serde_json::from_value(place.clone()).map_err(|error| TrainError::State {
+                path: PathBuf::from("state.json"),
+                problem: format!("`place`: {error}"),
+            })?,
+        };
+        let held_out = match &self.held_out {
+            Some(corpus) => self.held_out_parts(corpus, threads)?,
+            None => Vec::new(),
+        };
+        Ok(PreTraining {
+            phases: self.phases.clone(),
+            instances: self.instances.clone(),
+            threads,
+            place,
+            loader: None,
+            held_out,
+            samples: self.samples()?,
+            tokenizer: Arc::clone(&self.tokenizer),
+        })
+    }
+
+    /// Held-out sequences with fixed masks, at the first phase's length.
+    fn held_out_parts(&self, corpus: &Arc<Corpus>, threads: usize) -> Result<Vec<Part>> {
+        let settings = self.phases[0].instances.clone();
+        let length = settings.sequence_length;
+        let instances = Arc::new(Instances::new(Arc::clone(corpus), settings, HELD_OUT_SEED)?);
+        let epoch = instances.epoch(0, threads)?;
+        let count = epoch.count().min(self.recipe.eval_sequences as u64);
+        let instances: Vec<_> = (0..count).map(|index| epoch.get(index)).collect();
+        let batch = (EVALUATION_TOKENS / length).max(1);
+        Ok(instances.chunks(batch).map(|chunk| part_of(chunk, 0)).collect())
+    }
+
+    /// The recipe's samples, or some that are drawn from held-out text.
+    fn samples(&self) -> Result<Vec<Sample>> {
+        let Some(mask) = self.tokenizer.special().mask.as_ref().map(|mask| mask.id) else { return Ok(Vec::new()) };
+        if self.config.is_decoder {
+            return Ok(Vec::new());
+        }
+        let mut samples = Vec::new();
+        for text in &self.recipe.samples {
+            let pieces = self.tokenizer.encode(text)?;
+            let features = self.tokenizer.template().single(&pieces, self.config.max_position_embeddings)?;
+            let positions = (0..features.len()).filter(|i| features.ids[*i] == mask);
+            let positions: Vec<u32> = positions.map(|i| i as u32).collect();
+            if positions.is_empty() {
+                let expected = "texts with [MASK] in them";
+                return Err(TrainError::setting("samples", format!("{text:?}"), expected));
+            }
+            samples.push(Sample { text: text.clone(), ids: features.ids, positions });
+        }
+        if samples.is_empty()
+            && let Some(corpus) = &self.held_out
+        {
+            samples = self.drawn_samples(corpus, mask)?;
+        }
+        Ok(samples)
+    }
+
+    /// Sentences of middling length, spread over the held-out part, with one word hidden that is a single piece.
+    fn drawn_samples(&self, corpus: &Corpus, mask: u32) -> Result<Vec<Sample>> {
+        let words = &corpus.vocabulary().words;
+        let mut samples = Vec::new();
+        for n in 0..DRAWN_SAMPLES {
+            let document = corpus.document(n * corpus.documents() / DRAWN_SAMPLES);
+            let mut lengths = (0..document.sentences()).map(|i| document.sentence(i));
+            let Some(range) = lengths.find(|range| (8..=20).contains(&range.len())) else { continue };
+            let mut ids = Vec::new();
+            document.read(range, &mut ids);
+            let alone = |i: &usize| {
+                words.begins(Some(ids[i - 1]), ids[*i])
+                    && words.begins(Some(ids[*i]), ids[i + 1])
+                    && self
+                        .tokenizer
+                        .token(ids[*i])
+                        .is_some_and(|t| t.chars().filter(|c| c.is_alphabetic()).count() > 3)
+            };
+            // The one that is nearest to the middle.
+            let middle = ids.len() / 2;
+            let Some(hidden) = (1..ids.len() - 1).filter(alone).min_by_key(|i| i.abs_diff(middle)) else { continue };
+            ids[hidden] = mask;
+            let text = self.tokenizer.decode(&ids, false)?;
+            let vocabulary = corpus.vocabulary();
+            let ids = [&[vocabulary.cls], &ids[..], &[vocabulary.sep]].concat();
+            samples.push(Sample { text, ids, positions: vec![hidden as u32 + 1] });
+        }
+        Ok(samples)
+    }
+}
+
+/// What a config becomes by a recipe.
+fn overridden(config: BertConfig, recipe: &Recipe) -> Result<BertConfig> {
+    let mut json = config.to_json()?;
+    for (key, value) in &recipe.config {
+        if json.get(key).is_none() {
+            return Err(TrainError::setting("config", key, "a key of the model's config.json"));
+        }
+        json[key] = serde_json::to_value(value)
+            .map_err(|error| TrainError::setting("config", format!("{key}: {error}"), "a value for config.json"))?;
+    }
+    // The paper's 4·H, unless it was said.
+    if recipe.config.contains_key("hidden_size") && !recipe.config.contains_key("intermediate_size") {
+        json["intermediate_size"] = Value::from(4 * json["hidden_size"].as_u64().unwrap_or(0));
+    }
+    if let Some(dropout) = recipe.dropout {
+        json["hidden_dropout_prob"] = Value::from(dropout);
+        json["attention_probs_dropout_prob"] = Value::from(dropout);
+    }
+    Ok(BertConfig::from_value(json)?)
+}
+
+fn head(objective: Objective) -> Head {
+    match objective {
+        Objective::MlmNsp => Head::PreTraining,
+        Objective::Mlm | Objective::Causal => Head::MaskedLm,
+    }
+}
+
+/// Where the data of a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct PhasePlace {
+    phase: usize,
+    #[serde(flatten)]
+    place: Place,
+}
+
+/// A text whose blanks are filled now and then.
+struct Sample {
+    text: String,
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+}
+
+/// Pre-training as a task for the loop.
+pub struct PreTraining {
+    phases: Vec<ResolvedPhase>,
+    instances: Vec<Arc<Instances>>,
+    threads: usize,
+    place: PhasePlace,
+    loader: Option<Loader>,
+    held_out: Vec<Part>,
+    samples: Vec<Sample>,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl PreTraining {
+    /// How long the trainer has waited for data.
+    pub fn waited(&self) -> std::time::Duration {
+        self.loader.as_ref().map(Loader::waited).unwrap_or_default()
+    }
+
+    fn token(&self, id: u32) -> String {
+        self.tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"))
+    }
+
+    fn phase_of(&self, step: u64) -> usize {
+        let after = self.phases.partition_point(|phase| phase.first_step <= step);
+        after.saturating_sub(1)
+    }
+
+    /// The data of a step.
+    fn next(&mut self, step: u64) -> Result<Step> {
+        let number = self.phase_of(step);
+        if number != self.place.phase {
+            self.place = PhasePlace { phase: number, place: Place::default() };
+            self.loader = None;
+        }
+        let loader = match &mut self.loader {
+            Some(loader) => loader,
+            none => {
+                let phase = &self.phases[number];
+                none.insert(Loader::new(
+                    Arc::clone(&self.instances[number]),
+                    self.place.place,
+                    phase.batch_size,
+                    phase.accumulation,
+                    self.threads,
+                    AHEAD,
+                )?)
+            }
+        };
+        let step = loader.next()?;
+        self.place.place = step.after;
+        Ok(step)
+    }
+}
+
+impl Task for PreTraining {
+    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<StepLoss> {
+        let data = self.next(step)?;
+        let scales = Scales { masked: 1.0 / data.predicted.max(1) as f32, sequence: 1.0 / data.pairs.max(1) as f32 };
+        let (mut masked_loss, mut next_loss) = (0.0, None);
+        for part in &data.parts {
+            let Inputs { batch, masked, labels } = Inputs::new(engine, part)?;
+            let training = engine.training(step);
+            let mut pass = Pass::training(&mut engine.tape, &engine.parameters, training);
+            let loss = objective::pre_training(&engine.model, &mut pass, &batch, &masked, labels.as_ref(), scales)?;
+            masked_loss += number(&loss.masked);
+            if let Some(next) = &loss.next_sentence {
+                *next_loss.get_or_insert(0.0) += number(next);
+            }
+            pass.backward(&mut engine.gradients)?;
+        }
+        Ok(StepLoss {
+            loss: masked_loss + next_loss.unwrap_or(0.0),
+            masked: Some(masked_loss),
+            next_sentence: next_loss,
+            tokens: data.tokens,
+        })
+    }
+
+    fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {
+        if self.held_out.is_empty() {
+            return Ok(None);
+        }
+        let vocabulary = engine.model.config().vocab_size;
+        let (mut loss, mut right, mut predicted) = (0.0, 0, 0);
+        let (mut next_loss, mut next_right, mut pairs) = (0.0, 0, 0);
+        for part in &self.held_out {
+            let Inputs { batch, masked, labels } = Inputs::new(engine, part)?;
+            let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
+            let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
+            let logits = engine.model.masked_logits(&mut pass, &last, &masked.rows)?;
+            right += pass.count_correct(&logits, vocabulary, &masked.targets)?;
+            loss += number(&pass.cross_entropy(logits, vocabulary, &masked.targets, None, 1.0)?.0);
+            predicted += part.rows.len();
+            if let Some(labels) = &labels {
+                let logits = engine.model.sequence_logits(&mut pass, &last, &batch.layout)?;
+                next_right += pass.count_correct(&logits, 2, labels)?;
+                next_loss += number(&pass.cross_entropy(logits, 2, labels, None, 1.0)?.0);
+                pairs += part.lengths.len();
+            }
+        }
+        let loss = loss / predicted.max(1) as f64;
+        let mut metrics = BTreeMap::from([
+            ("loss".to_owned(), loss),
+            ("perplexity".to_owned(), loss.exp()),
+            ("accuracy".to_owned(), right as f64 / predicted.max(1) as f64),
+        ]);
+        if pairs > 0 {
+            metrics.insert("nsp_loss".to_owned(), next_loss / pairs as f64);
+            metrics.insert("nsp_accuracy".to_owned(), next_right as f64 / pairs as f64);
+        }
+        Ok(Some(Evaluation { metrics, score: loss }))
+    }
+
+    fn samples(&mut self, engine: &mut Engine) -> Result<Vec<metrics::Sample>> {
+        const BEST: usize = 5;
+        let mut texts = Vec::new();
+        for sample in &self.samples {
+            let device = engine.parameters.device().clone();
+            let segments = vec![0; sample.ids.len()];
+            let sequence = Sequence { ids: &sample.ids, segments: &segments };
+            let batch = Batch::new(&device, engine.model.config(), &[sequence], 0)?;
+            let rows = Tensor::from_slice(&device, [sample.positions.len()], &sample.positions)?;
+            let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
+            let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
+            let logits = engine.model.masked_logits(&mut pass, &last, &rows)?;
+            let vocabulary = engine.model.config().vocab_size;
+            let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>();
+            let blanks = probabilities.chunks(vocabulary).map(|row| {
+                let mut ids: Vec<u32> = (0..row.len() as u32).collect();
+                ids.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b)));
+                let guess = |id: &u32| Prediction { token: self.token(*id), probability: row[*id as usize] };
+                ids.iter().take(BEST).map(guess).collect()
+            });
+            texts.push(metrics::Sample { text: sample.text.clone(), blanks: blanks.collect() });
+        }
+        Ok(texts)
+    }
+
+    fn rate(&self, step: u64) -> (f64, u32) {
+        let number = self.phase_of(step);
+        let phase = &self.phases[number];
+        (phase.schedule.rate(step - phase.rate_from), number as u32)
+    }
+
+    fn place(&self) -> Result<Value> {
+        serde_json::to_value(self.place)
+            .map_err(|error| TrainError::State { path: PathBuf::from("state.json"), problem: error.to_string() })
+    }
+}
+
+/// A part of a step on the device.
+struct Inputs {
+    batch: Batch,
+    masked: Masked,
+    labels: Option<Tensor>,
+}
+
+impl Inputs {
+    fn new(engine: &Engine, part: &Part) -> Result<Self> {
+        let device = engine.parameters.device();
+        let mut sequences = Vec::with_capacity(part.lengths.len());
+        let mut start = 0;
+        for length in &part.lengths {
+            let range = start..start + length;
+            sequences.push(Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] });
+            start += length;
+        }
+        let batch = Batch::new(device, engine.model.config(), &sequences, part.first_number)?;
+        let masked = Masked {
+            rows: Tensor::from_slice(device, [part.rows.len()], &part.rows)?,
+            targets: Tensor::from_slice(device, [part.targets.len()], &part.targets)?,
+        };
+        let labels = part.next_sentence.as_ref().map(|labels| Tensor::from_slice(device, [labels.len()], labels));
+        Ok(Self { batch, masked, labels: labels.transpose()? })
+    }
+}
+
+/// The number in a tensor of one.
+fn number(tensor: &Tensor) -> f64 {
+    tensor.to_vec::<f32>().iter().map(|x| f64::from(*x)).sum()
+}

@@ -1,0 +1,584 @@
+//! Recipes: what a pre-training run does, as a TOML file. Unknown keys are refused; the resolved recipe, with every
+//! default written out, is saved beside the output, and a run can be repeated from it.
+//!
+//! A recipe may have phases, each with its own length and batch. What a phase does not say is as in the recipe's top.
+//! The learning rate's course spans the whole run, as in the paper; a phase that names its own `learning_rate` has a
+//! course of its own over its own steps, as in Google's second run with 512 tokens.
+
+use henson_data::{InstanceSettings, Masking, Objective, Packing};
+use henson_tensor::{DType, Method};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::error::{Result, TrainError};
+use crate::schedule::{Schedule, ScheduleKind};
+use crate::{Clip, OptimizerSettings};
+
+/// What models compute in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 32-bit numbers.
+    #[default]
+    F32,
+    /// bfloat16, with the master weights in f32.
+    Bf16,
+}
+
+impl From<Precision> for DType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+        }
+    }
+}
+
+/// The rule of the updates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// AdamW with bias correction.
+    #[default]
+    Adamw,
+    /// AdamW without it, as in Google's BERT.
+    AdamwPaper,
+    /// LAMB, for very large batches.
+    Lamb,
+}
+
+/// A pre-training run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// A size (`bert-mini`), or the directory of a model to go on from.
+    pub model: String,
+    /// The directory that `henson data build` made.
+    pub data: String,
+    /// The seed of initial weights, instances and dropout.
+    pub seed: u64,
+    /// What the model computes in.
+    pub dtype: Precision,
+
+    /// What is learnt.
+    pub objective: Objective,
+    /// How single segments are filled.
+    pub packing: Packing,
+    /// What is hidden together.
+    pub masking: Masking,
+    /// The share of pieces to predict.
+    pub mask_probability: f64,
+    /// The most pieces to predict in a sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_predictions: Option<usize>,
+    /// Of the pieces to predict, the shares that become `[MASK]`, a random piece, or stay.
+    pub mask_split: [f64; 3],
+    /// Copies of the data with masks of their own (static masking); 0 draws new masks for ever (dynamic).
+    pub dupe_factor: u32,
+    /// The share of documents with a shorter target length.
+    pub short_sequences: f64,
+    /// Tokens of a sequence, special ones included.
+    pub sequence_length: usize,
+
+    /// Sequences of an update.
+    pub batch_size: usize,
+    /// Parts that a batch is computed in, one after the other, to save memory.
+    pub accumulation: usize,
+    /// Updates in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Walks over the data in all, instead of `steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+
+    /// The rule of the updates.
+    pub optimizer: OptimizerKind,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// Its course.
+    pub schedule: ScheduleKind,
+    /// Updates in which it rises; the tenth part of all where nothing is said, at most 10,000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
+    /// Updates in which `warmup-stable-decay` falls; the tenth part of all where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// Decoupled decay of matrices and tables.
+    pub weight_decay: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// ε.
+    pub epsilon: f64,
+    /// The most that the norm of all gradients together may be; 0 for no bound.
+    pub clip: f64,
+    /// Dropout of the hidden states and of attention; the model's own where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+
+    /// Steps between checkpoints; 0 for one at the end alone.
+    pub checkpoint_every: u64,
+    /// How many of the last checkpoints are kept, beside the best.
+    pub keep_checkpoints: usize,
+    /// Steps between evaluations on held-out text; 0 for one at the end alone.
+    pub eval_every: u64,
+    /// Held-out sequences to evaluate on.
+    pub eval_sequences: usize,
+    /// Steps between lines of the log.
+    pub log_every: u64,
+    /// Texts with masks to fill in at every evaluation.
+    pub samples: Vec<String>,
+
+    /// Values of the model's config that differ from those of its size.
+    #[serde(skip_serializing_if = "Table::is_empty")]
+    pub config: Table,
+    /// Phases, one after the other; without any, the whole run is one.
+    #[serde(rename = "phase", skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
+}
+
+/// A part of a run with settings of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Phase {
+    /// Its updates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Its share of the run's `steps`, instead of `steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
+    /// Tokens of a sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequence_length: Option<usize>,
+    /// Sequences of an update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_size: Option<usize>,
+    /// Parts of a batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accumulation: Option<usize>,
+    /// The highest learning rate of a course of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Updates in which it rises; only with a `learning_rate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
+    /// The share of pieces to predict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_probability: Option<f64>,
+    /// The most pieces to predict in a sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_predictions: Option<usize>,
+}
+
+/// A phase with everything that it does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResolvedPhase {
+    /// Its first update, counted over the run.
+    pub first_step: u64,
+    /// Its updates.
+    pub steps: u64,
+    /// What its instances are.
+    pub instances: InstanceSettings,
+    /// Sequences of an update.
+    pub batch_size: usize,
+    /// Parts of a batch.
+    pub accumulation: usize,
+    /// The learning rate, by the step counted from `rate_from`.
+    pub schedule: Schedule,
+    /// The step that the schedule's begins at.
+    pub rate_from: u64,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        let instances = InstanceSettings::default();
+        Self {
+            model: "bert-mini".to_owned(),
+            data: String::new(),
+            seed: 0,
+            dtype: Precision::F32,
+            objective: instances.objective,
+            packing: instances.packing,
+            masking: instances.masking,
+            mask_probability: instances.mask_probability,
+            max_predictions: instances.max_predictions,
+            mask_split: instances.mask_split,
+            dupe_factor: instances.dupe_factor,
+            short_sequences: instances.short_sequences,
+            sequence_length: 128,
+            batch_size: 32,
+            accumulation: 1,
+            steps: None,
+            epochs: None,
+            optimizer: OptimizerKind::Adamw,
+            learning_rate: 1e-4,
+            schedule: ScheduleKind::Linear,
+            warmup_steps: None,
+            decay_steps: None,
+            weight_decay: 0.01,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-6,
+            clip: 1.0,
+            dropout: None,
+            checkpoint_every: 1000,
+            keep_checkpoints: 2,
+            eval_every: 500,
+            eval_sequences: 512,
+            log_every: 10,
+            samples: Vec::new(),
+            config: Table::new(),
+            phases: Vec::new(),
+        }
+    }
+}
+
+/// What only watches a run, or says where the data lies (its digest is compared): it may change when the run goes on.
+const WATCHING: [&str; 7] =
+    ["data", "checkpoint_every", "keep_checkpoints", "eval_every", "eval_sequences", "log_every", "samples"];
+
+impl Recipe {
+    /// Reads a recipe. `place` names it in errors; `sets` are `key=value`, applied in order on top.
+    pub fn parse(text: &str, place: &str, sets: &[String]) -> Result<Self> {
+        Self::parse_layers(&[(text, place)], sets)
+    }
+
+    /// Reads a recipe that consists of several texts with their names, of which a later one overrules the earlier.
+    pub fn parse_layers(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {
+        let mut table = Table::new();
+        for (text, place) in layers {
+            let error = |error: toml::de::Error| recipe_error(place, error.to_string().trim_end());
+            // Checked by itself first, so that an error shows its line.
+            toml::from_str::<Self>(text).map_err(error)?;
+            table.extend(text.parse::<Table>().map_err(error)?);
+        }
+        for set in sets {
+            let error = |error: toml::de::Error| recipe_error(&format!("--set {set}"), error.message());
+            apply(&mut table, set)?;
+            Self::deserialize(table.clone()).map_err(error)?;
+        }
+        let place = layers.last().map_or("recipe", |(_, place)| place);
+        let recipe = Self::deserialize(table).map_err(|error| recipe_error(place, error.message()))?;
+        recipe.check()?;
+        Ok(recipe)
+    }
+
+    /// The recipe as TOML, with all defaults.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self).map_err(|error| recipe_error("recipe", error))
+    }
+
+    /// Checks what the single values cannot.
+    pub fn check(&self) -> Result<()> {
+        let positive = [
+            ("learning_rate", self.learning_rate, 0.0, 10.0),
+            ("weight_decay", self.weight_decay, 0.0, 10.0),
+            ("epsilon", self.epsilon, 1e-30, 1.0),
+            ("clip", self.clip, 0.0, 1e9),
+        ];
+        for (key, got, least, most) in positive {
+            if !(least..=most).contains(&got) {
+                return Err(TrainError::setting(key, got, format!("{least} to {most}")));
+            }
+        }
+        for (key, got) in [("beta1", self.beta1), ("beta2", self.beta2), ("dropout", self.dropout.unwrap_or(0.0))] {
+            if !(0.0..1.0).contains(&got) {
+                return Err(TrainError::setting(key, got, "0 to below 1"));
+            }
+        }
+        if self.steps.is_some() && self.epochs.is_some() {
+            return Err(TrainError::setting("epochs", "given", "either `steps` or `epochs`"));
+        }
+        if let Some(epochs) = self.epochs.filter(|epochs| !(*epochs > 0.0 && epochs.is_finite())) {
+            return Err(TrainError::setting("epochs", epochs, "more than 0"));
+        }
+        for (key, got) in [("steps", self.steps), ("log_every", Some(self.log_every))] {
+            if got.is_some_and(|got| got == 0 || got > u64::from(u32::MAX)) {
+                return Err(TrainError::setting(key, got.unwrap_or(0), "1 to 4294967295"));
+            }
+        }
+        if self.keep_checkpoints == 0 {
+            return Err(TrainError::setting("keep_checkpoints", 0, "at least 1"));
+        }
+        if !self.phases.is_empty() && self.epochs.is_some() {
+            return Err(TrainError::setting("epochs", "given", "`steps` where there are phases"));
+        }
+        let shares: f64 = self.phases.iter().filter_map(|phase| phase.share).sum();
+        if self.phases.iter().any(|phase| phase.share.is_some()) && (shares - 1.0).abs() > 1e-6 {
+            return Err(TrainError::setting("phase.share", shares, "a sum of 1 over all phases"));
+        }
+        for phase in &self.phases {
+            match (phase.steps, phase.share, self.steps) {
+                (Some(_), None, None) | (None, Some(_), Some(_)) => {}
+                (Some(_), None, Some(_)) => {
+                    let expected = "either the run's `steps` with a `share` for each phase, or `steps` in each phase";
+                    return Err(TrainError::setting("steps", "given twice", expected));
+                }
+                (None, Some(_), None) => {
+                    return Err(TrainError::setting(
+                        "steps",
+                        "missing",
+                        "the run's steps, which phases have shares of",
+                    ));
+                }
+                (Some(_), Some(_), _) | (None, None, _) => {
+                    return Err(TrainError::setting(
+                        "phase.steps",
+                        "unclear",
+                        "either `steps` or `share` in each phase",
+                    ));
+                }
+            }
+            if phase.warmup_steps.is_some() && phase.learning_rate.is_none() {
+                let expected = "a `learning_rate` beside it: a phase without one follows the run's course";
+                return Err(TrainError::setting("phase.warmup_steps", "alone", expected));
+            }
+        }
+        for (batch_size, accumulation) in self.batches() {
+            if batch_size == 0 || batch_size > 1 << 20 {
+                return Err(TrainError::setting("batch_size", batch_size, "1 to 1048576"));
+            }
+            if accumulation == 0 || !batch_size.is_multiple_of(accumulation) {
+                return Err(TrainError::setting("accumulation", accumulation, format!("a divisor of {batch_size}")));
+            }
+        }
+        self.instances(&Phase::default()).check()?;
+        for phase in &self.phases {
+            self.instances(phase).check()?;
+        }
+        Ok(())
+    }
+
+    fn batches(&self) -> Vec<(usize, usize)> {
+        let mut batches = vec![(self.batch_size, self.accumulation)];
+        let own = |p: &Phase| (p.batch_size.unwrap_or(self.batch_size), p.accumulation.unwrap_or(self.accumulation));
+        batches.extend(self.phases.iter().map(own));
+        batches
+    }
+
+    /// What the instances of a phase are.
+    pub fn instances(&self, phase: &Phase) -> InstanceSettings {
+        InstanceSettings {
+            sequence_length: phase.sequence_length.unwrap_or(self.sequence_length),
+            objective: self.objective,
+            packing: self.packing,
+            short_sequences: self.short_sequences,
+            masking: self.masking,
+            mask_probability: phase.mask_probability.unwrap_or(self.mask_probability),
+            max_predictions: phase.max_predictions.or(self.max_predictions),
+            mask_split: self.mask_split,
+            dupe_factor: self.dupe_factor,
+        }
+    }
+
+    /// The phases with everything that they do. `steps_of_epochs` turns the recipe's epochs into updates.
+    pub fn resolve(&self, steps_of_epochs: impl FnOnce(f64) -> Result<u64>) -> Result<Vec<ResolvedPhase>> {
+        let given = match (self.steps, self.epochs) {
+            (Some(steps), _) => steps,
+            (None, Some(epochs)) => steps_of_epochs(epochs)?.max(1),
+            (None, None) if !self.phases.is_empty() => 0,
+            (None, None) => return Err(TrainError::setting("steps", "missing", "a number of `steps`, or `epochs`")),
+        };
+        let whole = [Phase { share: Some(1.0), ..Phase::default() }];
+        let phases = if self.phases.is_empty() { &whole[..] } else { &self.phases };
+        let mut ends = Vec::new();
+        let (mut end, mut shares) = (0, 0.0);
+        for phase in phases {
+            shares += phase.share.unwrap_or(0.0);
+            end = match phase.steps {
+                Some(steps) => end + steps,
+                // Ends are rounded, not lengths: so they add up.
+                None => (given as f64 * shares).round() as u64,
+            };
+            ends.push(end);
+        }
+        let total = end;
+        if total == 0 || total > u64::from(u32::MAX) {
+            return Err(TrainError::setting("steps", total, "1 to 4294967295 in all"));
+        }
+        let schedule = |peak, steps: u64, warmup: Option<u64>| Schedule {
+            kind: self.schedule,
+            peak,
+            warmup_steps: warmup.unwrap_or((steps / 10).min(10_000)),
+            decay_steps: self.decay_steps.unwrap_or(steps / 10),
+            steps,
+        };
+        let run = schedule(self.learning_rate, total, self.warmup_steps);
+        let mut first_step = 0;
+        let resolved = phases.iter().zip(ends).map(|(phase, end)| {
+            let (start, steps) = (first_step, end - first_step);
+            first_step = end;
+            let own = phase.learning_rate.map(|peak| schedule(peak, steps, phase.warmup_steps));
+            ResolvedPhase {
+                first_step: start,
+                steps,
+                instances: self.instances(phase),
+                batch_size: phase.batch_size.unwrap_or(self.batch_size),
+                accumulation: phase.accumulation.unwrap_or(self.accumulation),
+                schedule: own.unwrap_or(run),
+                rate_from: if own.is_some() { start } else { 0 },
+            }
+        });
+        Ok(resolved.collect())
+    }
+
+    /// The optimizer's constants.
+    pub fn optimizer(&self) -> OptimizerSettings {
+        OptimizerSettings {
+            method: if self.optimizer == OptimizerKind::Lamb { Method::Lamb } else { Method::AdamW },
+            beta1: self.beta1,
+            beta2: self.beta2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+            bias_correction: self.optimizer != OptimizerKind::AdamwPaper,
+            clip: if self.clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(self.clip) },
+        }
+    }
+
+    /// What keeps a run of `self` from going on as a run of `new`, a line each. Steps and epochs may be raised.
+    pub fn differences(&self, new: &Self) -> Result<Vec<String>> {
+        let table = |recipe: &Self| Table::try_from(recipe).map_err(|error| recipe_error("recipe", error));
+        let (old, new) = (table(self)?, table(new)?);
+        let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        let number = |value: Option<&Value>| value.and_then(|v| v.as_float().or(v.as_integer().map(|n| n as f64)));
+        let mut differences = Vec::new();
+        for key in keys {
+            let (was, is) = (old.get(key), new.get(key));
+            let raised = ["steps", "epochs"].contains(&key.as_str()) && number(is) >= number(was) && was.is_some();
+            if was != is && !WATCHING.contains(&key.as_str()) && !raised {
+                let show = |value: Option<&Value>| value.map_or("not given".to_owned(), |v| v.to_string());
+                differences.push(format!("  {key}: was {}, now {}", show(was), show(is)));
+            }
+        }
+        Ok(differences)
+    }
+}
+
+fn recipe_error(place: &str, problem: impl ToString) -> TrainError {
+    TrainError::Recipe { place: place.to_owned(), problem: problem.to_string() }
+}
+
+/// Sets `key=value` in a table. Keys may lead into tables and lists: `config.hidden_size=192`, `phase.0.steps=10`. What is
+/// no TOML value is taken as text.
+fn apply(table: &mut Table, set: &str) -> Result<()> {
+    let place = format!("--set {set}");
+    let Some((path, text)) = set.split_once('=') else {
+        return Err(recipe_error(&place, "expected key=value, such as steps=1000"));
+    };
+    let (path, text) = (path.trim(), text.trim());
+    let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+    let value = value.unwrap_or_else(|| Value::String(text.to_owned()));
+    let mut parts = path.split('.').peekable();
+    let Some(first) = parts.next().filter(|first| !first.is_empty()) else {
+        return Err(recipe_error(&place, "the key is empty"));
+    };
+    let mut target = match parts.peek() {
+        None => {
+            table.insert(first.to_owned(), value);
+            return Ok(());
+        }
+        Some(_) => table.entry(first).or_insert_with(|| Value::Table(Table::new())),
+    };
+    while let Some(part) = parts.next() {
+        let next = match target {
+            Value::Table(table) => table.entry(part).or_insert_with(|| Value::Table(Table::new())),
+            Value::Array(list) => {
+                let count = list.len();
+                let item = part.parse::<usize>().ok().and_then(|i| list.get_mut(i));
+                item.ok_or_else(|| {
+                    recipe_error(&place, format!("`{part}` is none of the {count} items, which count from 0"))
+                })?
+            }
+            _ => return Err(recipe_error(&place, format!("`{part}` lies inside of something that is no table"))),
+        };
+        if parts.peek().is_none() {
+            *next = value;
+            return Ok(());
+        }
+        target = next;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, sets: &[&str]) -> Result<Recipe> {
+        let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+        Recipe::parse(text, "r.toml", &sets)
+    }
+
+    #[test]
+    fn defaults_survive_and_sets_win() {
+        let recipe =
+            parse("steps = 10\nlearning_rate = 3e-4", &["batch_size=8", "config.hidden_size=64", "model=bert-tiny"])
+                .unwrap();
+        assert_eq!((recipe.steps, recipe.batch_size, recipe.learning_rate), (Some(10), 8, 3e-4));
+        assert_eq!(recipe.config["hidden_size"].as_integer(), Some(64));
+        assert_eq!(recipe.model, "bert-tiny");
+        assert_eq!(parse(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
+        let phased = parse("[[phase]]\nsteps = 3\n[[phase]]\nsteps = 4", &["phase.1.steps=5"]).unwrap();
+        assert_eq!(phased.phases[1].steps, Some(5));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases: [(&str, &[&str], &str); 16] = [
+            ("step = 10", &[], "unknown field `step`"),
+            ("steps = 10\nlearning_rat = 1", &[], "line 2"),
+            ("steps = \"many\"", &[], "line 1"),
+            ("steps = 10", &["nothing"], "expected key=value"),
+            ("steps = 10", &["=1"], "the key is empty"),
+            ("steps = 10", &["no_such=1"], "unknown field `no_such`"),
+            ("steps = 10", &["phase.0.steps=1"], "phase"),
+            ("[[phase]]\nsteps = 1", &["phase.3.steps=1"], "none of the 1 items"),
+            ("steps = 10\nepochs = 2", &[], "either `steps` or `epochs`"),
+            ("steps = 0", &[], "`steps` is 0"),
+            ("batch_size = 10\naccumulation = 4", &[], "a divisor of 10"),
+            ("objective = \"magic\"", &[], "mlm-nsp"),
+            ("mask_split = [0.5, 0.1, 0.1]", &[], "mask_split"),
+            ("steps = 9\n[[phase]]\nshare = 0.5", &[], "a sum of 1"),
+            ("steps = 9\n[[phase]]\nsteps = 9", &[], "given twice"),
+            ("[[phase]]\nsteps = 9\nwarmup_steps = 2", &[], "learning_rate"),
+        ];
+        for (text, sets, expected) in cases {
+            let error = parse(text, sets).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn phases_add_up_and_have_their_rates() {
+        let never = |_| -> Result<u64> { unreachable!("no epochs") };
+        let text = "steps = 1001\nlearning_rate = 1.0\nwarmup_steps = 100\n[[phase]]\nshare = 0.9\n[[phase]]\nshare = 0.1\nsequence_length = 512\nbatch_size = 16";
+        let phases = parse(text, &[]).unwrap().resolve(never).unwrap();
+        assert_eq!(phases.iter().map(|p| (p.first_step, p.steps)).collect::<Vec<_>>(), [(0, 901), (901, 100)]);
+        assert_eq!((phases[1].instances.sequence_length, phases[1].batch_size, phases[0].batch_size), (512, 16, 32));
+        assert_eq!((phases[1].rate_from, phases[1].schedule.steps), (0, 1001));
+
+        let text = "[[phase]]\nsteps = 10\n[[phase]]\nsteps = 20\nlearning_rate = 0.5\nwarmup_steps = 4";
+        let phases = parse(text, &[]).unwrap().resolve(never).unwrap();
+        assert_eq!((phases[1].rate_from, phases[1].schedule.steps, phases[1].schedule.peak), (10, 20, 0.5));
+        assert_eq!(phases[0].schedule.steps, 30);
+
+        let phases = parse("epochs = 2.0", &[]).unwrap().resolve(|epochs| Ok((epochs * 50.0) as u64)).unwrap();
+        assert_eq!(phases[0].steps, 100);
+        assert!(parse("", &[]).unwrap().resolve(never).unwrap_err().to_string().contains("`steps` is missing"));
+    }
+
+    #[test]
+    fn what_may_change_when_a_run_goes_on() {
+        let old = parse("steps = 10", &[]).unwrap();
+        let differences = |sets: &[&str]| old.differences(&parse("steps = 10", sets).unwrap()).unwrap();
+        assert_eq!(differences(&["steps=20", "eval_every=3"]), [""; 0]);
+        assert_eq!(differences(&["steps=5"]), ["  steps: was 10, now 5"]);
+        assert_eq!(
+            differences(&["learning_rate=1.0", "dropout=0.0"]),
+            ["  dropout: was not given, now 0.0", "  learning_rate: was 0.0001, now 1.0"]
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! Learning rates over the steps of a run.
+
+use serde::{Deserialize, Serialize};
+
+/// The course of the learning rate after the warm-up, in which it rises from 0 in a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// From the end of the warm-up in a line to 0, as in Hugging Face's `get_linear_schedule_with_warmup`.
+    #[default]
+    Linear,
+    /// In a line to 0 over all steps, overruled by the warm-up while it lasts, so that the rate drops at its end: as in
+    /// Google's code (optimization.py 31-54).
+    PaperLinear,
+    /// Half a cosine from the end of the warm-up to 0.
+    Cosine,
+    /// The same to the end.
+    Constant,
+    /// The same until the last `decay_steps`, then in a line to 0.
+    WarmupStableDecay,
+}
+
+/// A learning rate for each of a number of steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    /// Its course.
+    pub kind: ScheduleKind,
+    /// The highest rate.
+    pub peak: f64,
+    /// Steps in which the rate rises.
+    pub warmup_steps: u64,
+    /// Steps of the decay of [`ScheduleKind::WarmupStableDecay`].
+    pub decay_steps: u64,
+    /// All steps.
+    pub steps: u64,
+}
+
+impl Schedule {
+    /// The rate of update number `step`, from 0. The first of a warm-up is 0, as in both Google's and Hugging Face's code.
+    pub fn rate(&self, step: u64) -> f64 {
+        let (k, warmup, total) = (step as f64, self.warmup_steps as f64, self.steps as f64);
+        if step < self.warmup_steps {
+            return self.peak * k / warmup;
+        }
+        let left = |from: f64| ((total - k) / (total - from).max(1.0)).clamp(0.0, 1.0);
+        self.peak
+            * match self.kind {
+                ScheduleKind::Linear => left(warmup),
+                ScheduleKind::PaperLinear => left(0.0),
+                ScheduleKind::Cosine => 0.5 * (1.0 - (std::f64::consts::PI * left(warmup)).cos()),
+                ScheduleKind::Constant => 1.0,
+                ScheduleKind::WarmupStableDecay => left((total - self.decay_steps as f64).max(warmup)),
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates() {
+        use ScheduleKind::*;
+        // kind, step, expected of a peak of 1 with 10 steps of warm-up, 20 of decay, 110 in all
+        let cases = [
+            (Linear, 0, 0.0),
+            (Linear, 5, 0.5),
+            (Linear, 10, 1.0),
+            (Linear, 60, 0.5),
+            (Linear, 109, 0.01),
+            (Linear, 110, 0.0),
+            (Linear, 500, 0.0),
+            (PaperLinear, 5, 0.5),
+            (PaperLinear, 9, 0.9),
+            (PaperLinear, 10, 100.0 / 110.0),
+            (PaperLinear, 55, 0.5),
+            (Cosine, 10, 1.0),
+            (Cosine, 60, 0.5),
+            (Cosine, 110, 0.0),
+            (Constant, 5, 0.5),
+            (Constant, 109, 1.0),
+            (WarmupStableDecay, 89, 1.0),
+            (WarmupStableDecay, 90, 1.0),
+            (WarmupStableDecay, 100, 0.5),
+            (WarmupStableDecay, 110, 0.0),
+        ];
+        for (kind, step, expected) in cases {
+            let schedule = Schedule { kind, peak: 1.0, warmup_steps: 10, decay_steps: 20, steps: 110 };
+            let got = schedule.rate(step);
+            assert!((got - expected).abs() < 1e-12, "{kind:?} at {step}: {got}, expected {expected}");
+        }
+    }
+
+    #[test]
+    fn degenerate_lengths_stay_finite() {
+        for kind in [
+            ScheduleKind::Linear,
+            ScheduleKind::PaperLinear,
+            ScheduleKind::Cosine,
+            ScheduleKind::Constant,
+            ScheduleKind::WarmupStableDecay,
+        ] {
+            for (warmup_steps, decay_steps, steps) in [(0, 0, 0), (5, 0, 5), (9, 9, 5), (0, 9, 1)] {
+                let schedule = Schedule { kind, peak: 1.0, warmup_steps, decay_steps, steps };
+                for step in 0..12 {
+                    assert!((0.0..=1.0).contains(&schedule.rate(step)), "{schedule:?} at {step}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Runs as a whole: the same bits whether or not a run was interrupted, whatever killed it; checkpoints that are kept;
+//! how a run ends when its loss does; accumulation; phases; continued pre-training with new pieces.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use henson_data::{Corpus, Vocabulary};
+use henson_tensor::{Device, Isa};
+use henson_text::{Tokenizer, WordPieceOptions};
+use henson_train::metrics::{self, Line};
+use henson_train::{
+    Engine, Evaluation, Event, LoopSettings, Outcome, Plan, Recipe, Result, RunDirectory, State, StepLoss, Task, Watch,
+    train,
+};
+
+/// The words of a real text as a vocabulary, most frequent first.
+fn tokenizer(words: usize, extra: &[&str]) -> Tokenizer {
+    let text = text();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for word in text.split(|c: char| !c.is_alphabetic()).filter(|word| word.len() > 1) {
+        *counts.entry(word).or_default() += 1;
+    }
+    let mut by_count: Vec<(&str, usize)> = counts.into_iter().collect();
+    by_count.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let mut vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned).to_vec();
+    for c in (b'!'..=b'~').map(char::from).filter(|c| !c.is_ascii_uppercase()) {
+        vocabulary.extend([c.to_string(), format!("##{c}")]);
+    }
+    vocabulary.extend(by_count.iter().take(words).map(|(word, _)| (*word).to_owned()));
+    vocabulary.extend(extra.iter().map(|word| (*word).to_owned()));
+    Tokenizer::from_vocabulary(&vocabulary, &WordPieceOptions::default()).unwrap()
+}
+
+fn text() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/text/novels.txt");
+    fs::read_to_string(path).unwrap().to_lowercase()
+}
+
+/// Documents of 40 lines; every eighth is held out.
+fn corpora(tokenizer: &Tokenizer) -> (Corpus, Corpus) {
+    let text = text();
+    let lines: Vec<Vec<u32>> =
+        text.lines().map(|line| tokenizer.encode_ids(line).unwrap()).filter(|ids| !ids.is_empty()).collect();
+    let documents: Vec<Vec<Vec<u32>>> = lines.chunks(40).map(<[Vec<u32>]>::to_vec).collect();
+    let part = |held_out: bool| -> Vec<Vec<Vec<u32>>> {
+        let chosen = documents.iter().enumerate().filter(|(i, _)| i.is_multiple_of(8) == held_out);
+        chosen.map(|(_, document)| document.clone()).collect()
+    };
+    let vocabulary = Vocabulary::of(tokenizer).unwrap();
+    (Corpus::from_documents(vocabulary.clone(), &part(false)), Corpus::from_documents(vocabulary, &part(true)))
+}
+
+const RECIPE: &str = r#"
+model = "bert-tiny"
+steps = 20
+batch_size = 8
+sequence_length = 48
+learning_rate = 1e-3
+checkpoint_every = 7
+eval_every = 5
+eval_sequences = 16
+log_every = 1
+config = { hidden_size = 32, num_hidden_layers = 2, max_position_embeddings = 64 }
+"#;
+
+fn plan(sets: &[&str]) -> Plan {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    let recipe = Recipe::parse(RECIPE, "test", &sets).unwrap();
+    let tokenizer = tokenizer(300, &[]);
+    let (corpus, held_out) = corpora(&tokenizer);
+    Plan::on(corpus, held_out, tokenizer, recipe, 2).unwrap()
+}
+
+fn settings(plan: &Plan) -> LoopSettings {
+    LoopSettings {
+        steps: plan.steps(),
+        checkpoint_every: plan.recipe.checkpoint_every,
+        keep_checkpoints: plan.recipe.keep_checkpoints,
+        eval_every: plan.recipe.eval_every,
+        log_every: plan.recipe.log_every,
+        stop_at: None,
+    }
+}
+
+/// Trains in a directory from where it is, until a step if one is given.
+fn run(plan: &Plan, directory: &Path, threads: usize, stop_at: Option<u64>) -> Result<Outcome> {
+    let device = Device::cpu(Some(Isa::best()), Some(threads)).unwrap();
+    let run = RunDirectory::open(directory)?;
+    fs::write(directory.join("recipe.toml"), plan.recipe.to_toml()?).unwrap();
+    let mut state = run.latest()?.unwrap_or_else(|| State::new(plan.data_name(), "test".to_owned()));
+    let mut engine = plan.engine(&device)?;
+    if state.step > 0 {
+        run.load(&state, &mut engine.parameters, &mut engine.updater)?;
+    }
+    let mut task = plan.task(&state.place, 1)?;
+    let stop = AtomicBool::new(false);
+    let mut watch = Watch { on: &mut |_| {}, stop: &stop };
+    let settings = LoopSettings { stop_at, ..settings(plan) };
+    train(&mut engine, &mut task, &run, &plan.model_files()?, &mut state, &settings, &mut watch)
+}
+
+fn weights(directory: &Path) -> Vec<u8> {
+    fs::read(directory.join("model.safetensors")).unwrap()
+}
+
+fn losses(directory: &Path) -> Vec<(u64, f64)> {
+    let lines = metrics::read(&directory.join("metrics.jsonl")).unwrap();
+    let train = lines.into_iter().filter_map(|line| if let Line::Train(line) = line { Some(line) } else { None });
+    train.map(|line| (line.step, line.loss)).collect()
+}
+
+#[test]
+fn a_run_in_legs_gives_the_bits_of_one_that_was_never_stopped() {
+    let plan = plan(&[]);
+    let directory = tempfile::tempdir().unwrap();
+    let (whole, legs) = (directory.path().join("whole"), directory.path().join("legs"));
+    assert_eq!(run(&plan, &whole, 2, None).unwrap(), Outcome::Finished);
+    // Stops fall on no checkpoint's step; another number of threads changes nothing.
+    for (threads, stop_at) in [(1, Some(0)), (1, Some(4)), (2, Some(10)), (3, None)] {
+        let expected = if stop_at.is_some() { Outcome::Paused } else { Outcome::Finished };
+        assert_eq!(run(&plan, &legs, threads, stop_at).unwrap(), expected);
+    }
+    assert_eq!(weights(&whole), weights(&legs));
+    let optimizer = |run: &Path| fs::read(run.join("checkpoints/step-20/optimizer.safetensors")).unwrap();
+    assert_eq!(optimizer(&whole), optimizer(&legs));
+    assert_eq!(losses(&whole), losses(&legs));
+    assert_eq!(losses(&whole).len(), 20);
+    let evals = |run: &Path| {
+        let lines = metrics::read(&run.join("metrics.jsonl")).unwrap();
+        lines.into_iter().filter(|line| matches!(line, Line::Eval(_) | Line::Samples(_))).collect::<Vec<_>>()
+    };
+    assert_eq!(evals(&whole), evals(&legs));
+    assert!(whole.join("report.html").is_file() && whole.join("vocab.txt").is_file());
+}
+
+#[test]
+fn the_last_checkpoints_and_the_best_are_kept() {
+    let plan = plan(&["checkpoint_every=2", "keep_checkpoints=1", "steps=12", "learning_rate=0.0"]);
+    let directory = tempfile::tempdir().unwrap();
+    run(&plan, directory.path(), 2, None).unwrap();
+    // Nothing is learnt, so the first evaluation stays the best.
+    let run = RunDirectory::open(directory.path()).unwrap();
+    assert_eq!(run.steps().unwrap(), [2, 12]);
+    assert_eq!(run.latest().unwrap().unwrap().best.map(|best| best.step), Some(2));
+}
+
+#[test]
+fn a_second_process_is_refused_and_so_are_other_directories() {
+    let directory = tempfile::tempdir().unwrap();
+    let _first = RunDirectory::open(directory.path()).unwrap();
+    assert!(RunDirectory::open(directory.path()).unwrap_err().to_string().contains("another henson"));
+    let other = tempfile::tempdir().unwrap();
+    fs::write(other.path().join("thesis.tex"), "years of work").unwrap();
+    assert!(RunDirectory::open(other.path()).unwrap_err().to_string().contains("holds no run"));
+}
+
+#[test]
+fn accumulated_parts_add_up_to_the_batch() {
+    let directory = tempfile::tempdir().unwrap();
+    let losses: Vec<Vec<(u64, f64)>> = [1, 4]
+        .into_iter()
+        .map(|accumulation| {
+            let plan = plan(&["batch_size=32", "steps=6", &format!("accumulation={accumulation}")]);
+            let out = directory.path().join(accumulation.to_string());
+            run(&plan, &out, 2, None).unwrap();
+            losses(&out)
+        })
+        .collect();
+    for ((step, whole), (_, parts)) in losses[0].iter().zip(&losses[1]) {
+        assert!((whole - parts).abs() < 2e-5 * whole, "step {step}: {whole} and {parts}");
+    }
+}
+
+#[test]
+fn training_learns_and_phases_follow_each_other() {
+    let text = "phase = [{ steps = 30 }, { steps = 10, sequence_length = 64, batch_size = 4, learning_rate = 5e-4 }]";
+    let sets = vec![text.to_owned()];
+    let base = RECIPE.replace("steps = 20", "");
+    let recipe = Recipe::parse(&base, "test", &sets).unwrap();
+    let tokenizer = tokenizer(300, &[]);
+    let (corpus, held_out) = corpora(&tokenizer);
+    let plan = Plan::on(corpus, held_out, tokenizer, recipe, 2).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    // Stopped in the second phase once: its place is found again.
+    run(&plan, directory.path(), 2, Some(33)).unwrap();
+    run(&plan, directory.path(), 2, None).unwrap();
+    let lines = metrics::read(&directory.path().join("metrics.jsonl")).unwrap();
+    let trained: Vec<_> = lines.iter().filter_map(|l| if let Line::Train(l) = l { Some(l) } else { None }).collect();
+    assert_eq!(trained.len(), 40);
+    assert!(trained.iter().all(|line| line.phase == u32::from(line.step > 30)));
+    // The second phase has a warm-up of its own, from 0.
+    assert_eq!(trained[30].learning_rate, 0.0);
+    let evals: Vec<f64> =
+        lines.iter().filter_map(|l| if let Line::Eval(l) = l { Some(l.metrics["loss"]) } else { None }).collect();
+    assert!(evals[evals.len() - 1] < evals[0] - 0.5, "{evals:?}");
+}
+
+#[test]
+fn interrupted_from_outside_a_checkpoint_is_written() {
+    let plan = plan(&[]);
+    let directory = tempfile::tempdir().unwrap();
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let run = RunDirectory::open(directory.path()).unwrap();
+    let mut state = State::new(plan.data_name(), "test".to_owned());
+    let mut engine = plan.engine(&device).unwrap();
+    let mut task = plan.task(&state.place, 1).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut on = |event: Event<'_>| {
+        if let Event::Step { step: 3, .. } = event {
+            stop.store(true, Ordering::Relaxed);
+        }
+    };
+    let mut watch = Watch { on: &mut on, stop: &stop };
+    let files = plan.model_files().unwrap();
+    let outcome = train(&mut engine, &mut task, &run, &files, &mut state, &settings(&plan), &mut watch).unwrap();
+    assert_eq!((outcome, state.step, run.steps().unwrap()), (Outcome::Interrupted, 3, vec![3]));
+}
+
+/// A task whose loss is what the test says.
+struct Scripted {
+    task: henson_train::PreTraining,
+    loss: fn(u64) -> f64,
+}
+
+impl Task for Scripted {
+    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<StepLoss> {
+        Ok(StepLoss { loss: (self.loss)(step), ..self.task.step(engine, step)? })
+    }
+    fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
+        self.task.evaluate(engine, step)
+    }
+    fn samples(&mut self, engine: &mut Engine) -> Result<Vec<metrics::Sample>> {
+        self.task.samples(engine)
+    }
+    fn rate(&self, step: u64) -> (f64, u32) {
+        self.task.rate(step)
+    }
+    fn place(&self) -> Result<serde_json::Value> {
+        self.task.place()
+    }
+}
+
+#[test]
+fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint() {
+    let cases: [(fn(u64) -> f64, &str); 2] = [
+        (|step| if step == 17 { f64::NAN } else { 5.0 }, "step 18: the loss is not finite; the checkpoint of step 14"),
+        (|step| if step > 22 { 1e4 } else { 5.0 }, "the loss has risen to"),
+    ];
+    for (loss, expected) in cases {
+        let plan = plan(&["steps=40"]);
+        let directory = tempfile::tempdir().unwrap();
+        let device = Device::cpu(None, Some(2)).unwrap();
+        let run = RunDirectory::open(directory.path()).unwrap();
+        let mut state = State::new(plan.data_name(), "test".to_owned());
+        let mut engine = plan.engine(&device).unwrap();
+        let mut task = Scripted { task: plan.task(&state.place, 1).unwrap(), loss };
+        let stop = AtomicBool::new(false);
+        let mut watch = Watch { on: &mut |_| {}, stop: &stop };
+        let files = plan.model_files().unwrap();
+        let error = train(&mut engine, &mut task, &run, &files, &mut state, &settings(&plan), &mut watch).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(error.to_string().contains("learning_rate"), "{error}");
+        let last = run.latest().unwrap().unwrap();
+        assert!(last.step >= 14 && run.load(&last, &mut engine.parameters, &mut engine.updater).is_ok());
+    }
+}
+
+#[test]
+fn continued_pre_training_keeps_weights_and_gives_new_pieces_the_mean_of_their_old_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = directory.path().join("first");
+    run(&plan(&["steps=3"]), &first, 2, None).unwrap();
+    let old = plan(&[&format!("model={:?}", first.display().to_string()), "config={}"]);
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let before = old.engine(&device).unwrap().parameters;
+
+    let word = "zzyzx";
+    let grown = tokenizer(300, &[word]);
+    let recipe = old.recipe.clone();
+    let (corpus, held_out) = corpora(&grown);
+    let new = Plan::on(corpus, held_out, grown, recipe, 2).unwrap();
+    assert_eq!(new.config.vocab_size, old.config.vocab_size + 1);
+    let after = new.engine(&device).unwrap().parameters;
+    let old_ids = old.tokenizer.encode_ids(word).unwrap();
+    assert!(old_ids.len() > 1);
+    for (i, entry) in before.entries().iter().enumerate() {
+        let (was, is) = (before.read(i), after.read(i));
+        assert_eq!(was, is[..was.len()], "{}", entry.name);
+        if is.len() > was.len() {
+            let columns = is.len() - was.len();
+            for (c, x) in is[was.len()..].iter().enumerate() {
+                let mean = old_ids.iter().map(|id| was[*id as usize * columns + c]).sum::<f32>() / old_ids.len() as f32;
+                assert!((x - mean).abs() < 1e-6, "{}: {x} and {mean}", entry.name);
+            }
+        }
+    }
+    // Another vocabulary altogether is refused.
+    let other = tokenizer(200, &["zzyzx"]);
+    let (corpus, held_out) = corpora(&other);
+    let plan = Plan::on(corpus, held_out, other, old.recipe.clone(), 2).unwrap();
+    let error = plan.engine(&device).err().unwrap().to_string();
+    assert!(error.contains("another vocabulary"), "{error}");
+}
+
+#[test]
+fn a_left_to_right_model_trains_and_says_what_it_is() {
+    let plan = plan(&["objective=causal", "steps=4"]);
+    let directory = tempfile::tempdir().unwrap();
+    run(&plan, directory.path(), 2, None).unwrap();
+    let config = fs::read_to_string(directory.path().join("config.json")).unwrap();
+    assert!(config.contains("BertLMHeadModel") && config.contains("\"is_decoder\": true"), "{config}");
+}
