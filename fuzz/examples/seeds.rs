@@ -56,5 +56,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         write("tokenizer", name, json.as_bytes())?;
     }
+
+    // A corpus of an old version; its shards lose header and footer, which the target puts around what it is given.
+    let corpus = here.join("../crates/data/tests/build/version-1");
+    write("manifest", "version-1", &std::fs::read(corpus.join("corpus.json"))?)?;
+    for (name, documents, sentences) in [("train-00000", 2_u8, 4), ("held-out-00000", 1, 1)] {
+        let shard = std::fs::read(corpus.join(format!("{name}.shard")))?;
+        write("shard", name, &shard)?;
+        write("shard", &format!("{name}-body"), &[&[documents << 1, sentences], &shard[16..shard.len() - 48]].concat())?;
+    }
     Ok(())
 }

@@ -2,8 +2,6 @@
 //! is over all of them, and one drawn at random. Training and sampled encoding share it; plain encoding is the
 //! `tokenizers` crate's, which finds the same likeliest way.
 
-use std::ops::Range;
-
 /// The piece of a character that no piece holds.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
@@ -27,8 +25,8 @@ impl Trie {
         let characters: Vec<Vec<char>> = sorted.iter().map(|piece| piece.chars().collect()).collect();
         let mut trie = Self { first_child: Vec::new(), labels: vec!['\0'], pieces: vec![UNKNOWN] };
         // The pieces below each node of a level.
-        let mut level: Vec<Range<usize>> = Vec::with_capacity(1);
-        level.push(0..characters.len());
+        let root = 0..characters.len();
+        let mut level = vec![root];
         let mut depth = 0;
         while !level.is_empty() {
             let mut next = Vec::new();

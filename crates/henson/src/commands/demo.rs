@@ -23,15 +23,20 @@ use crate::flags::demo::Demo;
 use crate::output;
 
 const CORPUS: &[u8] = include_bytes!("../../demo/corpus.txt.zst");
-const LABELLED: &[u8] = include_bytes!("../../demo/subjectivity.tsv.zst");
 const RECIPE: &str = include_str!("../../../../recipes/demo.toml");
 
+/// Inaugural addresses come first in the text, then chapters of novels.
+const ADDRESSES: usize = 59;
+
 const PIECES: usize = 4000;
-const HELD_OUT: f64 = 0.05;
+
+/// One of so many documents is held out.
+const HELD_OUT_EVERY: usize = 10;
 
 /// The classifiers' recipe.
+const LABELS: usize = 40;
 const SEEDS: [u64; 3] = [1, 2, 3];
-const EPOCHS: u64 = 20;
+const EPOCHS: u64 = 30;
 const BATCH: usize = 16;
 const LEARNING_RATE: f64 = 5e-4;
 const LONGEST: usize = 64;
@@ -81,23 +86,30 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let at = |name: &str| out.join(name);
 
-    step(1, "a tokenizer, from two megabytes of text: novels of the 19th century, and inaugural addresses");
     let text = unpacked(CORPUS)?;
-    henson_checkpoint::write_atomic(&at("corpus.txt"), text.as_bytes())?;
-    let settings =
-        TrainingSettings { threads: device.threads(), ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
-    let trained = henson_text::train::<anyhow::Error>(&settings, [Ok(text)], &mut |_| ControlFlow::Continue(()))?;
+    let documents: Vec<&str> = text.split("\n\n").map(str::trim).filter(|document| !document.is_empty()).collect();
+    let (held_out, train): (Vec<(usize, &str)>, Vec<(usize, &str)>) =
+        documents.iter().copied().enumerate().partition(|(i, _)| i % HELD_OUT_EVERY == HELD_OUT_EVERY / 2);
+    for (name, part) in [("train.txt", &train), ("held-out.txt", &held_out)] {
+        let text: Vec<&str> = part.iter().map(|(_, document)| *document).collect();
+        henson_checkpoint::write_atomic(&at(name), text.join("\n\n").as_bytes())?;
+    }
+
+    step(1, "a tokenizer, from two megabytes of text: novels of the 19th century, and inaugural addresses");
+    let settings = TrainingSettings { threads: device.threads(), ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
+    let blocks = train.iter().map(|(_, document)| Ok((*document).to_owned()));
+    let trained = henson_text::train::<anyhow::Error>(&settings, blocks, &mut |_| ControlFlow::Continue(()))?;
     let tokenizer = trained.tokenizer;
     tokenizer.save(&at("tokenizer"), None)?;
     let sample = "Unquestionably, the puppeteer smiled.";
     let pieces: Vec<String> = tokenizer.encode(sample)?.ids.iter().filter_map(|id| tokenizer.token(*id)).collect();
     say(&format!("   {} pieces; \"{sample}\" is {}", tokenizer.vocabulary_size(), pieces.join(" ")));
 
-    step(2, "shards: the text as piece ids, with 5% of the documents held out");
-    let source = SourceFiles { name: "demo".to_owned(), weight: 1.0, paths: vec![at("corpus.txt")] };
+    step(2, "shards: the text as piece ids, with a tenth of the documents held out");
+    let source = SourceFiles { name: "demo".to_owned(), weight: 1.0, paths: vec![at("train.txt")] };
     let options = BuildOptions {
         sources: vec![source],
-        held_out: HELD_OUT,
+        held_out_files: vec![at("held-out.txt")],
         threads: device.threads(),
         ..BuildOptions::default()
     };
@@ -134,15 +146,14 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         say(&format!("       before: {:<44} after: {}", before.join(", "), after.join(", ")));
     }
 
-    let (train, test) = labelled(&tokenizer)?;
-    step(
-        4,
-        &format!(
-            "a classifier from {} labelled sentences (is it an opinion, or does it tell the plot?), scored on {}, three times:",
-            train.len(),
-            test.len()
-        ),
-    );
+    let train = balanced(sentences(&train, &tokenizer)?);
+    let test = sentences(&held_out, &tokenizer)?;
+    step(4, &format!(
+        "a classifier from {} labelled sentences (is it from an address, or from a novel?), scored on {} of documents that \
+         it never saw, three times:",
+        train.len(),
+        test.len()
+    ));
     let pretrained = classify(&plan, Some(&model), &train, &test, &device)?;
     let untrained = classify(&plan, None, &train, &test, &device)?;
     for (name, scores) in [("pre-trained", &pretrained), ("the same network, untrained", &untrained)] {
@@ -215,20 +226,28 @@ fn evaluations(run: &Path) -> anyhow::Result<Vec<BTreeMap<String, f64>>> {
         .collect())
 }
 
-/// The labelled sentences to train with and to score with.
-fn labelled(tokenizer: &Tokenizer) -> anyhow::Result<(Vec<Labelled>, Vec<Labelled>)> {
-    let text = unpacked(LABELLED)?;
-    let (mut train, mut test) = (Vec::new(), Vec::new());
-    for line in text.lines().skip(1) {
-        let [split, label, sentence] = line.split('\t').collect::<Vec<_>>()[..] else {
-            anyhow::bail!("the embedded labels are damaged: {line}");
-        };
-        let features = tokenizer.template().single(&tokenizer.encode(sentence)?, LONGEST)?;
-        let example =
-            Labelled { ids: features.ids, segments: features.segments, label: u32::from(label == "subjective") };
-        if split == "train" { train.push(example) } else { test.push(example) }
+/// Sentences of middling length with their class: 1 for an address, 0 for a novel.
+fn sentences(documents: &[(usize, &str)], tokenizer: &Tokenizer) -> anyhow::Result<Vec<Labelled>> {
+    let mut examples = Vec::new();
+    for (number, document) in documents {
+        for sentence in document.lines().filter(|line| (6..=30).contains(&line.split_whitespace().count())) {
+            let features = tokenizer.template().single(&tokenizer.encode(sentence)?, LONGEST)?;
+            let label = u32::from(*number < ADDRESSES);
+            examples.push(Labelled { ids: features.ids, segments: features.segments, label });
+        }
     }
-    Ok((train, test))
+    Ok(examples)
+}
+
+/// As many of each class as there shall be labels, spread evenly over the text.
+fn balanced(examples: Vec<Labelled>) -> Vec<Labelled> {
+    let mut chosen = Vec::new();
+    for label in [0, 1] {
+        let class: Vec<&Labelled> = examples.iter().filter(|example| example.label == label).collect();
+        let count = LABELS / 2;
+        chosen.extend((0..count).map(|i| class[i * class.len() / count].clone()));
+    }
+    chosen
 }
 
 /// The accuracy of a classifier for each seed, from the weights of a model or from random ones.
