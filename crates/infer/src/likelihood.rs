@@ -15,8 +15,8 @@ use crate::batches::TOKENS;
 use crate::model::Prepared;
 use crate::{InferError, Length, Model, Result};
 
-/// Rows whose logits are computed at a time: with the vocabulary's width more would take much memory, and fewer would
-/// read the word embeddings too often.
+/// Rows whose logits are computed at a time. 30 MB with BERT's vocabulary; a left-to-right model asks for every token's,
+/// and more rows at a time are no faster.
 const ROWS: usize = 256;
 
 /// What a piece's probability is conditioned on.

@@ -29,7 +29,7 @@ fn walk(corpus: &Corpus) {
             end = range.end;
             document.read(range, &mut ids);
         }
-        assert_eq!((end, document.is_empty()), (document.len(), document.len() == 0));
+        assert_eq!((end, document.is_empty()), (document.len(), end == 0));
         document.read(document.len()..usize::MAX, &mut ids);
     }
     assert!(ids.iter().all(|&id| id < corpus.vocabulary().size));

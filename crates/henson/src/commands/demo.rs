@@ -96,7 +96,8 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     }
 
     step(1, "a tokenizer, from two megabytes of text: novels of the 19th century, and inaugural addresses");
-    let settings = TrainingSettings { threads: device.threads(), ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
+    let settings =
+        TrainingSettings { threads: device.threads(), ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
     let blocks = train.iter().map(|(_, document)| Ok((*document).to_owned()));
     let trained = henson_text::train::<anyhow::Error>(&settings, blocks, &mut |_| ControlFlow::Continue(()))?;
     let tokenizer = trained.tokenizer;
@@ -148,12 +149,15 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
 
     let train = balanced(sentences(&train, &tokenizer)?);
     let test = sentences(&held_out, &tokenizer)?;
-    step(4, &format!(
-        "a classifier from {} labelled sentences (is it from an address, or from a novel?), scored on {} of documents that \
+    step(
+        4,
+        &format!(
+            "a classifier from {} labelled sentences (is it from an address, or from a novel?), scored on {} of documents that \
          it never saw, three times:",
-        train.len(),
-        test.len()
-    ));
+            train.len(),
+            test.len()
+        ),
+    );
     let pretrained = classify(&plan, Some(&model), &train, &test, &device)?;
     let untrained = classify(&plan, None, &train, &test, &device)?;
     for (name, scores) in [("pre-trained", &pretrained), ("the same network, untrained", &untrained)] {

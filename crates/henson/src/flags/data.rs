@@ -327,12 +327,9 @@ pub(crate) struct DataExport {
 }
 
 fn parse_split(text: &str) -> Result<[f64; 3], String> {
-    let shares: Vec<f64> = text.split(',').map_while(|share| share.trim().parse().ok()).collect();
-    let expected = "expected three shares, such as 0.8,0.1,0.1";
-    <[f64; 3]>::try_from(shares).map_err(|_| expected.to_owned()).and_then(|shares| {
-        // What follows a share that is none was not read.
-        if text.split(',').count() == 3 { Ok(shares) } else { Err(expected.to_owned()) }
-    })
+    let shares: Option<Vec<f64>> = text.split(',').map(|share| share.trim().parse().ok()).collect();
+    let shares = shares.and_then(|shares| <[f64; 3]>::try_from(shares).ok());
+    shares.ok_or_else(|| "expected three shares, such as 0.8,0.1,0.1".to_owned())
 }
 
 fn parse_source(text: &str) -> Result<SourceFiles, String> {

@@ -45,12 +45,12 @@ pub(crate) fn run(flags: &DataExport) -> anyhow::Result<()> {
     });
     write_atomic(out, &file.bytes(metadata)?).with_context(|| format!("cannot write {}", out.display()))?;
     output::line(&format!(
-        "wrote {} batches of {} sequences, {} pieces, {} of them to predict, to {}",
+        "wrote {} × {} sequences to {}: {} pieces, {} to predict",
         flags.batches,
         flags.batch_size,
+        out.display(),
         grouped(pieces as u64),
-        grouped(predicted as u64),
-        out.display()
+        grouped(predicted as u64)
     ))
 }
 
