@@ -132,6 +132,15 @@ pub enum TextError {
         second: u32,
     },
 
+    /// A piece cannot be added to a vocabulary.
+    #[error("cannot add {piece:?} to the vocabulary: {problem}")]
+    Piece {
+        /// The piece.
+        piece: String,
+        /// Why not.
+        problem: String,
+    },
+
     /// Two tokens of a vocabulary have the same id.
     #[error("{}: tokens {first:?} and {second:?} both have id {id}: every token needs an id of its own", path.display())]
     DuplicateId {

@@ -14,7 +14,7 @@ use tokenizers::{Model, ModelWrapper};
 use crate::error::TextError;
 use crate::tokenizer::{Tokenizer, json};
 
-/// Parts that are remembered at a time, half of them for certain: some 20 MiB.
+/// Parts that are remembered at a time, half of them for certain: some 7 MiB.
 const REMEMBERED: usize = 1 << 17;
 
 /// Longer parts are hardly words.
@@ -42,13 +42,24 @@ enum Rule {
     Whole,
 }
 
-type Words<T> = HashMap<Box<str>, T, BuildHasherDefault<Folded>>;
-
+/// Parts and their ids, in three lists that keep their memory: a map of texts would spread over all of the heap.
 #[derive(Default)]
 struct Memory {
-    places: Words<(u32, u32)>,
+    /// The numbers of entries, from 1, at the places that their hashes lead to; 0 where there is none.
+    slots: Vec<u32>,
+    entries: Vec<Entry>,
+    text: String,
     ids: Vec<u32>,
 }
+
+/// Where the text and the ids of a part end; they begin where those of the entry before it end.
+struct Entry {
+    hash: u64,
+    text_end: u32,
+    ids_end: u32,
+}
+
+type Words = HashMap<Box<str>, u32, BuildHasherDefault<Folded>>;
 
 impl Tokenizer {
     /// A faster way to the ids of many texts.
@@ -156,11 +167,12 @@ impl Encoder<'_> {
     }
 
     fn recall(&mut self, text: &str, ids: &mut Vec<u32>) -> bool {
-        if let Some(found) = self.recent.get(text) {
+        let hash = hash(text);
+        if let Some(found) = self.recent.get(hash, text) {
             ids.extend_from_slice(found);
             return true;
         }
-        let Some(found) = self.older.get(text) else { return false };
+        let Some(found) = self.older.get(hash, text) else { return false };
         let begin = ids.len();
         ids.extend_from_slice(found);
         // What is used stays when the older half is forgotten.
@@ -172,29 +184,57 @@ impl Encoder<'_> {
         if text.len() > LONGEST {
             return;
         }
-        if self.recent.places.len() >= REMEMBERED / 2 {
+        if self.recent.entries.len() >= REMEMBERED / 2 {
             std::mem::swap(&mut self.recent, &mut self.older);
-            self.recent.places.clear();
-            self.recent.ids.clear();
+            self.recent.clear();
         }
-        let begin = self.recent.ids.len() as u32;
-        self.recent.ids.extend_from_slice(ids);
-        self.recent.places.insert(text.into(), (begin, self.recent.ids.len() as u32));
+        self.recent.insert(hash(text), text, ids);
     }
 }
 
 impl Memory {
-    fn get(&self, text: &str) -> Option<&[u32]> {
-        let &(begin, end) = self.places.get(text)?;
-        Some(&self.ids[begin as usize..end as usize])
+    fn get(&self, hash: u64, text: &str) -> Option<&[u32]> {
+        let mut slot = hash as usize % REMEMBERED;
+        loop {
+            let number = *self.slots.get(slot)? as usize;
+            let entry = self.entries.get(number.checked_sub(1)?)?;
+            let (text_begin, ids_begin) = match number {
+                1 => (0, 0),
+                _ => (self.entries[number - 2].text_end as usize, self.entries[number - 2].ids_end as usize),
+            };
+            if entry.hash == hash && self.text[text_begin..entry.text_end as usize] == *text {
+                return Some(&self.ids[ids_begin..entry.ids_end as usize]);
+            }
+            slot = (slot + 1) % REMEMBERED;
+        }
+    }
+
+    /// Adds a part that is not there. Half of the places stay free, so that searches end.
+    fn insert(&mut self, hash: u64, text: &str, ids: &[u32]) {
+        self.slots.resize(REMEMBERED, 0);
+        self.text.push_str(text);
+        self.ids.extend_from_slice(ids);
+        self.entries.push(Entry { hash, text_end: self.text.len() as u32, ids_end: self.ids.len() as u32 });
+        let mut slot = hash as usize % REMEMBERED;
+        while self.slots[slot] != 0 {
+            slot = (slot + 1) % REMEMBERED;
+        }
+        self.slots[slot] = self.entries.len() as u32;
+    }
+
+    fn clear(&mut self) {
+        self.slots.fill(0);
+        self.entries.clear();
+        self.text.clear();
+        self.ids.clear();
     }
 }
 
 /// WordPiece for words that normalization leaves alone, but for their case.
 struct PlainWords {
     /// The pieces that begin a word, and those that go on, without their prefix.
-    first: Words<u32>,
-    rest: Words<u32>,
+    first: Words,
+    rest: Words,
     /// The longest of them.
     longest: usize,
     /// Longer words are unknown.
@@ -261,6 +301,12 @@ fn is_wide_punctuation(c: char) -> bool {
 /// A hash of eight bytes at a time: words are short, and the standard one takes longer than all else here.
 #[derive(Default)]
 struct Folded(u64);
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = Folded::default();
+    hasher.write(text.as_bytes());
+    hasher.finish()
+}
 
 impl Hasher for Folded {
     fn write(&mut self, bytes: &[u8]) {

@@ -221,6 +221,33 @@ impl Tokenizer {
         self.lowercase
     }
 
+    /// The same tokenizer with further pieces at the end of its vocabulary; those that it has already are passed over.
+    ///
+    /// A piece is a word, which is normalized as texts are, or `##` and what continues one. Only WordPiece can be extended
+    /// so: the other kinds would also need to know how the piece is made, or how likely it is.
+    pub fn extended(&self, pieces: &[String]) -> Result<Self, TextError> {
+        let refused = |piece: &str, problem: String| TextError::Piece { piece: piece.to_owned(), problem };
+        if self.kind != Kind::WordPiece {
+            return Err(refused("", format!("only WordPiece vocabularies can be extended, this one is {:?}", self.kind)));
+        }
+        let mut value = serde_json::to_value(&self.inner).map_err(|error| refused("", error.to_string()))?;
+        let mut next = self.vocabulary_size as u32;
+        for piece in pieces {
+            let (prefix, rest) = piece.strip_prefix("##").map_or(("", piece.as_str()), |rest| ("##", rest));
+            let words = self.words(rest)?;
+            let [word] = &words[..] else {
+                return Err(refused(piece, format!("it is {} words to this tokenizer, expected one", words.len())));
+            };
+            let token = format!("{prefix}{}", word.text);
+            if self.inner.token_to_id(&token).is_none() && value["model"]["vocab"].get(&token).is_none() {
+                value["model"]["vocab"][token] = next.into();
+                next += 1;
+            }
+        }
+        let inner = shielded(|| serde_json::from_value(value).map_err(Into::into)).map_err(|r| refused("", r))?;
+        Ok(Self { inner, vocabulary_size: next as usize, ..self.clone() })
+    }
+
     pub(crate) fn check_text(&self, text: &str) -> Result<(), TextError> {
         check_white_space(self.splits_by_pattern, text)
     }

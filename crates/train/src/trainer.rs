@@ -177,7 +177,8 @@ pub fn train(
     watch: &mut Watch<'_>,
 ) -> Result<Outcome> {
     run.sweep();
-    let mut logs = Logs::open(run.path(), state.step)?;
+    // A run that was killed before its first checkpoint begins its log anew.
+    let mut logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
     let mut saved_at = (state.step > 0).then_some(state.step);
     let mut guard = Guard::default();
     let mut interval = Interval::default();
@@ -296,9 +297,9 @@ struct Logs {
 }
 
 impl Logs {
-    fn open(run: &Path, step: u64) -> Result<Self> {
-        let metrics = MetricsLog::open(run.join("metrics.jsonl"), Some(step))?;
-        let events = EventWriter::create(&run.join("tensorboard"), SystemTime::now(), step)?;
+    fn open(run: &Path, checkpoint: Option<u64>) -> Result<Self> {
+        let metrics = MetricsLog::open(run.join("metrics.jsonl"), checkpoint)?;
+        let events = EventWriter::create(&run.join("tensorboard"), SystemTime::now(), checkpoint)?;
         Ok(Self { metrics, events })
     }
 

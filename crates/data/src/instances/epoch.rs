@@ -370,3 +370,30 @@ impl Epoch {
 fn whole<'a>(at: Copy, entry: u64) -> Found<'a> {
     Found { at, entry, document: None, chunk: Chunk { number: 0, first: 0..0, second: Second::None } }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Corpus, InstanceSettings, Vocabulary, WordMarks};
+
+    /// However long documents are, and however many of them are small, no instance is far from a mark.
+    #[test]
+    fn marks_are_near() {
+        let words = WordMarks::Begin(vec![true; 10]);
+        let vocabulary = Vocabulary { size: 10, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words };
+        let mut documents = vec![vec![vec![5; 3]; 1]; 1000];
+        documents.push(vec![vec![5; 3]; 50_000]);
+        documents.push(vec![vec![5; 300_000]]);
+        let corpus = Arc::new(Corpus::from_documents(vocabulary, &documents));
+        for objective in [crate::Objective::MlmNsp, crate::Objective::Mlm] {
+            let settings = InstanceSettings { objective, short_sequences: 0.0, ..InstanceSettings::default() };
+            let instances = Arc::new(Instances::new(corpus.clone(), settings, 1).unwrap());
+            let epoch = Epoch::new(&instances, 0, 1).unwrap();
+            let mut ends = epoch.marks[1..].iter().map(|mark| mark.instance).chain([epoch.count]);
+            assert!(epoch.marks.iter().all(|mark| ends.next().unwrap() - mark.instance <= BETWEEN_MARKS as u64));
+            // And there are no more than needed.
+            let work = documents.len() / GROUP + (epoch.count as usize + 2 * 51_000) / BETWEEN_MARKS;
+            assert!(epoch.marks.len() <= work + 2, "{} marks", epoch.marks.len());
+        }
+    }
+}

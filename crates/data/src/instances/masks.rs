@@ -254,4 +254,25 @@ mod tests {
             assert!(expected.contains(&counts[id as usize]), "{id}: {counts:?}");
         }
     }
+
+    /// A span that begins with the last word of A ends there.
+    #[test]
+    fn spans_stay_in_their_segment() {
+        let words = crate::WordMarks::Begin(vec![true; 40]);
+        let vocabulary = Vocabulary { size: 40, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words };
+        let settings = InstanceSettings { masking: Masking::Spans, max_predictions: Some(2), ..Default::default() };
+        let hiding = Hiding::new(&vocabulary).unwrap();
+        let mut scratch = Scratch::default();
+        let ids: Vec<u32> = [0, 5, 1].into_iter().chain(6..34).chain([1]).collect();
+        let mut both = 0;
+        for i in 0..20_000 {
+            let mut ids = ids.clone();
+            let mut draws = Stream::new(5, 0, i);
+            let predicted = hiding.hide(&settings, &vocabulary, &mut draws, &mut ids, &mut scratch);
+            assert_eq!(predicted.len(), 2);
+            both += usize::from(predicted[0].target == 5 && predicted[1].target == 6);
+        }
+        // By two spans, about once in 440 times; by one across the border it would be once in 40.
+        assert!((20..90).contains(&both), "{both}");
+    }
 }

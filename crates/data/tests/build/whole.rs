@@ -172,3 +172,19 @@ fn not_a_corpus() {
         assert!(matches!(error, DataError::NotACorpus { .. }) && error.to_string().contains("henson data build"));
     }
 }
+
+/// A vocabulary without an unknown piece cannot write every text: the document is named.
+#[test]
+fn what_cannot_be_tokenized_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let json = r#"{"version":"1.0","added_tokens":[],"normalizer":null,"pre_tokenizer":{"type":"Whitespace"},
+        "post_processor":null,"decoder":null,
+        "model":{"type":"WordLevel","vocab":{"[CLS]":0,"[SEP]":1,"a":2},"unk_token":"[UNK]"}}"#;
+    write(directory.path(), "tokenizer/tokenizer.json", json.as_bytes());
+    let tokenizer = Tokenizer::open(&directory.path().join("tokenizer")).unwrap();
+    let file = write(directory.path(), "a.txt", b"a\n\na a\nb\n");
+    let out = directory.path().join("out");
+    let error = build(&tokenizer, &out, &options(&[&file]), &mut |_| true).unwrap_err();
+    assert!(matches!(&error, DataError::Encode { line: 3, path, .. } if *path == file), "{error}");
+    assert!(!out.exists());
+}

@@ -1,8 +1,10 @@
 //! Speed as users get it: whole steps through the same code as training and inference, medians of several runs.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
+use henson_data::{Corpus, InstanceSettings, Instances, Loader, Place, Split};
 use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
 use henson_tensor::philox::Stream;
 use henson_tensor::{Builder, DType, Device, Isa, Parameters, Pass, Tape, Tensor, Training};
@@ -10,15 +12,75 @@ use henson_train::objective::{self, Masked, Scales};
 use henson_train::{OptimizerSettings, Updater};
 use serde::Serialize;
 
-use crate::flags::{Bench, BenchGemm, BenchModel};
-use crate::output;
+use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize};
+use crate::{input, models, output};
 
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Train(flags) => model(&flags, Mode::Train),
         Bench::Infer(flags) => model(&flags, Mode::Infer),
         Bench::Gemm(flags) => gemm(&flags),
+        Bench::Data(flags) => data(&flags),
+        Bench::Tokenize(flags) => tokenize(&flags),
     }
+}
+
+/// The loader alone: pairs with next sentence and masks, as fast as they are taken.
+fn data(flags: &BenchData) -> anyhow::Result<()> {
+    let corpus = Arc::new(Corpus::open(&flags.data, Split::Train)?);
+    let settings = InstanceSettings { sequence_length: flags.seq, ..InstanceSettings::default() };
+    let opened = Instant::now();
+    let instances = Arc::new(Instances::new(corpus, settings, 0)?);
+    let mut loader = Loader::new(instances, Place::default(), flags.batch, 1, flags.threads, 4)?;
+    loader.next()?;
+    let first_ms = opened.elapsed().as_secs_f64() * 1e3;
+    let start = Instant::now();
+    let mut tokens = 0;
+    for _ in 0..flags.steps {
+        tokens += loader.next()?.tokens;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let (ms, tokens_per_s) = (seconds * 1e3 / flags.steps as f64, tokens as f64 / seconds);
+    if flags.json {
+        let threads = flags.threads;
+        return output::json(&serde_json::json!({
+            "mode": "data", "batch": flags.batch, "seq": flags.seq, "threads": threads,
+            "ms": round(ms, 4), "tokens_per_s": tokens_per_s.round(), "first_ms": round(first_ms, 1),
+        }));
+    }
+    output::line(&format!("batches of {}×{} tokens by {} threads", flags.batch, flags.seq, flags.threads))?;
+    output::line(&format!("  {ms:.3} ms each, {tokens_per_s:.0} tokens/s; the first after {first_ms:.0} ms"))
+}
+
+/// The ids of every line of a file.
+fn tokenize(flags: &BenchTokenize) -> anyhow::Result<()> {
+    let tokenizer = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let mut lines = input::Lines::open(Some(&flags.file))?;
+    let mut texts = Vec::new();
+    while let Some(line) = lines.next_line()? {
+        texts.push(line);
+    }
+    let bytes: usize = texts.iter().map(String::len).sum();
+    let mut times = Vec::new();
+    let (mut encoder, mut ids) = (tokenizer.encoder(), Vec::new());
+    for _ in 0..3 {
+        let start = Instant::now();
+        ids.clear();
+        for text in &texts {
+            encoder.encode(text, &mut ids)?;
+        }
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let seconds = times[1];
+    let (tokens_per_s, mb_per_s) = (ids.len() as f64 / seconds, bytes as f64 / 1e6 / seconds);
+    if flags.json {
+        return output::json(&serde_json::json!({
+            "mode": "tokenize", "texts": texts.len(), "tokens": ids.len(),
+            "ms": round(seconds * 1e3, 3), "tokens_per_s": tokens_per_s.round(), "mb_per_s": round(mb_per_s, 2),
+        }));
+    }
+    output::line(&format!("{} texts, {} pieces: {mb_per_s:.1} MB/s, {tokens_per_s:.0} pieces/s, one thread, median of 3", texts.len(), ids.len()))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::flags::tokenizer::{
-    Tokenizer, TokenizerAction, TokenizerEncode, TokenizerInfo, TokenizerKind, TokenizerTrain,
+    Tokenizer, TokenizerAction, TokenizerEncode, TokenizerExtend, TokenizerInfo, TokenizerKind, TokenizerTrain,
 };
 use crate::output::{self, Progress};
 use crate::{input, models};
@@ -26,6 +26,7 @@ pub(crate) fn run(flags: &Tokenizer) -> anyhow::Result<()> {
         TokenizerAction::Train(flags) => run_train(flags),
         TokenizerAction::Encode(flags) => run_encode(flags),
         TokenizerAction::Info(flags) => run_info(flags),
+        TokenizerAction::Extend(flags) => run_extend(flags),
     }
 }
 
@@ -52,7 +53,7 @@ struct Summary<'a> {
 
 fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
     let start = Instant::now();
-    check_destination(flags)?;
+    check_destination(&flags.out, flags.overwrite)?;
     let (kind, name) = match flags.kind {
         TokenizerKind::WordPiece => (TrainingKind::WordPiece, "wordpiece"),
         TokenizerKind::Bpe => (TrainingKind::Bpe, "bpe"),
@@ -116,8 +117,7 @@ fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
 }
 
 /// Refused before the work rather than after it; saving checks once more.
-fn check_destination(flags: &TokenizerTrain) -> anyhow::Result<()> {
-    let out = &flags.out;
+fn check_destination(out: &Path, overwrite: bool) -> anyhow::Result<()> {
     if let Some(name) = ["config.json", "model.safetensors"].into_iter().find(|name| out.join(name).exists()) {
         anyhow::bail!(
             "{} has a {name}: it is a model's directory, and another tokenizer would not fit that model; choose another",
@@ -125,10 +125,30 @@ fn check_destination(flags: &TokenizerTrain) -> anyhow::Result<()> {
         );
     }
     let occupied = out.read_dir().is_ok_and(|mut entries| entries.next().is_some());
-    if occupied && !flags.overwrite {
-        return Err(CheckpointError::Exists { path: out.clone() }.into());
+    if occupied && !overwrite {
+        return Err(CheckpointError::Exists { path: out.to_owned() }.into());
     }
     Ok(())
+}
+
+fn run_extend(flags: &TokenizerExtend) -> anyhow::Result<()> {
+    check_destination(&flags.out, flags.overwrite)?;
+    let old = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let mut lines = input::Lines::open(Some(&flags.pieces))?;
+    let mut pieces = Vec::new();
+    while let Some(line) = lines.next_line()? {
+        pieces.extend(Some(line.trim().to_owned()).filter(|line| !line.is_empty()));
+    }
+    let new = old.extended(&pieces).with_context(|| format!("in {}", lines.name))?;
+    let added = new.vocabulary_size() - old.vocabulary_size();
+    let existing = if flags.overwrite { Existing::Replace } else { Existing::Refuse };
+    save_files(&flags.out, &new.files(old.max_length())?, existing, &TOKENIZER_FILES)?;
+    output::line(&format!(
+        "wrote a tokenizer of {} tokens to {}: {added} new ones, {} were there already",
+        new.vocabulary_size(),
+        flags.out.display(),
+        pieces.len() - added
+    ))
 }
 
 fn warn_about(report: &TrainingReport, flags: &TokenizerTrain) {

@@ -365,6 +365,51 @@ pub(crate) enum Bench {
     Infer(BenchModel),
     /// Matrix products of the shapes that a model has
     Gemm(BenchGemm),
+    /// Batches of pre-training, made from shards without a model behind them
+    Data(BenchData),
+    /// Texts to piece ids, one thread
+    Tokenize(BenchTokenize),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchData {
+    /// The directory that `henson data build` made
+    #[arg(value_name = "DIR")]
+    pub(crate) data: std::path::PathBuf,
+
+    /// Sequences in a batch
+    #[arg(long, default_value_t = 32, value_parser = parse_count)]
+    pub(crate) batch: usize,
+
+    /// Tokens in a sequence
+    #[arg(long, default_value_t = 128, value_parser = parse_count)]
+    pub(crate) seq: usize,
+
+    /// Batches to make
+    #[arg(long, default_value_t = 2000, value_parser = parse_count)]
+    pub(crate) steps: usize,
+
+    /// Threads that make them
+    #[arg(long, default_value_t = 1, value_parser = parse_threads)]
+    pub(crate) threads: usize,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchTokenize {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    /// A file with one text a line, plain or as .gz or .zst
+    #[arg(value_name = "FILE")]
+    pub(crate) file: std::path::PathBuf,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -42,6 +42,29 @@ compare tokenizers on text that they were not trained on.\n\n\
 Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model DIR held-out.txt"
     )]
     Info(TokenizerInfo),
+    /// Add words of a domain to the end of a WordPiece vocabulary, for continued pre-training
+    #[command(after_help = "The ids of all old pieces stay. `henson pretrain --model DIR` on data that was built with the new \
+tokenizer gives each new piece the mean of the pieces that its text was before.\n\n\
+Example:\n  henson tokenizer extend --model DIR --pieces words.txt --out my-tokenizer")]
+    Extend(TokenizerExtend),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenizerExtend {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    /// A file with one word a line, or ## and what continues a word; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pieces: PathBuf,
+
+    /// The directory to write
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+
+    /// Replace DIR if it is a tokenizer already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap};
 
 use crate::error::TextError;
 
@@ -85,7 +85,6 @@ pub(super) fn learn(
         let alphabet = pieces.len() - specials;
         return Err(TextError::VocabularyTooSmall { asked: settings.vocabulary_size, specials, alphabet });
     }
-    let mut ids: HashMap<String, u32> = (0..).zip(&pieces).map(|(id, piece)| (piece.clone(), id)).collect();
     let mut pairs: HashMap<PairOfIds, Pair> = HashMap::new();
     for (number, run) in (0_u32..).zip(&runs) {
         for window in symbols[run.start..run.start + run.length].windows(2) {
@@ -101,7 +100,6 @@ pub(super) fn learn(
     let mut queue: BinaryHeap<(u64, Reverse<PairOfIds>)> =
         pairs.iter().map(|(&key, pair)| entry(key, pair.count)).collect();
     let mut merges = Vec::new();
-    let mut merged: HashSet<PairOfIds> = HashSet::new();
     let mut grown: Vec<PairOfIds> = Vec::new();
     while pieces.len() < settings.vocabulary_size {
         let Some((count, Reverse(key))) = queue.pop() else { break };
@@ -115,25 +113,14 @@ pub(super) fn learn(
         if count < settings.min_frequency.max(1) {
             break;
         }
-        let Some(mut pair) = pairs.remove(&key) else { continue };
+        let Some(pair) = pairs.remove(&key) else { continue };
         let (left, right) = key;
-        let piece = joined(&pieces[left as usize], &pieces[right as usize], settings.marks);
-        let new = match ids.entry(piece) {
-            // Another way to a piece that is there: (a, bc) after (ab, c).
-            Entry::Occupied(entry) => *entry.get(),
-            Entry::Vacant(entry) => {
-                let new = pieces.len() as u32;
-                pieces.push(entry.key().clone());
-                *entry.insert(new)
-            }
-        };
-        // A merge that made its own sides anew is made again, but listed once.
-        if merged.insert(key) {
-            merges.push(key);
-        }
+        // Always a new piece: every place where its text stands between borders that no merge has crossed went through
+        // the same merges, so that there is one way to each text.
+        let new = pieces.len() as u32;
+        pieces.push(joined(&pieces[left as usize], &pieces[right as usize], settings.marks));
+        merges.push(key);
 
-        pair.runs.sort_unstable();
-        pair.runs.dedup();
         for number in pair.runs {
             let run = &mut runs[number as usize];
             let symbols = &mut symbols[run.start..run.start + run.length];
@@ -288,18 +275,15 @@ mod tests {
             }
             let Some((&(left, right), _)) = counts.iter().find(|(_, count)| **count == largest) else { break };
             let text = joined(&pieces[left as usize], &pieces[right as usize], settings.marks);
-            let new = pieces.iter().position(|piece| *piece == text).unwrap_or_else(|| {
-                pieces.push(text);
-                pieces.len() - 1
-            });
-            if !merges.contains(&(left, right)) {
-                merges.push((left, right));
-            }
+            assert!(!pieces.contains(&text) && !merges.contains(&(left, right)), "there is one way to each text");
+            let new = pieces.len() as u32;
+            pieces.push(text);
+            merges.push((left, right));
             for (run, _) in &mut runs {
                 let mut at = 0;
                 while at + 1 < run.len() {
                     if (run[at], run[at + 1]) == (left, right) {
-                        run[at] = new as u32;
+                        run[at] = new;
                         run.remove(at + 1);
                     }
                     at += 1;

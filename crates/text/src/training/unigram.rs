@@ -508,6 +508,26 @@ mod tests {
         assert!(learn_with(1000, 1).unwrap().len() < 60);
     }
 
+    /// To the last bit, before anything is rounded.
+    #[test]
+    fn threads_change_no_bit() {
+        let parts = ["▁the", "▁cat", "s", "mat", "ten", "hen", "ed", "er"];
+        let mut words = BTreeMap::new();
+        for i in 0..4096_usize {
+            let word: String = (0..4).map(|place| parts[i >> (3 * place) & 7]).collect();
+            words.insert(word, 1 + (i * i % 97) as u64);
+        }
+        let words: Vec<(&str, u64)> = words.iter().map(|(word, &count)| (word.as_str(), count)).collect();
+        let runs = as_runs(&words);
+        let pieces = first_pieces(&runs, &settings("acdehmnrst▁", 2, 1));
+        assert_eq!(pieces, first_pieces(&runs, &settings("acdehmnrst▁", 2, 3)));
+        let bits = |threads| -> Vec<u64> {
+            Model::new(&pieces).expectations(&runs, threads).into_iter().map(f64::to_bits).collect()
+        };
+        let once = bits(1);
+        assert!([2, 3, 5].into_iter().all(|threads| bits(threads) == once));
+    }
+
     /// Values of the digamma function from tables; ψ(1) is minus Euler's constant.
     #[test]
     fn digamma_values() {

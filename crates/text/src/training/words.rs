@@ -184,12 +184,10 @@ fn segments<'t>(kind: TrainingKind, line: &'t str, mut each: impl FnMut(&'t str)
         line.split([' ', '\t', '\r']).filter(|segment| !segment.is_empty()).for_each(each);
         return;
     }
-    // A single space goes with the word after it. Longer white space is divided by a rule of its own, which is left to
-    // the pre-tokenizer.
+    // A space goes with the word after it; white space before that is for itself.
     let mut start = 0;
     for (at, _) in line.match_indices(' ') {
-        let solid = |letter: Option<char>| letter.is_some_and(|letter| !letter.is_whitespace());
-        if solid(line[..at].chars().next_back()) && solid(line[at + 1..].chars().next()) {
+        if at > start && line[at + 1..].chars().next().is_some_and(|letter| !letter.is_whitespace()) {
             each(&line[start..at]);
             start = at;
         }

@@ -37,7 +37,7 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, good: f64, bad: f64) {
-        self.correct += usize::from(good >= bad);
+        self.correct += usize::from(good > bad);
         self.ties += usize::from(good == bad);
         self.pairs += 1;
         self.accuracy = self.correct as f64 / self.pairs as f64;
