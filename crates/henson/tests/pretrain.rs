@@ -244,18 +244,44 @@ fn what_would_run_is_said_and_mistakes_are_named() {
 fn words_are_added_to_a_vocabulary_and_pre_training_goes_on_with_them() {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name).display().to_string();
-    works(&borrowed(&arguments(&directory.path().join("first")).iter().map(|a| a.replace("steps=40", "steps=2")).collect::<Vec<_>>()));
+    works(&borrowed(
+        &arguments(&directory.path().join("first"))
+            .iter()
+            .map(|a| a.replace("steps=40", "steps=2"))
+            .collect::<Vec<_>>(),
+    ));
     std::fs::write(at("words.txt"), "Zzyzx\nthe\n##zzyzx\n\n").unwrap();
     let first = at("first");
     let said = works(&["tokenizer", "extend", "--model", &first, "--pieces", &at("words.txt"), "--out", &at("tok")]);
     assert!(said.contains("602 tokens") && said.contains("2 new ones, 1 were there already"), "{said}");
     std::fs::write(at("bad.txt"), "two words\n").unwrap();
-    fails(1, &["tokenizer", "extend", "--model", &first, "--pieces", &at("bad.txt"), "--out", &at("no")], &["two words", "expected one"]);
-    let encoded: Value = serde_json::from_str(&works(&["tokenizer", "encode", "--model", &at("tok"), "--json", "ZZYZX"])).unwrap();
+    fails(
+        1,
+        &["tokenizer", "extend", "--model", &first, "--pieces", &at("bad.txt"), "--out", &at("no")],
+        &["two words", "expected one"],
+    );
+    let encoded: Value =
+        serde_json::from_str(&works(&["tokenizer", "encode", "--model", &at("tok"), "--json", "ZZYZX"])).unwrap();
     assert_eq!(encoded["ids"], serde_json::json!([600]));
-    std::fs::write(at("text.txt"), "the zzyzx road is long .\nthe road is long .\n\nzzyzx lies on the road .\nit is long .\n").unwrap();
+    std::fs::write(
+        at("text.txt"),
+        "the zzyzx road is long .\nthe road is long .\n\nzzyzx lies on the road .\nit is long .\n",
+    )
+    .unwrap();
     works(&["data", "build", "--tokenizer", &at("tok"), "--out", &at("data"), "--held-out", "0", &at("text.txt")]);
-    works(&["pretrain", "--model", &first, "--data", &at("data"), "--out", &at("second"), "--set", "steps=2", "--set", "batch_size=2"]);
+    works(&[
+        "pretrain",
+        "--model",
+        &first,
+        "--data",
+        &at("data"),
+        "--out",
+        &at("second"),
+        "--set",
+        "steps=2",
+        "--set",
+        "batch_size=2",
+    ]);
     let info: Value = serde_json::from_str(&works(&["info", &at("second"), "--json"])).unwrap();
     assert_eq!(info["vocab_size"], 602);
 }

@@ -228,7 +228,10 @@ impl Tokenizer {
     pub fn extended(&self, pieces: &[String]) -> Result<Self, TextError> {
         let refused = |piece: &str, problem: String| TextError::Piece { piece: piece.to_owned(), problem };
         if self.kind != Kind::WordPiece {
-            return Err(refused("", format!("only WordPiece vocabularies can be extended, this one is {:?}", self.kind)));
+            return Err(refused(
+                "",
+                format!("only WordPiece vocabularies can be extended, this one is {:?}", self.kind),
+            ));
         }
         let mut value = serde_json::to_value(&self.inner).map_err(|error| refused("", error.to_string()))?;
         let mut next = self.vocabulary_size as u32;

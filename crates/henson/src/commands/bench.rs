@@ -80,7 +80,11 @@ fn tokenize(flags: &BenchTokenize) -> anyhow::Result<()> {
             "ms": round(seconds * 1e3, 3), "tokens_per_s": tokens_per_s.round(), "mb_per_s": round(mb_per_s, 2),
         }));
     }
-    output::line(&format!("{} texts, {} pieces: {mb_per_s:.1} MB/s, {tokens_per_s:.0} pieces/s, one thread, median of 3", texts.len(), ids.len()))
+    output::line(&format!(
+        "{} texts, {} pieces: {mb_per_s:.1} MB/s, {tokens_per_s:.0} pieces/s, one thread, median of 3",
+        texts.len(),
+        ids.len()
+    ))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]

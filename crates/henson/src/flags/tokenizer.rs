@@ -43,9 +43,11 @@ Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model 
     )]
     Info(TokenizerInfo),
     /// Add words of a domain to the end of a WordPiece vocabulary, for continued pre-training
-    #[command(after_help = "The ids of all old pieces stay. `henson pretrain --model DIR` on data that was built with the new \
+    #[command(
+        after_help = "The ids of all old pieces stay. `henson pretrain --model DIR` on data that was built with the new \
 tokenizer gives each new piece the mean of the pieces that its text was before.\n\n\
-Example:\n  henson tokenizer extend --model DIR --pieces words.txt --out my-tokenizer")]
+Example:\n  henson tokenizer extend --model DIR --pieces words.txt --out my-tokenizer"
+    )]
     Extend(TokenizerExtend),
 }
 
