@@ -173,11 +173,10 @@ impl Loader {
                 break step;
             }
             // An epoch is counted before it is needed: steps that do not need it still come.
-            if state.begun == number && !state.epochs.contains_key(&state.next.epoch) {
-                if let Some(failure) = state.failure.take() {
-                    state.stop = true;
-                    return Err(failure);
-                }
+            let needed = state.begun == number && !state.epochs.contains_key(&state.next.epoch);
+            if let Some(failure) = state.failure.take_if(|_| needed) {
+                state.stop = true;
+                return Err(failure);
             }
             if state.stop {
                 return Err(DataError::LoaderStopped);

@@ -36,7 +36,7 @@ fn corpus(directory: &TempDir) -> String {
     std::fs::write(tokenizer.join("vocab.txt"), pieces.join("\n") + "\n").unwrap();
     let word = |i: usize| {
         let letter = char::from(b'a' + (i * i % 26) as u8);
-        format!("{letter}{letter}{}", if i % 3 == 0 { "s" } else { "" })
+        format!("{letter}{letter}{}", if i.is_multiple_of(3) { "s" } else { "" })
     };
     let sentence = |i: usize| (i..i + 3 + i % 9).map(word).collect::<Vec<_>>().join(" ") + " .\n";
     let text: String = (0..240).map(|i| sentence(i) + if i % 8 == 7 { "\n" } else { "" }).collect();

@@ -117,8 +117,10 @@ fn variants(set: &Path) -> anyhow::Result<BTreeMap<String, Layers>> {
     Ok(variants)
 }
 
-/// The columns of the table: the name in the metrics, the heading, and how a value is written.
-const COLUMNS: [(&str, &str, fn(f64) -> String); 5] = [
+/// A column of the table: the name in the metrics, the heading, and how a value is written.
+type Column = (&'static str, &'static str, fn(f64) -> String);
+
+const COLUMNS: [Column; 5] = [
     ("loss", "held-out loss", |x| format!("{x:.4}")),
     ("perplexity", "perplexity", |x| format!("{x:.1}")),
     ("accuracy", "accuracy", |x| format!("{:.1}%", 100.0 * x)),

@@ -49,6 +49,9 @@ const BLANKS: [&str; 4] = [
     "\" i do not [MASK] what you mean, \" said he.",
 ];
 
+/// A document with its number in the text.
+type Numbered<'a> = (usize, &'a str);
+
 /// Everything that `--json` prints.
 #[derive(Serialize)]
 struct Results {
@@ -88,7 +91,7 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
 
     let text = unpacked(CORPUS)?;
     let documents: Vec<&str> = text.split("\n\n").map(str::trim).filter(|document| !document.is_empty()).collect();
-    let (held_out, train): (Vec<(usize, &str)>, Vec<(usize, &str)>) =
+    let (held_out, train): (Vec<Numbered<'_>>, Vec<Numbered<'_>>) =
         documents.iter().copied().enumerate().partition(|(i, _)| i % HELD_OUT_EVERY == HELD_OUT_EVERY / 2);
     for (name, part) in [("train.txt", &train), ("held-out.txt", &held_out)] {
         let text: Vec<&str> = part.iter().map(|(_, document)| *document).collect();
@@ -231,7 +234,7 @@ fn evaluations(run: &Path) -> anyhow::Result<Vec<BTreeMap<String, f64>>> {
 }
 
 /// Sentences of middling length with their class: 1 for an address, 0 for a novel.
-fn sentences(documents: &[(usize, &str)], tokenizer: &Tokenizer) -> anyhow::Result<Vec<Labelled>> {
+fn sentences(documents: &[Numbered<'_>], tokenizer: &Tokenizer) -> anyhow::Result<Vec<Labelled>> {
     let mut examples = Vec::new();
     for (number, document) in documents {
         for sentence in document.lines().filter(|line| (6..=30).contains(&line.split_whitespace().count())) {
