@@ -51,7 +51,8 @@ def byte_offsets(text, offsets):
 
 def henson(binary, directory):
     command = [binary, "tokenizer", "encode", "--model", directory, "--json"]
-    lines = subprocess.run(command, input="".join(text + "\n" for text in TEXTS).encode(), capture_output=True, check=False)
+    texts = "".join(text + "\n" for text in TEXTS).encode()
+    lines = subprocess.run(command, input=texts, capture_output=True, check=False)
     if lines.returncode:
         fail(lines.stderr.decode())
     return [json.loads(line) for line in lines.stdout.decode().splitlines()]
@@ -72,7 +73,8 @@ def check(binary, directory):
                 fail(f"{directory}, {name}, {text!r}: ids {ids}, expected {line['ids']}")
             if byte_offsets(text, offsets) != line["offsets"]:
                 fail(f"{directory}, {name}, {text!r}: offsets {offsets}, expected {line['offsets']}")
-        if auto.decode(line["ids"], clean_up_tokenization_spaces=False) != plain.decode(line["ids"], skip_special_tokens=False):
+        decoded = plain.decode(line["ids"], skip_special_tokens=False)
+        if auto.decode(line["ids"], clean_up_tokenization_spaces=False) != decoded:
             fail(f"{directory}, {text!r}: decoded otherwise")
 
     roberta = auto.cls_token == "<s>"

@@ -18,7 +18,7 @@ pub(crate) fn vocabulary(size: u32) -> Vocabulary {
 }
 
 pub(crate) fn begins(id: u32) -> bool {
-    id < FIRST || id % 3 != 0
+    id < FIRST || !id.is_multiple_of(3)
 }
 
 pub(crate) type Documents = Vec<Vec<Vec<u32>>>;

@@ -31,7 +31,7 @@ fn happens(draws: &mut Stream, probability: f64) -> bool {
 
 fn below_many(draws: &mut Stream, n: usize) -> usize {
     let bits = u128::from(draws.bits()) << 32 | u128::from(draws.bits());
-    (bits * n as u128 >> 64) as usize
+    ((bits * n as u128) >> 64) as usize
 }
 
 fn pairs(all: &Documents, settings: &InstanceSettings, seed: u64, epoch: u64, vocabulary: u32) -> Vec<Instance> {

@@ -3,7 +3,7 @@
 //! The trainers are our own, because the `tokenizers` crate's give another vocabulary from run to run
 //! (huggingface/tokenizers#1794). Here the same text gives the same bytes, whatever the number of threads and however it
 //! is divided into blocks: counts are sums of whole numbers, ties are broken by the order of ids or texts, sums of
-//! fractions go in fixed chunks, and no hash map is ever walked in its own order. The crate stays what encodes, and words
+//! fractions go in fixed chunks, and nothing depends on the order of a hash map. The crate stays what encodes, and words
 //! are counted with the very normalizer and pre-tokenizer that the finished tokenizer has.
 //!
 //! Deliberately not here: files (the caller reads them), and special tokens of one's own.
