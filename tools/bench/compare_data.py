@@ -89,8 +89,8 @@ if o.parts > 1:
     for path in o.files:
         content = text(path)
         end = content.find('\n\n', len(content) // o.parts)
-        files.append(os.path.join(place, os.path.basename(path) + '.part.txt'))
-        open(files[-1], 'w', encoding='utf-8').write(content[:end + 2])
+        files.append(os.path.join(place, os.path.basename(path) + '.part.txt.zst'))
+        subprocess.run(['zstd', '-q', '-19', '-o', files[-1]], input=content[:end + 2].encode(), check=True)
     part = build(os.path.join(place, 'part'), files)
     print(f"| henson data build, 1/{o.parts} of it | {part['mb_per_s']:.2f} | "
           f"{part['train']['pieces'] + part['held_out']['pieces']:,} | {part['peak_mib']:.0f} | |")

@@ -92,6 +92,10 @@ impl<W: Write> ShardWriter<W> {
     pub(crate) fn push(&mut self, ids: &[u32], ends: &[u32]) -> io::Result<()> {
         debug_assert!(ids.iter().all(|&id| id < self.vocabulary_size));
         debug_assert!(ends.is_sorted() && ends.last().map_or(0, |&end| end as usize) == ids.len());
+        if self.ends.capacity() - self.ends.len() < ends.len() {
+            // Step by step, where a vector by itself would take up to twice what it needs.
+            self.ends.reserve_exact(ends.len().max(1 << 16));
+        }
         self.ends.extend_from_slice(ends);
         let added = Counts { documents: 1, sentences: ends.len() as u64, pieces: ids.len() as u64 };
         self.counts.add(added);

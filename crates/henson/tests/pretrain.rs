@@ -281,6 +281,8 @@ fn words_are_added_to_a_vocabulary_and_pre_training_goes_on_with_them() {
         "steps=2",
         "--set",
         "batch_size=2",
+        "--set",
+        "sequence_length=32",
     ]);
     let info: Value = serde_json::from_str(&works(&["info", &at("second"), "--json"])).unwrap();
     assert_eq!(info["vocab_size"], 602);

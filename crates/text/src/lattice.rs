@@ -8,8 +8,8 @@ pub(crate) const UNKNOWN: u32 = u32::MAX;
 /// How much lower than the lowest piece an unknown character scores, as in the `tokenizers` crate.
 pub(crate) const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// Pieces by their characters: a tree in arrays, whose nodes are numbered level by level, so that the children of a node
-/// are neighbours.
+/// Pieces by their characters: a tree in arrays, whose nodes are numbered level by level, so that the children of a
+/// node are neighbours.
 pub(crate) struct Trie {
     /// The children of node i are `first_child[i]..first_child[i + 1]`.
     first_child: Vec<u32>,

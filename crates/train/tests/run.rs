@@ -244,7 +244,8 @@ impl Task for Scripted {
 
 #[test]
 fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint() {
-    let cases: [(fn(u64) -> f64, &str); 2] = [
+    type Case = (fn(u64) -> f64, &'static str);
+    let cases: [Case; 2] = [
         (|step| if step == 17 { f64::NAN } else { 5.0 }, "step 18: the loss is not finite; the checkpoint of step 14"),
         (|step| if step > 22 { 1e4 } else { 5.0 }, "the loss has risen to"),
     ];

@@ -203,8 +203,8 @@ fn lay_out(words: &[(Box<str>, u64)], settings: &MergeSettings) -> (Vec<String>,
             first = false;
         }
     };
-    // Unmarked characters are there whether they occur so or not, as in Hugging Face's trainer. So are, unlike there, the
-    // marked forms of common letters: a word may end in z though none of the text does, and would be unknown.
+    // Unmarked characters are there whether they occur so or not, as in Hugging Face's trainer. So are, unlike there,
+    // the marked forms of common letters: a word may end in z though none of the text does, and would be unknown.
     let cased = |character: &char| character.is_lowercase() || character.is_uppercase() || character.is_ascii_digit();
     let both =
         |character: &char| settings.marks != Marks::None && settings.common.contains(character) && cased(character);

@@ -1,10 +1,10 @@
 //! Tokenizers out of text: WordPiece, BPE on characters or bytes, and the unigram language model.
 //!
 //! The trainers are our own, because the `tokenizers` crate's give another vocabulary from run to run
-//! (huggingface/tokenizers#1794). Here the same text gives the same bytes, whatever the number of threads and however it
-//! is divided into blocks: counts are sums of whole numbers, ties are broken by the order of ids or texts, sums of
-//! fractions go in fixed chunks, and nothing depends on the order of a hash map. The crate stays what encodes, and words
-//! are counted with the very normalizer and pre-tokenizer that the finished tokenizer has.
+//! (huggingface/tokenizers#1794). Here the same text gives the same bytes, whatever the number of threads and however
+//! it is divided into blocks: counts are sums of whole numbers, ties are broken by the order of ids or texts, sums of
+//! fractions go in fixed chunks, and nothing depends on the order of a hash map. The crate stays what encodes, and
+//! words are counted with the very normalizer and pre-tokenizer that the finished tokenizer has.
 //!
 //! Deliberately not here: files (the caller reads them), and special tokens of one's own.
 
@@ -37,8 +37,8 @@ use words::{Counted, WordCounter};
 /// What kind of tokenizer to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrainingKind {
-    /// BERT's: merges by frequency as Hugging Face's trainer makes them (Google's was never published), `##` before what
-    /// continues a word, greedy longest match when encoding.
+    /// BERT's: merges by frequency as Hugging Face's trainer makes them (Google's was never published), `##` before
+    /// what continues a word, greedy longest match when encoding.
     WordPiece,
     /// BPE on characters, `</w>` after what ends a word, as in the first GPT.
     Bpe,
@@ -62,8 +62,8 @@ pub struct TrainingSettings {
     /// At most so many different characters, the most frequent; others become the unknown token. Byte-level BPE has its
     /// 256 bytes instead.
     pub alphabet_limit: usize,
-    /// At most so many different words (as white space divides the text) are held while counting, at some 80 bytes each.
-    /// When there are more, the rarest are dropped, and [`TrainingReport::dropped_words`] says how many.
+    /// At most so many different words (as white space divides the text) are held while counting, at some 80 bytes
+    /// each. When there are more, the rarest are dropped, and [`TrainingReport::dropped_words`] says how many.
     pub distinct_limit: usize,
     /// How many threads to use. They change nothing but the time.
     pub threads: usize,
@@ -160,8 +160,8 @@ pub struct Trained {
 }
 
 /// Trains a tokenizer on blocks of text. A block holds whole lines, and a line is a text as it will later be encoded;
-/// how lines are gathered into blocks makes no difference. `progress` is called now and then, and can stop the work, which
-/// then ends with [`TextError::Stopped`].
+/// how lines are gathered into blocks makes no difference. `progress` is called now and then, and can stop the work,
+/// which then ends with [`TextError::Stopped`].
 ///
 /// ```
 /// use henson_text::{TextError, TrainingKind, TrainingSettings, train};

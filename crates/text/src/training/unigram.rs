@@ -1,5 +1,5 @@
-//! The unigram language model (Kudo, 2018), made as SentencePiece makes it: begin with far too many pieces, the frequent
-//! substrings of words; fit their probabilities by expectation maximisation; take away the pieces whose loss hurts the
+//! The unigram language model (Kudo, 2018), made as SentencePiece makes it: begin with far too many pieces, the
+//! frequent substrings of words; fit their probabilities by expectation maximisation; take away the pieces whose loss hurts the
 //! text's likelihood least; again, until few enough are left.
 //!
 //! Where we differ from SentencePiece: substrings are weighed by how often their words occur, frequent words may be
@@ -427,7 +427,8 @@ mod tests {
             let runs = as_runs(&words.iter().map(|(word, count)| (word.as_str(), *count)).collect::<Vec<_>>());
             let pieces = first_pieces(&runs, &settings);
             prop_assert!(pieces.is_sorted_by(|a, b| a.text < b.text));
-            let found: Vec<&str> = pieces.iter().filter(|piece| !piece.is_character()).map(|piece| piece.text.as_str()).collect();
+            let longer = pieces.iter().filter(|piece| !piece.is_character());
+            let found: Vec<&str> = longer.map(|piece| piece.text.as_str()).collect();
             let expected = reference(&words, &settings);
             prop_assert_eq!(found, expected.keys().map(String::as_str).collect::<Vec<_>>());
             // Scores are the shares of (occurrences times length).
