@@ -74,7 +74,7 @@ pub(crate) enum TokenizerKind {
     /// BERT's: greedy longest match, ## before what continues a word
     #[value(name = "wordpiece")]
     WordPiece,
-    /// The first GPT's: merges of characters, </w> after what ends a word
+    /// The first GPT's: merges of characters, `</w>` after what ends a word
     Bpe,
     /// RoBERTa's: merges of bytes, so that nothing is unknown; keeps case
     ByteBpe,
