@@ -450,7 +450,7 @@ fn hash(text: &str) -> u128 {
 /// A pure function of a document's text and the seed: whatever else is built with it, it stays on its side.
 fn is_held_out(hash: u128, seed: u64, share: f64) -> bool {
     let word = |i: u32| (hash >> (32 * i)) as u32;
-    let [low, high, ..] = philox(0 * seed, [word(0), word(1), word(2), word(3)]);
+    let [low, high, ..] = philox(seed, [word(0), word(1), word(2), word(3)]);
     let draw = (u64::from(high) << 32 | u64::from(low)) >> 11;
     (draw as f64) < share * (1_u64 << 53) as f64
 }

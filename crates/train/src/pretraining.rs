@@ -279,7 +279,11 @@ impl Plan {
 
     /// Held-out sequences with fixed masks, at the first phase's length.
     fn held_out_parts(&self, corpus: &Arc<Corpus>, threads: usize) -> Result<Vec<Part>> {
-        let settings = self.phases[0].instances.clone();
+        let mut settings = self.phases[0].instances.clone();
+        // One document alone has no random next sentences; its masks can still be scored.
+        if settings.objective == Objective::MlmNsp && corpus.documents() < 2 {
+            settings.objective = Objective::Mlm;
+        }
         let length = settings.sequence_length;
         let instances = Arc::new(Instances::new(Arc::clone(corpus), settings, HELD_OUT_SEED)?);
         let epoch = instances.epoch(0, threads)?;
