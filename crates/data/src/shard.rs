@@ -271,7 +271,7 @@ impl Shard {
         };
         // Without an early end, so that it runs over several sentences at a time.
         let sorted = ends.windows(2).fold(true, |sorted, pair| sorted & (pair[0] <= pair[1]));
-        (true || sorted && ends.last().map_or(0, |&end| end as usize) == ids.len()).then_some((ids, ends))
+        (sorted && ends.last().map_or(0, |&end| end as usize) == ids.len()).then_some((ids, ends))
     }
 
     /// Whether everything in the body makes sense: a pass over all of it.

@@ -1,0 +1,195 @@
+// AdamW and LAMB over flat buffers, in pieces of one tensor each. What changes from step to step is read from device
+// memory, so that a recorded graph can be played again.
+#include "common.cuh"
+
+// A piece of one segment.
+struct Chunk {
+    u64 start;
+    u32 length, segment;
+};
+
+// Of a segment: its weight decay and its factor on the learning rate, the first of its chunks and the end of them.
+struct Segment {
+    float decay, rate;
+    u32 first, end;
+    u32 trusted, pad;
+};
+
+// What `prepare` computes for a step; as in optimizer.rs.
+struct Factors {
+    float learning_rate, correct_m, correct_root, gradient_scale;
+    float norm;
+    u32 skip;
+};
+
+// What stays over a run.
+struct Rule {
+    float beta1, beta2, rest1, rest2, epsilon;
+};
+
+// control: (learning rate, step's number or 0 without correction, bound on the gradients' norm or 0 for none, factor on the
+// gradients). squares: Σ g², or null where nobody asks. Gradients that are not finite change nothing: `skip`.
+extern "C" __global__ void prepare(const double *control, const double *squares, double beta1, double beta2, Factors *factors) {
+    const double step = control[1], bound = control[2];
+    const double norm = squares ? sqrt(*squares) * control[3] : 0.0;
+    const double clip = bound > 0.0 ? fmin(bound / (norm + 1e-6), 1.0) : 1.0;
+    factors->learning_rate = (float)control[0];
+    factors->correct_m = step > 0.0 ? (float)(1.0 / (1.0 - pow(beta1, step))) : 1.0f;
+    factors->correct_root = step > 0.0 ? (float)sqrt(1.0 / (1.0 - pow(beta2, step))) : 1.0f;
+    factors->gradient_scale = (float)(control[3] * clip);
+    factors->norm = (float)norm;
+    factors->skip = isfinite(norm) ? 0 : 1;
+}
+
+// m = β₁m + (1 − β₁)g and v = β₂v + (1 − β₂)g².
+__device__ __forceinline__ void moments(const Rule &rule, float scale, float g, float &m, float &v) {
+    g *= scale;
+    m = fmaf(g, rule.rest1, m * rule.beta1);
+    v = fmaf(g * g, rule.rest2, v * rule.beta2);
+}
+
+// m̂/(√v̂ + ε) + decay·p.
+__device__ __forceinline__ float direction(const Rule &rule, const Factors &f, float decay, float p, float m, float v) {
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v));
+    return fmaf(p, decay, __fdividef(m * f.correct_m, fmaf(root, f.correct_root, rule.epsilon)));
+}
+
+// Four numbers at a time: a warp then reads and writes whole lines.
+#define UNIT 4
+
+// Runs `body(i, count)` for units of four elements, or single ones where the chunk does not begin at a multiple of four.
+template <class F> __device__ __forceinline__ void for_chunk(const Chunk &chunk, F body) {
+    const u64 end = chunk.start + chunk.length;
+    const u64 whole = chunk.start % UNIT == 0 ? chunk.start + chunk.length / UNIT * UNIT : chunk.start;
+#pragma unroll 2
+    for (u64 i = chunk.start + threadIdx.x * UNIT; i < whole; i += blockDim.x * UNIT) body(i, UNIT);
+    for (u64 i = whole + threadIdx.x; i < end; i += blockDim.x) body(i, 1);
+}
+
+__device__ __forceinline__ void load(const float *p, u64 i, int count, float (&x)[UNIT]) {
+    if (count == UNIT) {
+        const float4 v = *(const float4 *)(p + i);
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+        x[0] = p[i];
+    }
+}
+__device__ __forceinline__ void store(float *p, u64 i, int count, const float (&x)[UNIT]) {
+    if (count == UNIT) {
+        *(float4 *)(p + i) = make_float4(x[0], x[1], x[2], x[3]);
+    } else {
+        p[i] = x[0];
+    }
+}
+__device__ __forceinline__ void store(bf16 *p, u64 i, int count, const float (&x)[UNIT]) {
+    if (count == UNIT) {
+        *(uint2 *)(p + i) = make_uint2(pack(x[0], x[1]), pack(x[2], x[3]));
+    } else {
+        p[i] = narrow<bf16>(x[0]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    adamw(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *g, float *m,
+          float *v, bf16 *copy) {
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Chunk chunk = chunks[blockIdx.x];
+    const Segment segment = segments[chunk.segment];
+    const float rate = f.learning_rate * segment.rate;
+    for_chunk(chunk, [&](u64 i, int count) {
+        float pp[UNIT], gg[UNIT], mm[UNIT], vv[UNIT];
+        load(p, i, count, pp);
+        load(g, i, count, gg);
+        load(m, i, count, mm);
+        load(v, i, count, vv);
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) {
+            if (k >= count) break;
+            moments(rule, f.gradient_scale, gg[k], mm[k], vv[k]);
+            pp[k] = fmaf(direction(rule, f, segment.decay, pp[k], mm[k], vv[k]), -rate, pp[k]);
+        }
+        store(p, i, count, pp);
+        store(m, i, count, mm);
+        store(v, i, count, vv);
+        if (copy) store(copy, i, count, pp);
+    });
+}
+
+// Updates the moments and writes Σp² and Σdirection² of the chunk.
+extern "C" __global__ void __launch_bounds__(256)
+    lamb_moments(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, const float *p,
+                 const float *g, float *m, float *v, double2 *squares) {
+    __shared__ double space[32];
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Chunk chunk = chunks[blockIdx.x];
+    const Segment segment = segments[chunk.segment];
+    double lengths = 0.0, steps = 0.0;
+    for_chunk(chunk, [&](u64 i, int count) {
+        float pp[UNIT], gg[UNIT], mm[UNIT], vv[UNIT];
+        load(p, i, count, pp);
+        load(g, i, count, gg);
+        load(m, i, count, mm);
+        load(v, i, count, vv);
+        float length = 0.0f, step = 0.0f;
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) {
+            if (k >= count) break;
+            moments(rule, f.gradient_scale, gg[k], mm[k], vv[k]);
+            const float d = direction(rule, f, segment.decay, pp[k], mm[k], vv[k]);
+            length = fmaf(pp[k], pp[k], length);
+            step = fmaf(d, d, step);
+        }
+        store(m, i, count, mm);
+        store(v, i, count, vv);
+        lengths += (double)length;
+        steps += (double)step;
+    });
+    lengths = block_sum(lengths, space);
+    steps = block_sum(steps, space);
+    if (threadIdx.x == 0) squares[blockIdx.x] = make_double2(lengths, steps);
+}
+
+// Each segment's rate: learning rate times ‖p‖/‖direction‖, where it is decayed and both are above 0. A block a segment.
+extern "C" __global__ void __launch_bounds__(256)
+    lamb_rates(const Segment *segments, const Factors *factors, const double2 *squares, float *rates) {
+    __shared__ double space[32];
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Segment segment = segments[blockIdx.x];
+    double lengths = 0.0, steps = 0.0;
+    for (u32 i = segment.first + threadIdx.x; i < segment.end; i += blockDim.x) {
+        lengths += squares[i].x;
+        steps += squares[i].y;
+    }
+    const double length = sqrt(block_sum(lengths, space)), step = sqrt(block_sum(steps, space));
+    if (threadIdx.x == 0) {
+        const double trust = segment.trusted && length > 0.0 && step > 0.0 ? length / step : 1.0;
+        rates[blockIdx.x] = (float)((double)(f.learning_rate * segment.rate) * trust);
+    }
+}
+
+// Takes the step along the direction that the moments give.
+extern "C" __global__ void __launch_bounds__(256)
+    lamb_apply(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *m,
+               const float *v, const float *rates, bf16 *copy) {
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Chunk chunk = chunks[blockIdx.x];
+    const float decay = segments[chunk.segment].decay, rate = rates[chunk.segment];
+    for_chunk(chunk, [&](u64 i, int count) {
+        float pp[UNIT], mm[UNIT], vv[UNIT];
+        load(p, i, count, pp);
+        load(m, i, count, mm);
+        load(v, i, count, vv);
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) {
+            if (k >= count) break;
+            pp[k] = fmaf(direction(rule, f, decay, pp[k], mm[k], vv[k]), -rate, pp[k]);
+        }
+        store(p, i, count, pp);
+        if (copy) store(copy, i, count, pp);
+    });
+}

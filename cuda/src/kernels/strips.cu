@@ -1,0 +1,159 @@
+// Kernels over T×H matrices whose columns mean something: a bias or a sum belongs to each.
+//
+// A block takes a strip of 256 columns (32 threads of eight) and a chunk of rows, eight of them at a time. Sums over rows
+// come in two stages with fixed borders: each block writes the sums of its chunk, then `finish` of reduce.cu adds the
+// chunks in order.
+//
+// Compiled for a storage type STORE, EVEN rows or not, and for an ACTIVATION with a BIAS of some type or without.
+#include "common.cuh"
+#include "activation.cuh"
+
+#define LANES 32
+#define ROWS 8
+// Rows of a thread whose loads are under way together.
+#define TURNS 4
+
+struct Place {
+    u32 column, first, last;
+    __device__ __forceinline__ Place(u32 rows, u32 chunk) {
+        column = (blockIdx.x * LANES + threadIdx.x % LANES) * 8;
+        first = blockIdx.y * chunk + threadIdx.x / LANES;
+        last = min(rows, (blockIdx.y + 1) * chunk);
+    }
+};
+
+// Adds up the eight row threads' sums of each column and writes them to row blockIdx.y of `partial`.
+__device__ __forceinline__ void write_partial(const float (&sum)[8], float *partial, u32 column, u32 h) {
+    __shared__ float space[ROWS][LANES * 8 + 8];
+    const u32 lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
+#pragma unroll
+    for (int i = 0; i < 8; i++) space[row][i * LANES + lane] = sum[i];
+    __syncthreads();
+    // Thread k adds the column at (k % 8) of lane k / 8.
+    const u32 k = threadIdx.x, c = blockIdx.x * LANES * 8 + k, at = k % 8 * LANES + k / 8;
+    float total = 0.0f;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) total += space[r][at];
+    if (c < h) partial[(u64)blockIdx.y * h + c] = total;
+}
+
+template <class E, bool ALIGNED>
+__device__ __forceinline__ void column_sums(const E *x, float *partial, u32 rows, u32 h, u32 chunk) {
+    const Place p(rows, chunk);
+    float sum[8] = {};
+    if (p.column < h) {
+        for (u32 r = p.first; r < p.last; r += ROWS * TURNS) {
+            Raw<E> raw[TURNS];
+#pragma unroll
+            for (int t = 0; t < TURNS; t++)
+                if (r + t * ROWS < p.last) raw[t] = load8_raw<ALIGNED>(x + (u64)(r + t * ROWS) * h, p.column, h);
+#pragma unroll
+            for (int t = 0; t < TURNS; t++) {
+                if (r + t * ROWS >= p.last) continue;
+                float v[8];
+                unpack(raw[t], v);
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum[i] += v[i];
+            }
+        }
+    }
+    write_partial(sum, partial, p.column, h);
+}
+
+// y = act(x + bias); y may be x.
+template <class E, class B, class ACT, bool ALIGNED>
+__device__ __forceinline__ void forward(const E *x, const B *bias, E *y, u32 rows, u32 h, u32 chunk) {
+    const Place p(rows, chunk);
+    if (p.column >= h) return;
+    float b[8];
+    load8<ALIGNED>(bias, p.column, h, b);
+    for (u32 r = p.first; r < p.last; r += ROWS * TURNS) {
+        Raw<E> raw[TURNS];
+#pragma unroll
+        for (int t = 0; t < TURNS; t++)
+            if (r + t * ROWS < p.last) raw[t] = load8_raw<ALIGNED>(x + (u64)(r + t * ROWS) * h, p.column, h);
+#pragma unroll
+        for (int t = 0; t < TURNS; t++) {
+            if (r + t * ROWS >= p.last) continue;
+            float v[8];
+            unpack(raw[t], v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = ACT::value(v[i] + b[i]);
+            store8<ALIGNED>(y + (u64)(r + t * ROWS) * h, p.column, h, v);
+        }
+    }
+}
+
+// dx = dy·act′(x + bias), which may take the place of dy, and the sums of its columns. Each thread has a ring of rows in
+// shared memory, which it alone writes and reads, so that many copies are under way and cost no registers.
+template <class E, class B, class ACT, bool ALIGNED>
+__device__ __forceinline__ void backward(const E *x, const B *bias, const E *dy, E *dx, float *partial, u32 rows, u32 h,
+                                         u32 chunk) {
+    constexpr int WORDS = Words<E>::COUNT, AHEAD = 4 / WORDS, STRIDE = LANES * ROWS;
+    __shared__ uint4 ring[AHEAD * 2 * WORDS * STRIDE];
+    const Place p(rows, chunk);
+    auto slot = [&](u32 stage, int which) { return ring + ((stage * 2 + which) * WORDS) * STRIDE + threadIdx.x; };
+    float sum[8] = {}, b[8] = {};
+    if (p.column < h) {
+        if (bias) load8<ALIGNED>(bias, p.column, h, b);
+        auto fetch = [&](u32 r, u32 stage) {
+            if (r < p.last) {
+                copy8_async<ALIGNED>(slot(stage, 0), STRIDE, x + (u64)r * h, p.column, h);
+                copy8_async<ALIGNED>(slot(stage, 1), STRIDE, dy + (u64)r * h, p.column, h);
+            }
+            commit_copies();
+        };
+#pragma unroll
+        for (int s = 0; s < AHEAD - 1; s++) fetch(p.first + s * ROWS, s);
+        for (u32 r = p.first, stage = 0; r < p.last; r += ROWS, stage = (stage + 1) % AHEAD) {
+            fetch(r + (AHEAD - 1) * ROWS, (stage + AHEAD - 1) % AHEAD);
+            wait_copies<AHEAD - 1>();
+            float v[8], d[8];
+            unpack(from_words(slot(stage, 0), STRIDE, E()), v);
+            unpack(from_words(slot(stage, 1), STRIDE, E()), d);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                d[i] *= ACT::slope(v[i] + b[i]);
+                sum[i] += d[i];
+            }
+            store8<ALIGNED>(dx + (u64)r * h, p.column, h, d);
+        }
+    }
+    if (partial) write_partial(sum, partial, p.column, h);
+}
+
+// Dropout of rows in place.
+template <class E, bool ALIGNED>
+__device__ __forceinline__ void drop(E *x, Dropout dropout, const RowId *ids, u32 rows, u32 h, u32 chunk) {
+    const Place p(rows, chunk);
+    if (p.column >= h) return;
+    dropout.begin();
+    for (u32 r = p.first; r < p.last; r += ROWS) {
+        float v[8];
+        load8<ALIGNED>(x + (u64)r * h, p.column, h, v);
+        drop8(dropout, draw(dropout, ids[r], h, p.column / 8), v);
+        store8<ALIGNED>(x + (u64)r * h, p.column, h, v);
+    }
+}
+
+#define STRIPS __global__ void __launch_bounds__(LANES *ROWS, 5)
+
+#ifdef ACTIVATION
+
+extern "C" STRIPS forward(const STORE *x, const BIAS *bias, STORE *y, u32 rows, u32 h, u32 chunk) {
+    forward<STORE, BIAS, ACTIVATION, EVEN>(x, bias, y, rows, h, chunk);
+}
+extern "C" STRIPS backward(const STORE *x, const BIAS *bias, const STORE *dy, STORE *dx, float *partial, u32 rows, u32 h, u32 chunk) {
+    backward<STORE, BIAS, ACTIVATION, EVEN>(x, bias, dy, dx, partial, rows, h, chunk);
+}
+
+#else
+
+extern "C" STRIPS column_sums(const STORE *x, float *partial, u32 rows, u32 h, u32 chunk) {
+    column_sums<STORE, EVEN>(x, partial, rows, h, chunk);
+}
+extern "C" STRIPS drop(STORE *x, Dropout dropout, const RowId *ids, u32 rows, u32 h, u32 chunk) {
+    drop<STORE, EVEN>(x, dropout, ids, rows, h, chunk);
+}
+
+#endif
