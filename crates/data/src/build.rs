@@ -273,14 +273,12 @@ impl Inputs {
     fn add(&mut self, source: &SourceFiles, held_out: bool) -> Result<(), DataError> {
         let (files, passed_over) = documents::expand(&source.paths)?;
         for path in files {
-            let size = match path.as_os_str() == "-" {
-                true => None,
-                // That it can be opened is seen now and not after an hour.
-                false => {
-                    let metadata = File::open(&path).and_then(|file| file.metadata());
-                    Some(metadata.map_err(DataError::io("open", &path))?.len())
-                }
-            };
+            // That a file can be opened is seen now and not after an hour. A pipe is opened only once.
+            let mut size = None;
+            if path.as_os_str() != "-" && std::fs::metadata(&path).map_err(DataError::io("open", &path))?.is_file() {
+                let metadata = File::open(&path).and_then(|file| file.metadata());
+                size = Some(metadata.map_err(DataError::io("open", &path))?.len());
+            }
             self.total = self.total.zip(size).map(|(total, size)| total + size);
             self.files.push(InputFile { path: path.into(), source: self.sources.len(), held_out });
         }
