@@ -17,7 +17,7 @@ pub struct Vocabulary {
     pub sep: u32,
     /// Stands for a hidden piece; a vocabulary for causal models alone may lack it.
     pub mask: Option<u32>,
-    /// All special ids, sorted: never hidden, never drawn as a replacement.
+    /// All special ids, sorted: never drawn as a replacement.
     pub special: Vec<u32>,
     /// Where words begin.
     pub words: WordMarks,
