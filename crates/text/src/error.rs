@@ -241,6 +241,17 @@ pub enum TextError {
     #[error("stride 0: it is the number of pieces from one window's beginning to the next one's, so at least 1")]
     ZeroStride,
 
+    /// Windows that would not move, since they are all overlap.
+    #[error(
+        "windows cannot overlap by {overlap} pieces: each has room for {room}; choose a smaller overlap or a larger max_length"
+    )]
+    Overlap {
+        /// The overlap that was asked for.
+        overlap: usize,
+        /// The pieces of the text that a window holds.
+        room: usize,
+    },
+
     /// A template without the text it is for.
     #[error("the template for {form} needs {expected}, got {got}")]
     BadTemplate {

@@ -10,6 +10,8 @@
 //! - [`Tokenizer::encode`] turns a text into [`Pieces`], without special tokens;
 //! - [`Template`] (from [`Tokenizer::template`]) sets the special tokens around pieces: [`Template::single`],
 //!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`];
+//! - for tasks, [`Tokenizer::question`], [`Tokenizer::words_in_windows`] and [`Tokenizer::choices`] do both, and the way
+//!   back is [`find_answers`] and [`TagSet::entities`];
 //! - [`train`] makes a tokenizer out of text, [`Tokenizer::sampler`] encodes at random for subword regularisation.
 //!
 //! ```
@@ -27,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod error;
 mod fast;
 mod features;
@@ -37,17 +40,22 @@ mod offsets;
 mod sampling;
 mod save;
 mod special;
+mod tagging;
 mod template;
 mod tokenizer;
 mod training;
+mod windows;
 
+pub use answers::{AnswerCandidate, AnswerSettings, Answers, SpanLogits, find_answers};
 pub use error::TextError;
 pub use fast::Encoder;
 pub use features::{Features, truncated_lengths, window_with_most_context, windows_with_most_context};
 pub use files::{BytePairOptions, BytePairStyle, WordPieceOptions};
-pub use offsets::code_point_offsets;
+pub use offsets::{byte_of_code_point, code_point_offsets};
 pub use sampling::{Regularisation, Sampler};
 pub use special::{Special, SpecialNames, SpecialTokens};
+pub use tagging::{TagSet, WordWindows, join_words, split_words};
 pub use template::{Slot, Template};
 pub use tokenizer::{Kind, Pieces, Tokenizer, Word};
 pub use training::{Trained, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train};
+pub use windows::{QuestionSettings, QuestionWindows, Stride};

@@ -13,3 +13,9 @@ pub fn code_point_offsets(text: &str, offsets: &[(usize, usize)]) -> Vec<(usize,
     let count_before = |byte: usize| beginnings.partition_point(|&beginning| beginning < byte);
     offsets.iter().map(|&(start, end)| (count_before(start), count_before(end))).collect()
 }
+
+/// The byte where code point number `code_point` of `text` begins, or where the text ends if it has just so many; `None`
+/// beyond.
+pub fn byte_of_code_point(text: &str, code_point: usize) -> Option<usize> {
+    text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(code_point)
+}

@@ -8,4 +8,5 @@ mod hostile;
 mod properties;
 mod sampling;
 mod support;
+mod tasks;
 mod training;

@@ -1,0 +1,211 @@
+//! Examples of tasks as `transformers` lays them out, and answers from fixed logits as the reference procedure finds them:
+//! `tools/golden/task_features.py` made the files.
+
+use std::ops::Range;
+use std::path::Path;
+
+use henson_text::{
+    AnswerSettings, QuestionSettings, SpanLogits, Stride, Tokenizer, byte_of_code_point, code_point_offsets,
+    find_answers, join_words, split_words,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::support::{CASED, ROBERTA, UNCASED, assert_error, small};
+
+fn golden(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/features").join(name);
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn get<T: DeserializeOwned>(value: &Value, key: &str) -> T {
+    serde_json::from_value(value[key].clone()).unwrap_or_else(|error| panic!("{key} of {value}: {error}"))
+}
+
+fn each(kind: &str, mut check: impl FnMut(&Tokenizer, &Value)) {
+    let golden = golden("features.json");
+    for (name, tokenizer) in [("bert-base-uncased", &*UNCASED), ("bert-base-cased", &*CASED)] {
+        let cases = golden[name][kind].as_array().unwrap();
+        assert!(!cases.is_empty());
+        cases.iter().for_each(|case| check(tokenizer, case));
+    }
+}
+
+fn overlapping(case: &Value) -> QuestionSettings {
+    let stride = Stride::Overlap(get(case, "overlap"));
+    QuestionSettings { max_length: get(case, "max_length"), stride, max_question: 64 }
+}
+
+#[test]
+fn questions_as_transformers_lays_them_out() {
+    each("questions", |tokenizer, case| {
+        let passage: String = get(case, "passage");
+        let question: String = get(case, "question");
+        let made = tokenizer.question(&question, &passage, &overlapping(case)).unwrap();
+        let byte = |code_point: usize| byte_of_code_point(&passage, code_point).unwrap();
+        let answer: Option<Range<usize>> =
+            get::<Option<(usize, usize)>>(case, "answer").map(|(start, end)| byte(start)..byte(end));
+        let expected = case["windows"].as_array().unwrap();
+        assert_eq!(made.windows.len(), expected.len(), "{case}");
+        for (number, (window, expected)) in made.windows.iter().zip(expected).enumerate() {
+            assert_eq!(window.ids, get::<Vec<u32>>(expected, "ids"), "{case}");
+            assert_eq!(window.segments, get::<Vec<u32>>(expected, "segments"), "{case}");
+            let offsets: Vec<Option<(usize, usize)>> = (0..window.len())
+                .map(|position| {
+                    let text = if window.first.contains(&position) { &question } else { &passage };
+                    window.offsets[position].map(|at| code_point_offsets(text, &[at])[0])
+                })
+                .collect();
+            assert_eq!(offsets, get::<Vec<Option<(usize, usize)>>>(expected, "offsets"), "{case}");
+            let targets = made.targets(number, answer.as_ref());
+            assert_eq!(targets, get(expected, "targets"), "window {number}: {case}");
+        }
+        // The same windows by their step.
+        let room = made.windows[0].windowed_positions().len();
+        if made.windows.len() > 1 {
+            let step = Stride::Step(room - get::<usize>(case, "overlap"));
+            let by_step = QuestionSettings { stride: step, ..overlapping(case) };
+            assert_eq!(tokenizer.question(&question, &passage, &by_step).unwrap().windows, made.windows);
+        }
+    });
+}
+
+#[test]
+fn answers_that_touch_no_piece_or_share_one() {
+    let made = UNCASED.question("who", " a  b ", &QuestionSettings::default()).unwrap();
+    assert_eq!(made.pieces_of(&(0..1)), None);
+    assert_eq!(made.pieces_of(&(1..1)), None);
+    assert_eq!(made.pieces_of(&(0..2)), Some(0..1));
+    assert_eq!(made.pieces_of(&(2..6)), Some(1..2));
+    assert_eq!(made.targets(0, Some(&(2..3))), (0, 0));
+    assert_eq!(made.targets(0, Some(&(0..6))), (3, 4));
+    assert_eq!(made.targets(0, Some(&(90..99))), (0, 0));
+    assert_eq!(made.targets(7, Some(&(0..6))), (0, 0), "a window that is not there");
+    // One character in several pieces of bytes: all of them.
+    let made = ROBERTA.question("who", "x\u{1f438}y", &QuestionSettings::default()).unwrap();
+    let frog = made.pieces_of(&(1..5)).unwrap();
+    assert!(frog.len() > 1, "{frog:?}");
+    assert_eq!(made.pieces_of(&(0..6)), Some(0..made.passage.len()));
+}
+
+#[test]
+fn tags_on_first_pieces_as_transformers_puts_them() {
+    each("tagged", |tokenizer, case| {
+        let words: Vec<String> = get(case, "words");
+        let (text, places) = join_words(&words);
+        let made = tokenizer.words_in_windows(&text, &places, get(case, "max_length"), None).unwrap();
+        assert_eq!(made.windows.len(), 1);
+        assert_eq!(made.windows[0].ids, get::<Vec<u32>>(case, "ids"), "{case}");
+        let labels: Vec<Option<u32>> = get::<Vec<u32>>(case, "labels").into_iter().map(Some).collect();
+        let got: Vec<i64> = made.labels(0, &labels).into_iter().map(|label| label.map_or(-100, i64::from)).collect();
+        assert_eq!(got, get::<Vec<i64>>(case, "of_pieces"), "{case}");
+    });
+}
+
+#[test]
+fn every_word_is_read_once_where_it_has_most_context() {
+    let text = "Jim Henson was a puppeteer. ".repeat(20);
+    let words = split_words(&text);
+    let tokenizer = small();
+    let all: Vec<Option<u32>> = (0..words.len() as u32).map(Some).collect();
+    let whole = tokenizer.words_in_windows(&text, &words, 1000, Some(Stride::Step(1))).unwrap();
+    assert_eq!(whole.windows.len(), 1);
+    for (max_length, stride) in
+        [(22, Stride::Step(10)), (22, Stride::Overlap(15)), (7, Stride::Step(5)), (12, Stride::Step(1))]
+    {
+        let made = tokenizer.words_in_windows(&text, &words, max_length, Some(stride)).unwrap();
+        assert!(made.windows.len() > 1 && made.dropped == 0);
+        let mut seen: Vec<u32> = (0..made.windows.len()).flat_map(|w| made.labels(w, &all)).flatten().collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..words.len() as u32).collect::<Vec<_>>(), "{max_length} {stride:?}");
+        for (word, place) in made.places.iter().enumerate() {
+            let (window, position) = place.unwrap();
+            let (first_window, first_position) = whole.places[word].unwrap();
+            assert_eq!(made.windows[window].offsets[position], whole.windows[first_window].offsets[first_position]);
+            assert_eq!(made.windows[window].offsets[position].unwrap().0, words[word].start);
+        }
+    }
+    let cut = tokenizer.words_in_windows(&text, &words, 12, None).unwrap();
+    assert_eq!(cut.places.iter().flatten().count(), 7, "ten pieces of seven words");
+    assert_eq!(cut.dropped, 20 * 9 - 10);
+    assert!(tokenizer.words_in_windows("", &[], 12, None).unwrap().places.is_empty());
+}
+
+#[test]
+fn pairs_and_choices_as_transformers_lays_them_out() {
+    each("pairs", |tokenizer, case| {
+        let encode = |key: &str| tokenizer.encode(&get::<String>(case, key)).unwrap();
+        let made = tokenizer.template().pair(&encode("first"), &encode("second"), get(case, "max_length")).unwrap();
+        assert_eq!(made.ids, get::<Vec<u32>>(case, "ids"), "{case}");
+        assert_eq!(made.segments, get::<Vec<u32>>(case, "segments"), "{case}");
+    });
+    each("choices", |tokenizer, case| {
+        let choices: Vec<String> = get(case, "choices");
+        let choices: Vec<&str> = choices.iter().map(String::as_str).collect();
+        let made = tokenizer.choices(&get::<String>(case, "context"), &choices, get(case, "max_length")).unwrap();
+        let (ids, segments): (Vec<_>, Vec<_>) = made.into_iter().map(|made| (made.ids, made.segments)).unzip();
+        assert_eq!(ids, get::<Vec<Vec<u32>>>(case, "ids"), "{case}");
+        assert_eq!(segments, get::<Vec<Vec<u32>>>(case, "segments"), "{case}");
+    });
+}
+
+#[test]
+fn answers_from_fixed_logits_are_the_references() {
+    let golden = golden("answers.json");
+    let (mut refused, mut answered) = (0, 0);
+    for case in golden.as_array().unwrap() {
+        let passage: String = get(case, "passage");
+        let question = UNCASED.question(&get::<String>(case, "question"), &passage, &overlapping(case)).unwrap();
+        let logits: Vec<(Vec<f32>, Vec<f32>)> = get(case, "logits");
+        let logits: Vec<SpanLogits> = logits.into_iter().map(|(start, end)| SpanLogits { start, end }).collect();
+        let settings = AnswerSettings {
+            n_best: get(case, "n_best"),
+            longest: get(case, "longest"),
+            no_answer: get(case, "threshold"),
+        };
+        let answers = find_answers(&question, &logits, &passage, &settings);
+        let expected: Vec<(String, f32, f32, f64)> = get(&case["expected"], "n_best");
+        let got: Vec<(&str, f32, f32)> =
+            answers.candidates.iter().map(|c| (c.text(&passage), c.start_logit, c.end_logit)).collect();
+        let wanted: Vec<(&str, f32, f32)> = expected.iter().map(|(text, s, e, _)| (text.as_str(), *s, *e)).collect();
+        assert_eq!(got, wanted);
+        for (candidate, (text, .., probability)) in answers.candidates.iter().zip(&expected) {
+            assert!((candidate.probability - probability).abs() < 1e-12, "{text}");
+        }
+        assert_eq!(answers.best().unwrap().text(&passage), get::<String>(&case["expected"], "answer"));
+        assert_eq!(answers.null_odds, get(&case["expected"], "odds"));
+        match answers.best().unwrap().place {
+            Some(_) => answered += 1,
+            None => refused += 1,
+        }
+    }
+    assert!(refused >= 2 && answered >= 6, "the cases are of both kinds: {refused} {answered}");
+}
+
+#[test]
+fn passages_without_an_answer() {
+    let question = UNCASED.question("who", "", &QuestionSettings::default()).unwrap();
+    let logits = [SpanLogits { start: vec![1.0; 4], end: vec![1.0; 4] }];
+    let must = find_answers(&question, &logits, "", &AnswerSettings::default());
+    assert_eq!((must.candidates.len(), must.chosen, must.null_odds), (0, None, None));
+    let may = AnswerSettings { no_answer: Some(5.0), ..AnswerSettings::default() };
+    let may = find_answers(&question, &logits, "", &may);
+    assert_eq!((may.best().unwrap().place.clone(), may.null_odds), (None, Some(2.0)));
+    // Logits for other windows than these do no harm.
+    let nothing = find_answers(&question, &[], "", &AnswerSettings::default());
+    assert_eq!(nothing.candidates, []);
+}
+
+#[test]
+fn windows_that_cannot_be() {
+    let settings = |max_length, stride| QuestionSettings { max_length, stride, max_question: 4 };
+    let ask = |settings: QuestionSettings| UNCASED.question("one two three four five", "six seven", &settings);
+    assert_error(ask(settings(10, Stride::Overlap(3))), &["overlap by 3", "room for 3", "smaller overlap"]);
+    assert_error(ask(settings(10, Stride::Step(0))), &["stride 0"]);
+    assert_error(ask(settings(7, Stride::Overlap(1))), &["max_length 7", "8 positions"]);
+    let made = ask(settings(8, Stride::Overlap(0))).unwrap();
+    assert_eq!((made.windows.len(), made.dropped), (2, 1));
+    assert_eq!(byte_of_code_point("\u{e9}a", 1), Some(2));
+    assert_eq!(byte_of_code_point("\u{e9}a", 2), Some(3));
+    assert_eq!(byte_of_code_point("\u{e9}a", 3), None);
+}
