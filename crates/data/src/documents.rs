@@ -27,7 +27,7 @@ use crate::{DataError, Sentences};
 pub(crate) const LARGEST: usize = 8 << 20;
 
 /// The longest line of JSON: it must be in memory as a whole.
-const LARGEST_OBJECT: usize = 64 << 20;
+pub(crate) const LARGEST_OBJECT: usize = 64 << 20;
 
 /// Rows of a parquet file that are read at a time.
 const ROWS: usize = 256;
@@ -132,12 +132,7 @@ fn walk(directory: &Path, files: &mut Vec<PathBuf>, passed: &mut Vec<PathBuf>) -
 /// Reads all documents of a file, or of standard input where the path is `-`.
 pub(crate) fn read(path: &Path, reading: &Reading<'_>, meter: &Arc<Meter>, each: Each<'_>) -> Result<(), DataError> {
     let stdin = path.as_os_str() == "-";
-    let source: Box<dyn Read> = match stdin {
-        true => Box::new(io::stdin()),
-        false => Box::new(File::open(path).map_err(DataError::io("open", path))?),
-    };
-    let mut source = BufReader::with_capacity(1 << 17, Counted { source, meter: Arc::clone(meter) });
-    let start = peek(&mut source).map_err(DataError::io("read", path))?;
+    let (source, start) = open(path, meter)?;
     let named = reading.format.or_else(|| Format::of(path));
     if named == Some(Format::Parquet) || (named.is_none() && start.starts_with(b"PAR1")) {
         if stdin {
@@ -145,8 +140,7 @@ pub(crate) fn read(path: &Path, reading: &Reading<'_>, meter: &Arc<Meter>, each:
         }
         return read_parquet(path, reading, meter, each);
     }
-    let reader = decompress(source, &start, path)?;
-    let mut lines = Lines { path, reader, meter, buffer: Vec::new(), used: 0, number: 0, unfinished: false };
+    let mut lines = Lines::new(source, &start, path, meter)?;
     match named {
         Some(Format::JsonLines) => read_json(&mut lines, reading, each),
         _ if reading.document_per_line => read_text_lines(&mut lines, reading, each),
@@ -154,8 +148,19 @@ pub(crate) fn read(path: &Path, reading: &Reading<'_>, meter: &Arc<Meter>, each:
     }
 }
 
+/// Opens a file, or standard input where the path is `-`, and looks at its first bytes.
+pub(crate) fn open(path: &Path, meter: &Arc<Meter>) -> Result<(BufReader<Counted>, Vec<u8>), DataError> {
+    let source: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path).map_err(DataError::io("open", path))?),
+    };
+    let mut source = BufReader::with_capacity(1 << 17, Counted { source, meter: Arc::clone(meter) });
+    let start = peek(&mut source).map_err(DataError::io("read", path))?;
+    Ok((source, start))
+}
+
 /// Counts what is read.
-struct Counted {
+pub(crate) struct Counted {
     source: Box<dyn Read>,
     meter: Arc<Meter>,
 }
@@ -180,7 +185,7 @@ fn peek(source: &mut BufReader<Counted>) -> io::Result<Vec<u8>> {
 }
 
 /// Sees by the first bytes whether a stream is compressed; names lie, and standard input has none.
-fn decompress(source: BufReader<Counted>, start: &[u8], path: &Path) -> Result<Box<dyn BufRead>, DataError> {
+pub(crate) fn decompress(source: BufReader<Counted>, start: &[u8], path: &Path) -> Result<Box<dyn BufRead>, DataError> {
     if start.starts_with(&[0x1f, 0x8b]) {
         return Ok(Box::new(BufReader::with_capacity(1 << 17, flate2::bufread::MultiGzDecoder::new(source))));
     }
@@ -192,8 +197,8 @@ fn decompress(source: BufReader<Counted>, start: &[u8], path: &Path) -> Result<B
 }
 
 /// Lines of a stream, of bounded length.
-struct Lines<'a> {
-    path: &'a Path,
+pub(crate) struct Lines<'a> {
+    pub(crate) path: &'a Path,
     reader: Box<dyn BufRead>,
     meter: &'a Meter,
     buffer: Vec<u8>,
@@ -205,18 +210,29 @@ struct Lines<'a> {
 }
 
 /// A line, or a part of one that is too long.
-struct Line<'a> {
-    bytes: &'a [u8],
-    number: u64,
+pub(crate) struct Line<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) number: u64,
     /// Whether the line began in the part before.
     continued: bool,
     /// Whether it goes on.
-    unfinished: bool,
+    pub(crate) unfinished: bool,
 }
 
-impl Lines<'_> {
+impl<'a> Lines<'a> {
+    /// The lines of a source that begins with `start`.
+    pub(crate) fn new(
+        source: BufReader<Counted>,
+        start: &[u8],
+        path: &'a Path,
+        meter: &'a Meter,
+    ) -> Result<Self, DataError> {
+        let reader = decompress(source, start, path)?;
+        Ok(Self { path, reader, meter, buffer: Vec::new(), used: 0, number: 0, unfinished: false })
+    }
+
     /// The next line with its end; one of more than `limit` bytes comes in parts.
-    fn next(&mut self, limit: usize) -> Result<Option<Line<'_>>, DataError> {
+    pub(crate) fn next(&mut self, limit: usize) -> Result<Option<Line<'_>>, DataError> {
         // What is left is the rest of a long line.
         self.buffer.drain(..self.used);
         self.used = 0;
@@ -441,7 +457,7 @@ fn read_parquet(path: &Path, reading: &Reading<'_>, meter: &Meter, each: Each<'_
 }
 
 /// The parquet crate panics on some broken files.
-fn guarded<T>(path: &Path, call: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
+pub(crate) fn guarded<T>(path: &Path, call: impl FnOnce() -> Result<T, DataError>) -> Result<T, DataError> {
     // What the call had borrowed is not used again after a panic: the error ends the build.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(DataError::parquet(path, "it broke its reader")))
 }

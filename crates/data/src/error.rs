@@ -161,6 +161,39 @@ pub enum DataError {
         problem: String,
     },
 
+    /// A row of a labelled file is not as it should be; others can still be read.
+    #[error("{}, line {line}: {problem}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The line where it begins, or in parquet its number; from 1.
+        line: u64,
+        /// What is wrong there, and what was expected.
+        problem: String,
+    },
+
+    /// A table's quote that is never closed.
+    #[error(
+        "{}, line {line}: a quote opens in this row and is not closed, so that the rest of the file would be one cell; \
+         where quotes are ordinary characters, read the file without them (--quotes=false)",
+        path.display()
+    )]
+    OpenQuote {
+        /// The file.
+        path: PathBuf,
+        /// The line where the row begins, from 1.
+        line: u64,
+    },
+
+    /// A file is not the JSON document that it should be.
+    #[error("{} cannot be read as JSON: {problem}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+
     /// A parquet file cannot be read.
     #[error("{} cannot be read as parquet: {problem}", path.display())]
     Parquet {
@@ -232,6 +265,11 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// Whether one row of a labelled file is wrong, and not all of it.
+    pub fn is_row(&self) -> bool {
+        matches!(self, Self::Row { .. })
+    }
+
     /// For `map_err`: what was tried with which file.
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_owned();

@@ -5,6 +5,8 @@
 //! threads ahead of the trainer. An instance is a pure function of (seed, epoch, index), so nothing is written to disk
 //! per epoch and the whole state of a loader is a [`Place`].
 //!
+//! Labelled files, for fine-tuning and evaluation, are read as rows by [`tables`].
+//!
 //! What is deliberately absent: tensors and models (batches are plain vectors), and printing.
 
 // NOTE to helpers (the founder deletes this line): the enum Train/HeldOut of `Corpus::open` is called `Split`; `Part` is a part of a step (loader).
@@ -22,6 +24,7 @@ mod sentences;
 mod shard;
 mod staging;
 mod stats;
+pub mod tables;
 mod vocabulary;
 
 pub use build::{BuildOptions, BuildProgress, BuildReport, SourceFiles, build};

@@ -1,0 +1,129 @@
+//! What readers give and models are trained and scored on: one plain type for all tasks.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::tags::Scheme;
+use crate::task::Task;
+
+/// Examples of a task, from one file.
+#[derive(Clone, Debug)]
+pub struct Set {
+    /// The task.
+    pub task: &'static Task,
+    /// The file.
+    pub path: PathBuf,
+    /// The labels in the order of their numbers: official, given, or learnt from the file and sorted. Empty for numbers,
+    /// answers and choices.
+    pub labels: Vec<String>,
+    /// Whether a label outside of `labels` is wrong; else the list is only what the file happened to have.
+    pub labels_are_final: bool,
+    /// The examples in the file's order.
+    pub examples: Vec<Example>,
+    /// Rows that were wrong and left out.
+    pub skipped: usize,
+    /// What was wrong with the first of them.
+    pub problems: Vec<String>,
+    /// Rows that the benchmark itself says to leave out, because their annotators disagreed.
+    pub undecided: usize,
+    /// How the file wrote entities, where its tags are such; in the examples they are BIO.
+    pub scheme: Option<Scheme>,
+}
+
+impl Set {
+    /// Whether its examples have labels. All have one, or none has.
+    pub fn is_labelled(&self) -> bool {
+        self.examples.first().is_some_and(|example| example.target != Target::None)
+    }
+
+    /// A label's name.
+    pub fn label(&self, number: u32) -> &str {
+        self.labels.get(number as usize).map_or("?", String::as_str)
+    }
+
+    /// How many examples have each label; of words with tags, how many words.
+    pub fn label_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.labels.len()];
+        let all = self.examples.iter().flat_map(|example| match &example.target {
+            Target::Class(class) => std::slice::from_ref(class),
+            Target::Classes(classes) | Target::Tags(classes) => classes,
+            _ => &[],
+        });
+        for &label in all {
+            if let Some(count) = counts.get_mut(label as usize) {
+                *count += 1;
+            }
+        }
+        counts
+    }
+}
+
+/// One thing to predict.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Example {
+    /// What its prediction is known by: the file's own id, else its number among the rows, from 0.
+    pub id: String,
+    /// Where it stands in its file, for messages: a line, row or question.
+    pub place: String,
+    /// What the model reads.
+    pub input: Input,
+    /// What it should say.
+    pub target: Target,
+}
+
+/// What the model reads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// One text.
+    One(String),
+    /// Two texts.
+    Pair(String, String),
+    /// The words of a sentence.
+    Words {
+        /// The words.
+        words: Vec<String>,
+        /// Which document they are from: neighbours in a document are context for each other.
+        document: u64,
+    },
+    /// A question about a passage.
+    Question {
+        /// The question.
+        question: String,
+        /// The passage, which many questions share.
+        passage: Arc<str>,
+    },
+    /// A beginning and its possible continuations.
+    Choices {
+        /// The beginning.
+        context: String,
+        /// At least two continuations.
+        endings: Vec<String>,
+    },
+}
+
+/// What a model should say.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// Nobody knows: a test file.
+    None,
+    /// One label, or which of the choices.
+    Class(u32),
+    /// Several labels or none, in ascending order.
+    Classes(Vec<u32>),
+    /// A number.
+    Number(f64),
+    /// A label for each word.
+    Tags(Vec<u32>),
+    /// The answers that count as right; none: the passage does not say.
+    Answers(Vec<Answer>),
+}
+
+/// An answer as the annotators gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its bytes in the passage. `None` where the file does not say, or says it wrongly and only scores are wanted.
+    pub place: Option<Range<usize>>,
+}

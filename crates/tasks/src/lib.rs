@@ -1,0 +1,27 @@
+//! The tasks of the paper, and those that users bring: labelled files in, predictions and scores out.
+//!
+//! The way: a [`Task`] names a benchmark or a general form and knows its files ([`Task::find`]); [`read()`] makes a [`Set`] of
+//! [`Example`]s out of one; a model gives a [`Prediction`] for each; [`score()`] holds them against the labels by the
+//! official definitions ([`metrics`]); [`prediction_files`] writes them as each benchmark wants them, and
+//! [`read_predictions`] reads such files again.
+//!
+//! What is deliberately absent: pieces and windows (`text`), models, and printing.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod example;
+pub mod metrics;
+mod predictions;
+mod read;
+mod score;
+mod tags;
+mod task;
+
+pub use error::TaskError;
+pub use example::{Answer, Example, Input, Set, Target};
+pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
+pub use read::{Columns, Reading, read};
+pub use score::{LabelScore, Mistake, Score, score};
+pub use tags::{Scheme, convert_tags};
+pub use task::{Split, TASKS, Task, TaskKind};

@@ -1,0 +1,293 @@
+//! Files to examples. What a benchmark's files look like is told by its [`Task`]; what differs from that, by [`Reading`].
+//!
+//! A row that is wrong is the error, with its file and line; with `skip_bad` it is counted instead.
+
+mod questions;
+mod rows;
+mod sentences;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use henson_data::DataError;
+use henson_data::tables::{Column, TableFormat};
+use serde_json::Value;
+
+use crate::error::TaskError;
+use crate::example::{Example, Set, Target};
+use crate::task::{Task, TaskKind};
+
+/// Problems whose messages are kept when bad rows are skipped.
+const KEPT_PROBLEMS: usize = 5;
+
+/// How a labelled file is read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// What it is read as.
+    pub task: &'static Task,
+    /// Which columns hold what, where they are not named as usual.
+    pub columns: Columns,
+    /// How the table is written; none: what the file's name says.
+    pub format: Option<TableFormat>,
+    /// Whether quotes go around cells; none: in csv, and not in tsv.
+    pub quotes: Option<bool>,
+    /// Whether the first row names the columns; none: as the task has it.
+    pub header: Option<bool>,
+    /// The labels, in the order of their numbers; empty: the official ones, or those of the file, sorted. Any other in the
+    /// file is then an error.
+    pub labels: Vec<String>,
+    /// Whether rows that are wrong are counted instead of being an error.
+    pub skip_bad: bool,
+    /// Whether every answer must say where in the passage it stands, as training needs it.
+    pub places_needed: bool,
+}
+
+impl Reading {
+    /// As the task has it; nothing is skipped.
+    pub fn new(task: &'static Task) -> Self {
+        Self {
+            task,
+            columns: Columns::default(),
+            format: None,
+            quotes: None,
+            header: None,
+            labels: Vec::new(),
+            skip_bad: false,
+            places_needed: true,
+        }
+    }
+}
+
+/// The columns of a table, where they are not those of the task.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Columns {
+    /// The text, the first of two, the question, the context, or the words.
+    pub text: Option<Column>,
+    /// The second text, or the passage.
+    pub second: Option<Column>,
+    /// The label, number, answer or tags. Several: each is 0 or 1 for the label that it is named after.
+    pub labels: Vec<Column>,
+    /// What predictions are known by.
+    pub id: Option<Column>,
+    /// The choices.
+    pub choices: Vec<Column>,
+}
+
+/// Reads a labelled file, or one without labels. Standard input where the path is `-`.
+pub fn read(path: &Path, reading: &Reading) -> Result<Set, TaskError> {
+    let collector = Collector::new(path, reading);
+    let rows =
+        matches!(reading.format.or_else(|| TableFormat::of(path)), Some(TableFormat::JsonLines | TableFormat::Parquet));
+    let document = path.file_name().is_some_and(|name| {
+        let name = name.to_string_lossy().to_lowercase();
+        [".json", ".json.gz", ".json.zst"].iter().any(|ending| name.ends_with(ending))
+    });
+    match reading.task.kind {
+        TaskKind::Tag if !rows => sentences::read_columns(path, collector),
+        TaskKind::Tag => sentences::read_rows(path, collector),
+        TaskKind::Qa if document || !rows => questions::read_document(path, collector),
+        TaskKind::Qa => questions::read_rows(path, collector),
+        _ => rows::read(path, collector),
+    }
+}
+
+/// Gathers examples, counts what is wrong, and numbers the labels.
+struct Collector<'r> {
+    path: &'r Path,
+    reading: &'r Reading,
+    examples: Vec<Example>,
+    skipped: usize,
+    problems: Vec<String>,
+    undecided: usize,
+    /// Whether the first example had a label; all others must be alike.
+    labelled: Option<bool>,
+    labels: Vec<String>,
+    numbers: HashMap<String, u32>,
+    labels_are_final: bool,
+}
+
+impl<'r> Collector<'r> {
+    fn new(path: &'r Path, reading: &'r Reading) -> Self {
+        let labels: Vec<String> = match reading.labels.is_empty() {
+            true => reading.task.labels.iter().map(|label| (*label).to_owned()).collect(),
+            false => reading.labels.clone(),
+        };
+        let numbers = labels.iter().zip(0..).map(|(label, number)| (label.clone(), number)).collect();
+        let labels_are_final = !labels.is_empty();
+        Self {
+            path,
+            reading,
+            examples: Vec::new(),
+            skipped: 0,
+            problems: Vec::new(),
+            undecided: 0,
+            labelled: None,
+            labels,
+            numbers,
+            labels_are_final,
+        }
+    }
+
+    /// Takes an example, or the reason why there is none.
+    fn take(&mut self, example: Result<Example, TaskError>) -> Result<(), TaskError> {
+        let example = example.and_then(|example| {
+            let has_label = example.target != Target::None;
+            match *self.labelled.get_or_insert(has_label) == has_label {
+                true => Ok(example),
+                false => {
+                    let problem = match has_label {
+                        true => "it has a label, while those before have none",
+                        false => "it has no label, while those before have one",
+                    };
+                    Err(TaskError::row(self.path, example.place, problem))
+                }
+            }
+        });
+        match example {
+            Ok(example) => self.examples.push(example),
+            Err(problem) if problem.is_row() && self.reading.skip_bad => {
+                self.skipped += 1;
+                if self.problems.len() < KEPT_PROBLEMS {
+                    self.problems.push(problem.to_string());
+                }
+            }
+            Err(problem) => return Err(problem),
+        }
+        Ok(())
+    }
+
+    /// A label's number.
+    fn number_of(&mut self, label: &str) -> Result<u32, String> {
+        if let Some(number) = self.numbers.get(label) {
+            return Ok(*number);
+        }
+        // The words that config.json has for the benchmark's own.
+        let task = self.reading.task;
+        if self.reading.labels.is_empty()
+            && let Some(number) = task.meanings.iter().position(|meaning| *meaning == label)
+        {
+            return Ok(number as u32);
+        }
+        if self.labels_are_final {
+            return Err(format!("unknown label {label:?}: expected {}", listed(&self.labels)));
+        }
+        let number = self.labels.len() as u32;
+        self.labels.push(label.to_owned());
+        self.numbers.insert(label.to_owned(), number);
+        Ok(number)
+    }
+
+    /// The number of a class in a cell: its label, or in typed tables its number by the official order.
+    fn class(&mut self, value: &Value) -> Result<Option<u32>, String> {
+        let Some(label) = text(value)?.map(|label| label.trim().to_owned()) else { return Ok(None) };
+        if let (Value::Number(number), true) = (value, self.labels_are_final) {
+            match number.as_i64() {
+                // How the `datasets` library writes that there is none.
+                Some(-1) => return Ok(None),
+                Some(class) if !self.numbers.contains_key(&label) => {
+                    let known = usize::try_from(class).is_ok_and(|class| class < self.labels.len());
+                    let problem = || format!("there is no label number {class}: expected {}", listed(&self.labels));
+                    return if known { Ok(Some(class as u32)) } else { Err(problem()) };
+                }
+                _ => {}
+            }
+        }
+        match label.is_empty() {
+            true => Ok(None),
+            false => self.number_of(&label).map(Some),
+        }
+    }
+
+    /// The set. Labels that were learnt are sorted: by their values where all are whole numbers, else by their letters.
+    fn finish(mut self, scheme: Option<crate::Scheme>) -> Result<Set, TaskError> {
+        if self.examples.is_empty() {
+            let reason = match self.skipped {
+                0 => "it is empty".to_owned(),
+                skipped => format!("all {skipped} are wrong, first: {}", self.problems.join("; ")),
+            };
+            return Err(TaskError::Empty { path: self.path.to_owned(), task: self.reading.task.name, reason });
+        }
+        if !self.labels_are_final {
+            self.sort_labels();
+        }
+        Ok(Set {
+            task: self.reading.task,
+            path: self.path.to_owned(),
+            labels: self.labels,
+            labels_are_final: self.labels_are_final,
+            examples: self.examples,
+            skipped: self.skipped,
+            problems: self.problems,
+            undecided: self.undecided,
+            scheme,
+        })
+    }
+
+    fn sort_labels(&mut self) {
+        let mut order: Vec<usize> = (0..self.labels.len()).collect();
+        let values: Option<Vec<i64>> = self.labels.iter().map(|label| label.parse().ok()).collect();
+        match values {
+            Some(values) => order.sort_by_key(|&i| (values[i], &self.labels[i])),
+            None => order.sort_by_key(|&i| &self.labels[i]),
+        }
+        let mut new_numbers = vec![0; order.len()];
+        for (new, &old) in order.iter().enumerate() {
+            new_numbers[old] = new as u32;
+        }
+        self.labels = order.iter().map(|&old| std::mem::take(&mut self.labels[old])).collect();
+        for example in &mut self.examples {
+            match &mut example.target {
+                Target::Class(class) if !new_numbers.is_empty() => *class = new_numbers[*class as usize],
+                Target::Classes(classes) => {
+                    classes.iter_mut().for_each(|class| *class = new_numbers[*class as usize]);
+                    classes.sort_unstable();
+                }
+                Target::Tags(tags) => tags.iter_mut().for_each(|tag| *tag = new_numbers[*tag as usize]),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Calls a reader of `data` with a callback that fails in this crate's way.
+pub(crate) fn reading_with<T>(
+    read: impl FnOnce(&mut dyn FnMut(Result<T, DataError>) -> Result<(), DataError>) -> Result<(), DataError>,
+    mut each: impl FnMut(Result<T, TaskError>) -> Result<(), TaskError>,
+) -> Result<(), TaskError> {
+    let mut failure = None;
+    let outcome = read(&mut |row| {
+        each(row.map_err(TaskError::from)).map_err(|error| {
+            failure = Some(error);
+            DataError::Stopped
+        })
+    });
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok(outcome?),
+    }
+}
+
+/// A cell's text; none where it is null.
+pub(crate) fn text(value: &Value) -> Result<Option<String>, String> {
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text.clone())),
+        Value::Number(number) => Ok(Some(number.to_string())),
+        Value::Bool(truth) => Ok(Some(truth.to_string())),
+        Value::Array(_) => Err("expected a text, found a list".to_owned()),
+        Value::Object(_) => Err("expected a text, found an object".to_owned()),
+    }
+}
+
+/// A list of texts.
+pub(crate) fn texts(value: &Value) -> Result<Vec<String>, String> {
+    let Value::Array(values) = value else { return Err("expected a list of texts".to_owned()) };
+    values.iter().map(|value| text(value)?.ok_or_else(|| "expected a text, found null in a list".to_owned())).collect()
+}
+
+/// Some names, for messages.
+pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    let shown: Vec<String> = names.iter().take(20).map(|name| format!("{:?}", name.as_ref())).collect();
+    let more = if names.len() > 20 { format!(" and {} more", names.len() - 20) } else { String::new() };
+    shown.join(", ") + &more
+}

@@ -1,0 +1,483 @@
+//! The table of tasks: the paper's benchmarks and the general forms. All that is special about a benchmark's files stands
+//! here, and nowhere else.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::TaskError;
+
+/// What is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskKind {
+    /// One of several labels for a text.
+    Classify,
+    /// One of several labels for two texts.
+    Pair,
+    /// A number for a text or two.
+    Regress,
+    /// Any number of labels for a text or two.
+    Multilabel,
+    /// A label for each word.
+    Tag,
+    /// The part of a passage that answers a question.
+    Qa,
+    /// The best of several continuations.
+    Choice,
+}
+
+/// A part of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// To train on.
+    Train,
+    /// To choose the model by.
+    Dev,
+    /// To report on; often without labels.
+    Test,
+}
+
+impl Split {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "training",
+            Self::Dev => "dev",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// A benchmark or a general form.
+#[derive(Debug, PartialEq)]
+pub struct Task {
+    /// What `--task` calls it.
+    pub name: &'static str,
+    /// What is predicted.
+    pub kind: TaskKind,
+    /// The directory that its files have in the benchmark's archive.
+    pub directory: &'static str,
+    /// Names of the files to train on, to choose by and to report on, as they are distributed; a `*` stands for anything.
+    /// Each may also be compressed.
+    pub files: [&'static [&'static str]; 3],
+    /// The labels as the files write them, in the order of their numbers (those of GLUE as `transformers`' examples train
+    /// it, from the `datasets` library); empty: learnt from the file.
+    pub labels: &'static [&'static str],
+    /// What the labels mean, for config.json; empty where the files' own words are clear.
+    pub meanings: &'static [&'static str],
+    /// The score that chooses the best model, a field of [`crate::Score::metrics`].
+    pub metric: &'static str,
+    /// What the benchmark calls its prediction file.
+    pub submission: Option<&'static str>,
+    /// The columns of its tables.
+    pub(crate) columns: TaskColumns,
+    /// Whether a question may be without answer.
+    pub may_be_unanswerable: bool,
+}
+
+/// The names that columns may have in a task's own files, the first that is there wins.
+#[derive(Debug, PartialEq)]
+pub(crate) struct TaskColumns {
+    pub(crate) first: &'static [&'static str],
+    pub(crate) second: &'static [&'static str],
+    pub(crate) label: &'static [&'static str],
+    pub(crate) id: &'static [&'static str],
+    /// (first text, label, columns in all) in files without a header.
+    pub(crate) without_header: Option<(usize, usize, usize)>,
+}
+
+impl Task {
+    /// The task of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        TASKS.iter().find(|task| task.name == name)
+    }
+
+    /// What a label's number means, for config.json.
+    pub fn meaning<'a>(&'a self, labels: &'a [String], number: usize) -> &'a str {
+        self.meanings.get(number).copied().or(labels.get(number).map(String::as_str)).unwrap_or("?")
+    }
+
+    /// The file with a part of the set, in its own directory or the one above.
+    pub fn find(&'static self, directory: &Path, split: Split) -> Result<PathBuf, TaskError> {
+        let patterns = self.files[split as usize];
+        let places = match self.directory {
+            "" => vec![directory.to_owned()],
+            own => vec![directory.join(own), directory.to_owned()],
+        };
+        for place in &places {
+            let names = names_in(place);
+            for pattern in patterns {
+                let found: Vec<&String> = names.iter().filter(|name| matches(pattern, uncompressed(name))).collect();
+                match found[..] {
+                    [] => {}
+                    [one] => return Ok(place.join(one)),
+                    _ => {
+                        let found = found.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+                        return Err(TaskError::SeveralFiles { directory: place.clone(), split: split.name(), found });
+                    }
+                }
+            }
+        }
+        let mut looked = patterns.join(", ");
+        if !self.directory.is_empty() {
+            looked += &format!(" (also in {}/)", self.directory);
+        }
+        Err(TaskError::NoFile { directory: directory.to_owned(), split: split.name(), task: self.name, looked })
+    }
+}
+
+/// The names of a directory's files, sorted; none where it cannot be read, which the search then reports.
+fn names_in(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+fn uncompressed(name: &str) -> &str {
+    name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(name)
+}
+
+/// Whether a name is that of a pattern with at most one `*`.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
+    }
+}
+
+const GLUE_FILES: [&[&str]; 3] = [&["train.tsv"], &["dev.tsv"], &["test.tsv"]];
+
+/// Any table.
+const TABLES: [&[&str]; 3] = [
+    &["train.tsv", "train.csv", "train.jsonl", "train.parquet", "train.txt"],
+    &[
+        "dev.tsv",
+        "dev.csv",
+        "dev.jsonl",
+        "dev.parquet",
+        "dev.txt",
+        "validation.tsv",
+        "validation.csv",
+        "validation.jsonl",
+        "validation.parquet",
+        "val.tsv",
+        "val.csv",
+        "val.jsonl",
+        "val.parquet",
+    ],
+    &["test.tsv", "test.csv", "test.jsonl", "test.parquet", "test.txt"],
+];
+
+/// Column files: CoNLL-2003's own names, and those that people use.
+const SENTENCES: [&[&str]; 3] = [
+    &[
+        "eng.train",
+        "train.txt",
+        "train.conll",
+        "train.bio",
+        "train.tsv",
+        "train.jsonl",
+        "train.parquet",
+        "*-ud-train.conllu",
+        "train.conllu",
+    ],
+    &[
+        "eng.testa",
+        "testa.txt",
+        "valid.txt",
+        "dev.txt",
+        "dev.conll",
+        "dev.bio",
+        "dev.tsv",
+        "dev.jsonl",
+        "dev.parquet",
+        "validation.parquet",
+        "*-ud-dev.conllu",
+        "dev.conllu",
+    ],
+    &[
+        "eng.testb",
+        "testb.txt",
+        "test.txt",
+        "test.conll",
+        "test.bio",
+        "test.tsv",
+        "test.jsonl",
+        "test.parquet",
+        "*-ud-test.conllu",
+        "test.conllu",
+    ],
+];
+
+const IDS: &[&str] = &["index", "id", "idx", "pairID", "pair_ID", "guid"];
+
+/// The general forms look for what such columns are usually called.
+const ANY_FIRST: &[&str] =
+    &["text", "sentence1", "text1", "premise", "question1", "question", "sentence_A", "sentence", "content", "review"];
+const ANY_SECOND: &[&str] = &["sentence2", "text2", "hypothesis", "question2", "sentence", "sentence_B", "second"];
+const ANY_LABEL: &[&str] = &["label", "labels", "class", "category", "gold_label", "score", "answer", "target"];
+
+const NO_COLUMNS: TaskColumns = TaskColumns { first: &[], second: &[], label: &[], id: IDS, without_header: None };
+
+const ANY: TaskColumns =
+    TaskColumns { first: ANY_FIRST, second: ANY_SECOND, label: ANY_LABEL, id: IDS, without_header: None };
+
+const BINARY: &[&str] = &["0", "1"];
+const ENTAILS: &[&str] = &["entailment", "not_entailment"];
+const NLI: &[&str] = &["entailment", "neutral", "contradiction"];
+
+const NLI_COLUMNS: TaskColumns = TaskColumns {
+    first: &["sentence1", "premise"],
+    second: &["sentence2", "hypothesis"],
+    label: &["gold_label", "label"],
+    id: &["index", "pairID", "idx"],
+    without_header: None,
+};
+
+const SENTENCES_1_2: TaskColumns = TaskColumns {
+    first: &["sentence1"],
+    second: &["sentence2"],
+    label: &["label"],
+    id: &["index", "idx"],
+    without_header: None,
+};
+
+/// What most tasks have in common.
+const fn task(name: &'static str, kind: TaskKind, metric: &'static str) -> Task {
+    Task {
+        name,
+        kind,
+        directory: "",
+        files: TABLES,
+        labels: &[],
+        meanings: &[],
+        metric,
+        submission: None,
+        columns: ANY,
+        may_be_unanswerable: false,
+    }
+}
+
+const fn glue(
+    name: &'static str,
+    kind: TaskKind,
+    directory: &'static str,
+    labels: &'static [&'static str],
+    metric: &'static str,
+    submission: &'static str,
+    columns: TaskColumns,
+) -> Task {
+    Task { directory, files: GLUE_FILES, labels, submission: Some(submission), columns, ..task(name, kind, metric) }
+}
+
+/// All tasks. In dev and test files GLUE's columns have the same names as in those to train on, but for CoLA's, whose test
+/// file alone has a header.
+pub static TASKS: [Task; 23] = [
+    Task {
+        meanings: &["unacceptable", "acceptable"],
+        ..glue(
+            "cola",
+            TaskKind::Classify,
+            "CoLA",
+            BINARY,
+            "matthews",
+            "CoLA.tsv",
+            TaskColumns {
+                first: &["sentence"],
+                second: &[],
+                label: &["label"],
+                id: &["index", "idx"],
+                without_header: Some((3, 1, 4)),
+            },
+        )
+    },
+    Task {
+        meanings: &["negative", "positive"],
+        ..glue(
+            "sst2",
+            TaskKind::Classify,
+            "SST-2",
+            BINARY,
+            "accuracy",
+            "SST-2.tsv",
+            TaskColumns {
+                first: &["sentence"],
+                second: &[],
+                label: &["label"],
+                id: &["index", "idx"],
+                without_header: None,
+            },
+        )
+    },
+    Task {
+        meanings: &["not_equivalent", "equivalent"],
+        files: [&["train.tsv", "msr_paraphrase_train.txt"], &["dev.tsv"], &["test.tsv", "msr_paraphrase_test.txt"]],
+        ..glue(
+            "mrpc",
+            TaskKind::Pair,
+            "MRPC",
+            BINARY,
+            "f1",
+            "MRPC.tsv",
+            TaskColumns {
+                first: &["#1 String", "sentence1"],
+                second: &["#2 String", "sentence2"],
+                label: &["Quality", "label"],
+                id: &["index", "idx"],
+                without_header: None,
+            },
+        )
+    },
+    glue(
+        "stsb",
+        TaskKind::Regress,
+        "STS-B",
+        &[],
+        "pearson",
+        "STS-B.tsv",
+        TaskColumns { label: &["score", "label"], ..SENTENCES_1_2 },
+    ),
+    Task {
+        meanings: &["not_duplicate", "duplicate"],
+        ..glue(
+            "qqp",
+            TaskKind::Pair,
+            "QQP",
+            BINARY,
+            "f1",
+            "QQP.tsv",
+            TaskColumns {
+                first: &["question1"],
+                second: &["question2"],
+                label: &["is_duplicate", "label"],
+                id: &["id", "index", "idx"],
+                without_header: None,
+            },
+        )
+    },
+    Task {
+        files: [
+            &["train.tsv", "multinli_1.0_train.jsonl"],
+            &["dev_matched.tsv", "multinli_1.0_dev_matched.jsonl"],
+            &["test_matched.tsv"],
+        ],
+        ..glue("mnli", TaskKind::Pair, "MNLI", NLI, "accuracy", "MNLI-m.tsv", NLI_COLUMNS)
+    },
+    Task {
+        files: [
+            &["train.tsv", "multinli_1.0_train.jsonl"],
+            &["dev_mismatched.tsv", "multinli_1.0_dev_mismatched.jsonl"],
+            &["test_mismatched.tsv"],
+        ],
+        ..glue("mnli-mismatched", TaskKind::Pair, "MNLI", NLI, "accuracy", "MNLI-mm.tsv", NLI_COLUMNS)
+    },
+    glue(
+        "qnli",
+        TaskKind::Pair,
+        "QNLI",
+        ENTAILS,
+        "accuracy",
+        "QNLI.tsv",
+        TaskColumns { first: &["question"], second: &["sentence"], ..SENTENCES_1_2 },
+    ),
+    glue("rte", TaskKind::Pair, "RTE", ENTAILS, "accuracy", "RTE.tsv", SENTENCES_1_2),
+    Task {
+        meanings: &["not_entailment", "entailment"],
+        ..glue("wnli", TaskKind::Pair, "WNLI", BINARY, "accuracy", "WNLI.tsv", SENTENCES_1_2)
+    },
+    Task {
+        directory: "snli_1.0",
+        files: [
+            &["snli_1.0_train.jsonl", "snli_1.0_train.txt", "train.tsv", "train.jsonl"],
+            &["snli_1.0_dev.jsonl", "snli_1.0_dev.txt", "dev.tsv", "dev.jsonl"],
+            &["snli_1.0_test.jsonl", "snli_1.0_test.txt", "test.tsv", "test.jsonl"],
+        ],
+        labels: NLI,
+        columns: NLI_COLUMNS,
+        ..task("snli", TaskKind::Pair, "accuracy")
+    },
+    Task {
+        files: [&["train-v1.1.json"], &["dev-v1.1.json"], &["test-v1.1.json"]],
+        submission: Some("predictions.json"),
+        columns: NO_COLUMNS,
+        ..task("squad1", TaskKind::Qa, "f1")
+    },
+    Task {
+        files: [&["train-v2.0.json"], &["dev-v2.0.json"], &["test-v2.0.json"]],
+        submission: Some("predictions.json"),
+        columns: NO_COLUMNS,
+        may_be_unanswerable: true,
+        ..task("squad2", TaskKind::Qa, "f1")
+    },
+    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("ner", TaskKind::Tag, "f1") },
+    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("pos", TaskKind::Tag, "accuracy") },
+    Task {
+        files: [&["train.csv"], &["val.csv"], &["test.csv"]],
+        columns: TaskColumns {
+            first: &["sent1"],
+            second: &["sent2"],
+            label: &["label"],
+            id: &[""],
+            without_header: None,
+        },
+        ..task("swag", TaskKind::Choice, "accuracy")
+    },
+    task("classify", TaskKind::Classify, "accuracy"),
+    task("pair", TaskKind::Pair, "accuracy"),
+    task("regress", TaskKind::Regress, "pearson"),
+    task("multilabel", TaskKind::Multilabel, "f1"),
+    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("tag", TaskKind::Tag, "f1") },
+    Task {
+        files: [
+            &["train.json", "train.jsonl", "train.parquet"],
+            &["dev.json", "dev.jsonl", "validation.parquet"],
+            &["test.json", "test.jsonl", "test.parquet"],
+        ],
+        submission: Some("predictions.json"),
+        columns: NO_COLUMNS,
+        may_be_unanswerable: true,
+        ..task("qa", TaskKind::Qa, "f1")
+    },
+    Task {
+        columns: TaskColumns {
+            first: &["context", "question", "sent1", "premise", "text"],
+            second: &["sent2"],
+            label: &["label", "answer", "answerKey"],
+            id: IDS,
+            without_header: None,
+        },
+        ..task("choice", TaskKind::Choice, "accuracy")
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_found_in_the_directory_or_its_own_below() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        std::fs::create_dir(at("MRPC")).unwrap();
+        for name in ["MRPC/dev.tsv.zst", "train.tsv", "en_x-ud-dev.conllu.gz", "a-ud-train.conllu", "b-ud-train.conllu"]
+        {
+            std::fs::write(at(name), "").unwrap();
+        }
+        let find = |name: &str, split| Task::named(name).unwrap().find(place.path(), split);
+        assert_eq!(find("mrpc", Split::Dev).unwrap(), at("MRPC/dev.tsv.zst"));
+        assert_eq!(find("mrpc", Split::Train).unwrap(), at("train.tsv"));
+        assert_eq!(find("pos", Split::Dev).unwrap(), at("en_x-ud-dev.conllu.gz"));
+        let message = find("mrpc", Split::Test).unwrap_err().to_string();
+        assert!(message.contains("msr_paraphrase_test.txt") && message.contains("MRPC/"), "{message}");
+        std::fs::remove_file(at("train.tsv")).unwrap();
+        let message = find("pos", Split::Train).unwrap_err().to_string();
+        assert!(message.contains("a-ud-train.conllu, b-ud-train.conllu"), "{message}");
+    }
+
+    #[test]
+    fn names_are_unique_and_meanings_complete() {
+        for (i, task) in TASKS.iter().enumerate() {
+            assert!(TASKS[..i].iter().all(|other| other.name != task.name), "{}", task.name);
+            assert!(task.meanings.is_empty() || task.meanings.len() == task.labels.len(), "{}", task.name);
+        }
+    }
+}
