@@ -8,6 +8,7 @@ use henson_text::{
     AnswerSettings, QuestionSettings, SpanLogits, Stride, Tokenizer, byte_of_code_point, code_point_offsets,
     find_answers, join_words, split_words,
 };
+use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -208,4 +209,64 @@ fn windows_that_cannot_be() {
     assert_eq!(byte_of_code_point("\u{e9}a", 1), Some(2));
     assert_eq!(byte_of_code_point("\u{e9}a", 2), Some(3));
     assert_eq!(byte_of_code_point("\u{e9}a", 3), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn words_leave_only_white_space_out(text in ".{0,60}") {
+        let mut end = 0;
+        for word in split_words(&text) {
+            prop_assert!(text[end..word.start].chars().all(char::is_whitespace));
+            prop_assert!(!text[word.clone()].is_empty() && !text[word.clone()].contains(char::is_whitespace));
+            end = word.end;
+        }
+        prop_assert!(text[end..].chars().all(char::is_whitespace));
+    }
+
+    /// Any text, any answer in it, any logits: windows show what they are asked for, and answers are parts of the passage.
+    #[test]
+    fn any_passage_can_be_asked(
+        passage in "[a-z é中🐸.\u{301}\u{200d}\n]{0,80}",
+        (from, to) in (0_usize..90, 0_usize..90),
+        max_length in 6_usize..40,
+        overlap in 0_usize..3,
+        logits in proptest::collection::vec(-9_i8..9, 64),
+    ) {
+        let settings = QuestionSettings { max_length, stride: Stride::Overlap(overlap), max_question: 1 };
+        for tokenizer in [&*UNCASED, &*ROBERTA] {
+            let Ok(question) = tokenizer.question("who", &passage, &settings) else { continue };
+            let answer = from.min(to)..from.max(to);
+            let shown = (0..question.windows.len()).filter(|&window| {
+                let (start, end) = question.targets(window, Some(&answer));
+                let window = &question.windows[window];
+                start != 0 && {
+                    let at = |position: usize| window.offsets[position].unwrap();
+                    let (first, last) = (at(start), at(end));
+                    assert!(start <= end && first.1 > answer.start && last.0 < answer.end);
+                    true
+                }
+            });
+            let fits = question.pieces_of(&answer).is_some_and(|pieces| pieces.len() == 1);
+            prop_assert!(shown.count() > 0 || !fits, "a single piece is in some window");
+            let mut next = logits.iter().cycle().map(|&x| f32::from(x));
+            let logits: Vec<SpanLogits> = question
+                .windows
+                .iter()
+                .map(|window| SpanLogits {
+                    start: next.by_ref().take(window.len()).collect(),
+                    end: next.by_ref().take(window.len()).collect(),
+                })
+                .collect();
+            let settings = AnswerSettings { no_answer: Some(0.0), ..AnswerSettings::default() };
+            let answers = find_answers(&question, &logits, &passage, &settings);
+            prop_assert!(answers.best().is_some() && answers.candidates.len() <= 21);
+            let total: f64 = answers.candidates.iter().map(|candidate| candidate.probability).sum();
+            prop_assert!((total - 1.0).abs() < 1e-9);
+            for candidate in &answers.candidates {
+                prop_assert_eq!(candidate.place.is_none(), candidate.text(&passage).is_empty());
+            }
+        }
+    }
 }
