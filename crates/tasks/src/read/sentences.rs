@@ -42,13 +42,18 @@ pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<
     let word_column = number(columns.text.as_ref(), "--text-column")?.unwrap_or(usize::from(universal));
     let tag_column = number(columns.labels.first(), "--label-column")?.or(universal.then_some(3));
     let mut sentences = Vec::new();
-    let mut count = 0;
+    let (mut count, mut width) = (0, None);
     reading_with(
         |each| tables::read_sentences(path, universal, each),
         |sentence| {
             let id = count;
             count += 1;
-            match sentence.and_then(|sentence| tagged(path, sentence, universal, word_column, tag_column, id)) {
+            let example = sentence.and_then(|sentence| {
+                let first = sentence.words.first().map_or(0, |(_, cells)| cells.len());
+                let width = *width.get_or_insert(first);
+                tagged(path, sentence, width, universal, word_column, tag_column, id)
+            });
+            match example {
                 Ok(sentence) if sentence.words.is_empty() => Ok(()),
                 Ok(sentence) => {
                     sentences.push(sentence);
@@ -64,13 +69,13 @@ pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<
 fn tagged(
     path: &Path,
     sentence: Sentence,
+    width: usize,
     universal: bool,
     word_column: usize,
     tag_column: Option<usize>,
     id: u64,
 ) -> Result<Tagged, TaskError> {
     let first_line = sentence.words.first().map_or(0, |(line, _)| *line);
-    let width = sentence.words.first().map_or(0, |(_, cells)| cells.len());
     // A file with one column has words alone.
     let tag_at = tag_column.or(width.checked_sub(1).filter(|last| *last > word_column));
     let (mut words, mut tags) = (Vec::new(), Vec::new());
@@ -81,7 +86,7 @@ fn tagged(
             continue;
         }
         if cells.len() != width {
-            return Err(wrong(format!("it has {} columns, the sentence begins with {width}", cells.len())));
+            return Err(wrong(format!("it has {} columns, the file begins with {width}", cells.len())));
         }
         let needed = word_column.max(tag_at.unwrap_or(0));
         if needed >= cells.len() {

@@ -1,0 +1,120 @@
+//! Whatever bytes a file has: an answer or an error, and never a panic. What is read can be written and read again.
+
+use henson_data::tables::TableFormat;
+use henson_tasks::{Input, Reading, Set, TASKS, Target, read, read_predictions};
+use proptest::prelude::*;
+
+use crate::support::Place;
+
+/// Pieces of files, so that more gets past the first check than noise alone would.
+fn content() -> impl Strategy<Value = Vec<u8>> {
+    let parts = prop::sample::select(vec![
+        "sentence\tlabel\n",
+        "sentence1\tsentence2\tlabel\n",
+        "text,label\n",
+        "question,A,B,answer\n",
+        "a",
+        "\t",
+        ",",
+        "\n",
+        "\r\n",
+        "\"",
+        "\"\"",
+        "1",
+        "0",
+        "-",
+        " ",
+        "B-X",
+        "I-X",
+        "S-Y",
+        "O",
+        "-DOCSTART- O\n\n",
+        "1-2\t",
+        "# newdoc\n",
+        "{\"text\": ",
+        "\"label\": ",
+        "{\"data\": [{\"paragraphs\": [{\"context\": \"ab\", \"qas\": [",
+        "{\"id\": \"1\", \"question\": \"q\", ",
+        "\"answers\": [{\"text\": \"b\", \"answer_start\": 1}]}",
+        "]}]}]}",
+        "{",
+        "}",
+        "[",
+        "]",
+        "null",
+        "é",
+        "\u{feff}",
+        "\u{a0}",
+        "{\"words\": [\"a\"], \"tags\": [\"X\"]}\n",
+        "PAR1",
+    ]);
+    let part = prop_oneof![
+        8 => parts.prop_map(|part| part.as_bytes().to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 0..8),
+    ];
+    prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
+}
+
+/// What every set promises.
+fn promises(set: &Set) {
+    assert!(!set.examples.is_empty());
+    for example in &set.examples {
+        assert_eq!(example.target != Target::None, set.is_labelled());
+        let known = |label: &u32| (*label as usize) < set.labels.len();
+        match (&example.target, &example.input) {
+            (Target::Class(class), Input::Choices { endings, .. }) => assert!((*class as usize) < endings.len()),
+            (Target::Class(class), _) => assert!(known(class)),
+            (Target::Classes(classes), _) => assert!(classes.iter().all(known) && classes.is_sorted()),
+            (Target::Tags(tags), Input::Words { words, .. }) => {
+                assert!(tags.iter().all(known) && tags.len() == words.len() && !words.is_empty());
+            }
+            (Target::Number(number), _) => assert!(number.is_finite()),
+            (Target::Answers(answers), Input::Question { passage, .. }) => {
+                for answer in answers {
+                    assert_eq!(passage.get(answer.place.clone().unwrap()), Some(answer.text.as_str()));
+                }
+            }
+            (Target::None, _) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_bytes_break_a_reader(
+        bytes in content(),
+        task in prop::sample::select(TASKS.iter().collect::<Vec<_>>()),
+        format in prop::sample::select(vec![None, Some(TableFormat::Tsv), Some(TableFormat::Csv), Some(TableFormat::JsonLines)]),
+        name in prop::sample::select(vec!["x", "x.json", "x.jsonl", "x.csv", "x.conllu", "x.parquet"]),
+        skip_bad in any::<bool>(),
+        header in any::<Option<bool>>(),
+    ) {
+        let place = Place::new();
+        let path = place.file(name, &bytes);
+        let reading = Reading { format, skip_bad, header, ..Reading::new(task) };
+        match read(&path, &reading) {
+            Ok(mut set) => {
+                promises(&set);
+                let _ = read_predictions(&path, &mut set);
+            }
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    /// Cells come back as they were, whatever is in them.
+    #[test]
+    fn quoted_cells_hold_everything(texts in prop::collection::vec("[a\",\n\té ]{0,6}x[\"\n,]{0,3}", 1..6)) {
+        let place = Place::new();
+        let rows = texts.iter().map(|text| format!("\"{}\",y\n", text.replace('"', "\"\"")));
+        let path = place.file("x.csv", "text,label\n".to_owned() + &rows.collect::<String>());
+        let set = read(&path, &Reading::new(crate::support::task("classify"))).unwrap();
+        let read: Vec<&str> = set.examples.iter().map(|example| match &example.input {
+            Input::One(text) => text.as_str(),
+            other => panic!("{other:?}"),
+        }).collect();
+        prop_assert_eq!(read, texts);
+    }
+}

@@ -1,0 +1,65 @@
+//! Files for one test, and short forms of what comes out of them.
+
+use std::path::{Path, PathBuf};
+
+use henson_tasks::{Example, Input, Reading, Set, Target, Task, TaskError, read};
+
+/// A directory that goes away.
+pub(crate) struct Place(tempfile::TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+}
+
+/// A file of tests-data/tasks.
+pub(crate) fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/tasks").join(name)
+}
+
+pub(crate) fn task(name: &str) -> &'static Task {
+    Task::named(name).unwrap_or_else(|| panic!("no task {name}"))
+}
+
+pub(crate) fn read_as(name: &str, path: &Path) -> Result<Set, TaskError> {
+    read(path, &Reading::new(task(name)))
+}
+
+/// `id: input -> target`, in a few letters.
+pub(crate) fn short(set: &Set, example: &Example) -> String {
+    let input = match &example.input {
+        Input::One(text) => text.clone(),
+        Input::Pair(first, second) => format!("{first} | {second}"),
+        Input::Words { words, document } => format!("{} ({document})", words.join(" ")),
+        Input::Question { question, passage } => format!("{question} | {passage}"),
+        Input::Choices { context, endings } => format!("{context} | {}", endings.join(" / ")),
+    };
+    let names = |labels: &[u32]| labels.iter().map(|label| set.label(*label)).collect::<Vec<_>>().join(" ");
+    let target = match &example.target {
+        Target::None => "?".to_owned(),
+        Target::Class(class) if set.labels.is_empty() => class.to_string(),
+        Target::Class(class) => format!("{class} {}", set.label(*class)),
+        Target::Classes(classes) => format!("[{}]", names(classes)),
+        Target::Number(number) => number.to_string(),
+        Target::Tags(tags) => names(tags),
+        Target::Answers(answers) => {
+            let each = answers.iter().map(|answer| match &answer.place {
+                Some(place) => format!("{} {place:?}", answer.text),
+                None => format!("{} nowhere", answer.text),
+            });
+            format!("[{}]", each.collect::<Vec<_>>().join(", "))
+        }
+    };
+    format!("{}: {input} -> {target}", example.id)
+}
+
+pub(crate) fn shorts(set: &Set) -> Vec<String> {
+    set.examples.iter().map(|example| short(set, example)).collect()
+}
