@@ -284,6 +284,13 @@ impl Bert {
         self.classifier()?.logits(pass, &pooled)
     }
 
+    /// The same from the rows of the first tokens alone (B×H), as [`encode_rows`](Self::encode_rows) gives them.
+    pub fn sequence_logits_of_rows(&self, pass: &mut Pass<'_>, first: &Var) -> Result<Var> {
+        let pooler = part(self.pooler, "pooled", "the model was built without a pooler")?;
+        let pooled = pooler.forward(pass, first, Activation::Tanh)?;
+        self.classifier()?.logits(pass, &pooled)
+    }
+
     /// Logits of a token head: T×labels.
     pub fn token_logits(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
         let x = pass.dropout_tokens(last, layout, (self.classifier_dropout(), HEAD_SITE))?;

@@ -68,6 +68,8 @@ pub struct BertConfig {
     pub other: Map<String, Value>,
 }
 
+const NO_ANSWER_THRESHOLD: &str = "henson_no_answer_threshold";
+
 fn tenth() -> f64 {
     0.1
 }
@@ -193,6 +195,26 @@ impl BertConfig {
     pub fn labels(&self) -> usize {
         let count = self.other.get("num_labels").and_then(Value::as_u64);
         count.map_or(if self.id2label.is_empty() { 2 } else { self.id2label.len() }, |n| n as usize)
+    }
+
+    /// The labels' names by number; where one has none, the name that `transformers` would give it.
+    pub fn label_names(&self) -> Vec<String> {
+        let name = |i: usize| self.id2label.get(&i.to_string()).cloned().unwrap_or_else(|| format!("LABEL_{i}"));
+        (0..self.labels()).map(name).collect()
+    }
+
+    /// For question answering: by how much the score of "no answer" must exceed the best answer's, if the model may say
+    /// so at all. A key of our own, which `transformers` keeps and does not read.
+    pub fn no_answer_threshold(&self) -> Option<f64> {
+        self.other.get(NO_ANSWER_THRESHOLD).and_then(Value::as_f64)
+    }
+
+    /// Sets [`no_answer_threshold`](Self::no_answer_threshold).
+    pub fn set_no_answer_threshold(&mut self, threshold: Option<f64>) {
+        match threshold {
+            Some(threshold) => self.other.insert(NO_ANSWER_THRESHOLD.to_owned(), threshold.into()),
+            None => self.other.remove(NO_ANSWER_THRESHOLD),
+        };
     }
 
     /// Checks what the single fields cannot.
