@@ -2,33 +2,56 @@
 
 use std::path::PathBuf;
 
+use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 
+use super::labelled::{Labelled, task_names};
 use super::{Compute, ModelName, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
 perplexity  FILE has one text a line (blank lines are passed over). The loss is the mean of -ln P over all pieces.\n\
 blimp       FILE has a JSON object a line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
-BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\n\
+BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
+others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
+a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON. --predictions is scored by the official definitions.\n\n\
 A masked LM scores a text by its pseudo-log-likelihood, each piece masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
 Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \
-henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json")]
+henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json\n  \
+henson eval --task mrpc --predictions MRPC.tsv --data MRPC/dev.tsv\n  \
+henson eval --task squad2 --predictions predictions.json --null-odds null_odds.json --data dev-v2.0.json\n  \
+henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
 pub(crate) struct Eval {
     /// What to measure, see below
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp"]).map(|name| Task::named(&name)))]
     pub(crate) task: Task,
 
     #[command(flatten)]
-    pub(crate) model: ModelName,
+    pub(crate) model: Option<ModelName>,
 
     /// The benchmark's own file; - is standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) data: PathBuf,
 
+    /// Score this file of predictions: a GLUE submission, SQuAD's predictions.json, CoNLL columns, csv, jsonl
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub(crate) predictions: Option<PathBuf>,
+
+    /// SQuAD 2.0: how much likelier no answer is than the best, for each question
+    #[arg(long, value_name = "FILE", requires = "predictions")]
+    pub(crate) null_odds: Option<PathBuf>,
+
+    /// SQuAD 2.0: count answers whose odds are above it as no answer
+    #[arg(long, value_name = "X", requires = "null_odds", allow_negative_numbers = true)]
+    pub(crate) threshold: Option<f64>,
+
+    /// How many of the worst mistakes to show [default: 5, with --json none]
+    #[arg(long, value_name = "N", requires = "predictions")]
+    pub(crate) mistakes: Option<usize>,
+
     /// Take only so many texts, or so many pairs of each paradigm: the first, or with --sample others
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with = "predictions")]
     pub(crate) limit: Option<usize>,
 
     /// Take them evenly spaced over all that there are
@@ -36,7 +59,7 @@ pub(crate) struct Eval {
     pub(crate) sample: bool,
 
     /// What a masked LM sees when it predicts a piece [default: piece]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, conflicts_with = "predictions")]
     pub(crate) scoring: Option<ScoringName>,
 
     /// Print one JSON object
@@ -45,14 +68,31 @@ pub(crate) struct Eval {
 
     #[command(flatten)]
     pub(crate) compute: Compute,
+
+    #[command(flatten)]
+    pub(crate) labelled: Labelled,
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+/// What to measure.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Task {
     /// How well a model predicts text
     Perplexity,
     /// Minimal pairs: which of two sentences is English
     Blimp,
+    /// How well labels are predicted
+    Labelled(&'static henson_tasks::Task),
+}
+
+impl Task {
+    /// By a name that the parser let through.
+    fn named(name: &str) -> Self {
+        match henson_tasks::Task::named(name) {
+            Some(task) => Self::Labelled(task),
+            None if name == "blimp" => Self::Blimp,
+            None => Self::Perplexity,
+        }
+    }
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]

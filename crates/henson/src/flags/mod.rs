@@ -5,6 +5,7 @@ pub(crate) mod ablate;
 pub(crate) mod data;
 pub(crate) mod demo;
 pub(crate) mod eval;
+pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod report;
 pub(crate) mod tokenizer;

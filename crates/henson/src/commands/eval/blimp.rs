@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{Choice, Scorer, Speed};
+use crate::flags::ModelName;
 use crate::flags::eval::Eval;
 use crate::input::Lines;
 use crate::output::{self, Progress};
@@ -61,14 +62,14 @@ struct Result<'a> {
     tokens_per_s: f64,
 }
 
-pub(super) fn run(flags: &Eval) -> anyhow::Result<()> {
+pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
     let pairs = read(&flags.data, flags.limit, flags.sample)?;
-    let scorer = Scorer::of_flags(flags)?;
+    let scorer = Scorer::of_flags(flags, model)?;
     let mut speed = Speed::start();
     let scores = score(&scorer, &pairs, &mut speed)?;
     let mut result = Result {
         task: "blimp",
-        model: &flags.model.model,
+        model: &model.model,
         data: &flags.data,
         scoring: scorer.name(),
         overall: Tally::default(),

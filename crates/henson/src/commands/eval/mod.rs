@@ -2,24 +2,39 @@
 
 mod blimp;
 mod perplexity;
+mod predictions;
 
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::Context;
 use henson_checkpoint::CheckpointError;
 use henson_infer::{InferError, Model, Scoring, Want};
 use henson_tensor::{DType, Device};
 
 pub(crate) use blimp::accuracy as blimp_accuracy;
 
+use crate::flags::ModelName;
 use crate::flags::eval::{Eval, ScoringName, Task};
+use crate::flags::labelled::Labelled;
 use crate::models;
 
 pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
     match flags.task {
-        Task::Perplexity => perplexity::run(flags),
-        Task::Blimp => blimp::run(flags),
+        Task::Perplexity => perplexity::run(flags, model_of(flags)?),
+        Task::Blimp => blimp::run(flags, model_of(flags)?),
+        Task::Labelled(task) => match &flags.predictions {
+            Some(file) => predictions::run(flags, task, file),
+            None => anyhow::bail!("--task {} needs --predictions FILE: the predictions to score", task.name),
+        },
     }
+}
+
+/// The language model of the tasks that need one. Their files have no labels to read.
+fn model_of(flags: &Eval) -> anyhow::Result<&ModelName> {
+    let no_labels = flags.labelled == Labelled::default();
+    anyhow::ensure!(no_labels, "flags for labelled files (--text-column, --skip-bad, …) mean nothing to this task");
+    flags.model.as_ref().context("this task needs --model DIR: the language model to measure")
 }
 
 /// A language model, and how it is to score texts.
@@ -29,9 +44,9 @@ struct Scorer {
 }
 
 impl Scorer {
-    fn of_flags(flags: &Eval) -> anyhow::Result<Self> {
+    fn of_flags(flags: &Eval, model: &ModelName) -> anyhow::Result<Self> {
         let device = flags.compute.device()?;
-        let path = models::resolve(&flags.model.model, flags.model.download)?;
+        let path = models::resolve(&model.model, model.download)?;
         Self::open(&path, &device, flags.compute.dtype, flags.scoring)
     }
 

@@ -9,6 +9,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::{Choice, Scorer, Speed};
+use crate::flags::ModelName;
 use crate::flags::eval::Eval;
 use crate::input::Lines;
 use crate::output::{self, Progress};
@@ -36,9 +37,9 @@ struct Result<'a> {
     tokens_per_s: f64,
 }
 
-pub(super) fn run(flags: &Eval) -> anyhow::Result<()> {
+pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
     let mut texts = Texts::open(flags)?;
-    let scorer = Scorer::of_flags(flags)?;
+    let scorer = Scorer::of_flags(flags, model)?;
     let mut progress = Progress::new("texts", flags.limit.map(|limit| limit as u64).or(texts.lines.bytes));
     let (mut count, mut words, mut pieces, mut correct, mut sum) = (0, 0, 0, 0, 0.0);
     let mut speed = Speed::start();
@@ -70,7 +71,7 @@ pub(super) fn run(flags: &Eval) -> anyhow::Result<()> {
     let loss = -sum / pieces as f64;
     let result = Result {
         task: "perplexity",
-        model: &flags.model.model,
+        model: &model.model,
         data: &flags.data,
         scoring: scorer.name(),
         loss,

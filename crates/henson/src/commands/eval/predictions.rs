@@ -1,0 +1,115 @@
+//! `henson eval --task T --predictions FILE`: predictions that are there already against the labels.
+
+use std::path::Path;
+
+use henson_tasks::{Score, Task, read, read_null_odds, read_predictions, score};
+use serde_json::{Value, json};
+
+use crate::flags::eval::Eval;
+use crate::output;
+
+/// Mistakes that people are shown unless they ask for another number.
+const MISTAKES: usize = 5;
+
+/// Labels of which a table of confusions still fits a terminal.
+const MOST_LABELS: usize = 12;
+
+pub(super) fn run(flags: &Eval, task: &'static Task, predictions: &Path) -> anyhow::Result<()> {
+    let mut reading = flags.labelled.reading(task);
+    // Scores do not depend on where answers stand.
+    reading.places_needed = false;
+    let mut set = read(&flags.data, &reading)?;
+    for problem in &set.problems {
+        output::warn(problem);
+    }
+    let mut predicted = read_predictions(predictions, &mut set)?;
+    if let Some(path) = &flags.null_odds {
+        let missing = read_null_odds(path, &set, &mut predicted)?;
+        if missing > 0 {
+            output::warn(&format!("{} lacks {missing} of the questions", path.display()));
+        }
+    }
+    let mistakes = flags.mistakes.unwrap_or(if flags.json { 0 } else { MISTAKES });
+    let score = score(&set, &predicted, flags.threshold, mistakes)?;
+    if score.missing > 0 {
+        let file = predictions.display();
+        output::warn(&format!("{} questions have no prediction in {file}; they count as wrong", score.missing));
+    }
+    if flags.json {
+        return output::json(&object(flags, task, predictions, &score, set.skipped, set.undecided));
+    }
+    let left_out = match (set.skipped, set.undecided) {
+        (0, 0) => String::new(),
+        (0, undecided) => format!(", without {undecided} that annotators disagreed on"),
+        (skipped, undecided) => format!(", without {skipped} bad rows and {undecided} undecided ones"),
+    };
+    output::line(&format!("{} examples of {}{left_out}", score.examples, flags.data.display()))?;
+    print(&score)
+}
+
+fn object(flags: &Eval, task: &Task, predictions: &Path, score: &Score, skipped: usize, undecided: usize) -> Value {
+    let mut object = score.to_json();
+    object.insert("task".to_owned(), json!(task.name));
+    object.insert("data".to_owned(), json!(flags.data));
+    object.insert("predictions".to_owned(), json!(predictions));
+    object.insert("skipped".to_owned(), json!(skipped));
+    object.insert("undecided".to_owned(), json!(undecided));
+    if flags.mistakes.is_some() {
+        let mistakes = score.mistakes.iter().map(|mistake| {
+            json!({
+                "id": mistake.id, "place": mistake.place, "text": mistake.text, "expected": mistake.expected,
+                "predicted": mistake.predicted, "weight": mistake.weight,
+            })
+        });
+        object.insert("mistakes".to_owned(), mistakes.collect());
+    }
+    Value::Object(object)
+}
+
+/// Tables for people.
+pub(super) fn print(score: &Score) -> anyhow::Result<()> {
+    let width = score.metrics.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (name, value) in &score.metrics {
+        let of = match (&score.positive, *name) {
+            (Some(positive), "f1") => format!("  of {positive:?}"),
+            _ => String::new(),
+        };
+        output::line(&format!("  {name:<width$}  {value:>8.4}{of}"))?;
+    }
+    if !score.labels.is_empty() {
+        let width = score.labels.iter().map(|label| label.name.chars().count()).max().unwrap_or(0).clamp(5, 40);
+        output::line(&format!("\n  {:<width$}  precision  recall      f1  expected  predicted", "label"))?;
+        for label in &score.labels {
+            let counts = label.counts;
+            output::line(&format!(
+                "  {:<width$}  {:>9.4}  {:>6.4}  {:>6.4}  {:>8}  {:>9}",
+                label.name,
+                counts.precision(),
+                counts.recall(),
+                counts.f1(),
+                counts.expected,
+                counts.predicted
+            ))?;
+        }
+    }
+    if let Some(confusion) = score.confusion.as_ref().filter(|confusion| confusion.classes() <= MOST_LABELS) {
+        let width = score.names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(8, 24);
+        let cut = |name: &String| name.chars().take(width).collect::<String>();
+        let header: String = score.names.iter().map(|name| format!("  {:>width$}", cut(name))).collect();
+        output::line(&format!("\n  {:<width$}{header}", "expected"))?;
+        for (i, name) in score.names.iter().enumerate() {
+            let row: String =
+                (0..confusion.classes()).map(|j| format!("  {:>width$}", confusion.count(i, j))).collect();
+            output::line(&format!("  {:<width$}{row}", cut(name)))?;
+        }
+        output::line(&format!("  {:<width$}  (columns: predicted)", ""))?;
+    }
+    if !score.mistakes.is_empty() {
+        output::line("\n  the worst mistakes")?;
+    }
+    for mistake in &score.mistakes {
+        output::line(&format!("  {}: {}", mistake.place, mistake.text))?;
+        output::line(&format!("      expected {}, predicted {}", mistake.expected, mistake.predicted))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Flags for labelled files, which `eval` has and other commands on tasks share.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use henson_data::tables::{Column, TableFormat};
+use henson_tasks::{Columns, Reading, TASKS, Task};
+
+/// How a labelled file is read, where it is not as the task's own files are.
+#[derive(Args, Debug, Clone, Default, PartialEq)]
+#[command(next_help_heading = "Labelled files")]
+pub(crate) struct Labelled {
+    /// What the table is [default: what its name says]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) format: Option<FormatName>,
+
+    /// Whether quotes go around cells [default: in csv]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) quotes: Option<bool>,
+
+    /// Whether the first row names the columns [default: yes, or as the task has it]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) header: Option<bool>,
+
+    /// The column with the text, the first of two, the question, the context, or the words: its name or number, from 0
+    #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
+    pub(crate) text_column: Option<Column>,
+
+    /// The column with the second text, or the passage
+    #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
+    pub(crate) second_column: Option<Column>,
+
+    /// The column with the label, number, answer or tags. Several, for multilabel: each is 0 or 1
+    #[arg(long, value_name = "COLUMN,…", value_parser = parse_column, value_delimiter = ',')]
+    pub(crate) label_column: Vec<Column>,
+
+    /// The columns with the choices, or the one with a list of them
+    #[arg(long, value_name = "COLUMN,…", value_parser = parse_column, value_delimiter = ',')]
+    pub(crate) choice_columns: Vec<Column>,
+
+    /// The column that predictions are known by [default: index, id, …, else the row's number from 0]
+    #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
+    pub(crate) id_column: Option<Column>,
+
+    /// The labels, in the order of their numbers [default: official ones, else those of the file, sorted]
+    #[arg(long, value_name = "LABEL,…", value_delimiter = ',')]
+    pub(crate) labels: Vec<String>,
+
+    /// Count rows that are wrong instead of stopping at the first
+    #[arg(long)]
+    pub(crate) skip_bad: bool,
+}
+
+impl Labelled {
+    /// How to read a file of a task.
+    pub(crate) fn reading(&self, task: &'static Task) -> Reading {
+        Reading {
+            columns: Columns {
+                text: self.text_column.clone(),
+                second: self.second_column.clone(),
+                labels: self.label_column.clone(),
+                id: self.id_column.clone(),
+                choices: self.choice_columns.clone(),
+            },
+            format: self.format.map(|format| match format {
+                FormatName::Tsv => TableFormat::Tsv,
+                FormatName::Csv => TableFormat::Csv,
+                FormatName::Jsonl => TableFormat::JsonLines,
+                FormatName::Parquet => TableFormat::Parquet,
+            }),
+            quotes: self.quotes,
+            header: self.header,
+            labels: self.labels.clone(),
+            skip_bad: self.skip_bad,
+            ..Reading::new(task)
+        }
+    }
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FormatName {
+    /// Cells between tabs; quotes are ordinary characters
+    Tsv,
+    /// Cells between commas, with quotes
+    Csv,
+    /// A JSON object a line
+    Jsonl,
+    /// Parquet
+    Parquet,
+}
+
+fn parse_column(text: &str) -> Result<Column, String> {
+    match text.parse() {
+        Ok(number) => Ok(Column::Number(number)),
+        Err(_) if text.is_empty() => Err("expected the name or the number of a column".to_owned()),
+        Err(_) => Ok(Column::Name(text.to_owned())),
+    }
+}
+
+/// The names of tasks, and `more` that only one command has.
+pub(crate) fn task_names(more: &[&'static str]) -> impl TypedValueParser<Value = String> + use<> {
+    PossibleValuesParser::new(more.iter().copied().chain(TASKS.iter().map(|task| task.name)).collect::<Vec<_>>())
+}
