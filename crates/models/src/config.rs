@@ -346,6 +346,17 @@ mod tests {
         let config = BertConfig::from_json(&json.to_string()).unwrap();
         assert_eq!(config.to_json().unwrap(), json);
 
+        let mut config = config;
+        assert_eq!(
+            (config.no_answer_threshold(), config.label_names()),
+            (None, vec!["LABEL_0".into(), "LABEL_1".into()])
+        );
+        config.set_no_answer_threshold(Some(-1.5));
+        let again = BertConfig::from_value(config.to_json().unwrap()).unwrap();
+        assert_eq!(again.no_answer_threshold(), Some(-1.5));
+        config.set_no_answer_threshold(None);
+        assert_eq!(config.to_json().unwrap(), json);
+
         let cases = [
             ("num_attention_heads", Value::from(3), "divisor of hidden_size"),
             ("hidden_size", Value::from(0), "`hidden_size` is 0"),
