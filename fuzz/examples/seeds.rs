@@ -57,6 +57,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("tokenizer", name, json.as_bytes())?;
     }
 
+    for (i, body) in [
+        r#"{"inputs": ["a", "b"], "normalize": true, "truncate": false, "truncation_direction": "Left", "dimensions": 3}"#,
+        r#"{"inputs": [[1, 2], [3]], "prompt_name": "query", "model": "m"}"#,
+        r#"{"inputs": [["a"], ["b", "c"]], "raw_scores": true}"#,
+        r#"{"input": "a", "encoding_format": "base64", "user": "u"}"#,
+        r#"{"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncate": true}}"#,
+        r#"{"query": "a", "texts": ["b"], "return_text": true}"#,
+        r#"{"question": "a", "context": "b", "top": 2}"#,
+        r#"{"ids": [1, 2], "skip_special_tokens": false}"#,
+        r#"{"word": "a", "inputs": ["b \ud83d\ude00 \u0000"]}"#,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        write("requests", &i.to_string(), body.as_bytes())?;
+    }
+
     // A corpus of an old version; its shards lose header and footer, which the target puts around what it is given.
     let corpus = here.join("../crates/data/tests/build/version-1");
     write("manifest", "version-1", &std::fs::read(corpus.join("corpus.json"))?)?;

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::workspace::Workspace;
 
 /// Each crate and the crates of the workspace that it may use.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("henson-kernels", &[]),
     ("henson-tensor", &["henson-kernels"]),
     ("henson-models", &["henson-tensor"]),
@@ -20,6 +20,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
         &["henson-checkpoint", "henson-data", "henson-kernels", "henson-models", "henson-tensor", "henson-text"],
     ),
     ("henson-infer", &["henson-checkpoint", "henson-models", "henson-tensor", "henson-text"]),
+    ("henson-serve", &["henson-infer", "henson-models", "henson-tensor", "henson-text"]),
     (
         "henson",
         &[
@@ -28,6 +29,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
             "henson-infer",
             "henson-kernels",
             "henson-models",
+            "henson-serve",
             "henson-tensor",
             "henson-text",
             "henson-train",

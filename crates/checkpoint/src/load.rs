@@ -117,8 +117,7 @@ fn write(weights: &Weights, sources: Sources<'_>, parameters: &mut Parameters) -
             CheckpointError::Parameter { name, source: Box::new(source) }
         })?;
     }
-    parameters.refresh();
-    Ok(())
+    Ok(parameters.refresh()?)
 }
 
 /// The key for each parameter that has one, by its place among the parameters.

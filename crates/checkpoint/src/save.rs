@@ -40,7 +40,7 @@ pub struct TensorFile<'a> {
     /// The tensors, by name and shape.
     pub tensors: Vec<(String, Vec<usize>)>,
     /// Gives the numbers of one of them, by its place in the list.
-    pub read: &'a dyn Fn(usize) -> Vec<f32>,
+    pub read: &'a dyn Fn(usize) -> henson_tensor::Result<Vec<f32>>,
 }
 
 /// Writes a model directory that `transformers` reads.
@@ -115,7 +115,7 @@ fn write_tensors(staging: &mut Staging, file: &TensorFile<'_>, options: &SaveOpt
         let tensors = file.tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()));
         out.write_all(&safetensors::header(dtype, tensors)).map_err(io)?;
         for (i, (name, _)) in file.tensors.iter().enumerate() {
-            let not_finite = safetensors::write_numbers(out, dtype, &(file.read)(i)).map_err(io)?;
+            let not_finite = safetensors::write_numbers(out, dtype, &(file.read)(i)?).map_err(io)?;
             if not_finite > 0 && !options.allow_non_finite {
                 return Err(not_finite_error(name.clone(), not_finite, dtype));
             }
@@ -146,7 +146,7 @@ fn write_weights(
             let header = safetensors::header(dtype, entries.map(|entry| (entry.name.as_str(), entry.shape.sizes())));
             out.write_all(&header).map_err(io)?;
             for &entry in shard {
-                let not_finite = safetensors::write_numbers(out, dtype, &parameters.read(entry)).map_err(io)?;
+                let not_finite = safetensors::write_numbers(out, dtype, &parameters.read(entry)?).map_err(io)?;
                 if not_finite > 0 && !options.allow_non_finite {
                     let name = parameters.entries()[entry].name.clone();
                     return Err(not_finite_error(name, not_finite, dtype));

@@ -7,6 +7,7 @@
 
 mod commands;
 mod flags;
+mod gpu;
 mod input;
 mod models;
 mod output;

@@ -108,7 +108,7 @@ impl Model {
         let sequences: Vec<&Features> = prepared.iter().flat_map(|p| &p.windows).collect();
         let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
         self.encode(&sequences, Capture::default(), |pass, batch, encoded, _| {
-            let pooled = pass.pool(&encoded.last, &batch.layout, settings.pooling)?.to_vec::<f32>();
+            let pooled = pass.pool(&encoded.last, &batch.layout, settings.pooling)?.to_vec::<f32>()?;
             vectors.extend(pooled.chunks(self.bert().config().hidden_size).map(<[f32]>::to_vec));
             Ok(())
         })?;

@@ -7,6 +7,8 @@ use henson_models::{ConfigError, InputError};
 use henson_tensor::TensorError;
 use henson_text::TextError;
 
+use crate::Task;
+
 /// No answer could be given.
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
@@ -55,6 +57,35 @@ pub enum InferError {
         count: usize,
         /// One of them.
         first: String,
+    },
+    /// A directory whose model does something else.
+    #[error(
+        "cannot {task} with {}: it is {has}, and this takes {needs}; fine-tune it first: {next}",
+        path.display()
+    )]
+    Head {
+        /// The directory.
+        path: PathBuf,
+        /// What was wanted.
+        task: Task,
+        /// What is there, in words.
+        has: String,
+        /// What it takes.
+        needs: String,
+        /// The command that makes one.
+        next: String,
+    },
+    /// A classifier's config says what its logits mean in a word that we do not know.
+    #[error(
+        "config.json in {}: problem_type is `{problem_type}`, expected single_label_classification, \
+         multi_label_classification or regression",
+        path.display()
+    )]
+    ProblemType {
+        /// The directory.
+        path: PathBuf,
+        /// What it says.
+        problem_type: String,
     },
     /// A tokenizer without a token that the task needs.
     #[error("the tokenizer has no {0} token, which this needs")]

@@ -113,7 +113,8 @@ impl Model {
         let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
         let capture = Capture { hidden_states: true, attention_maps: false };
         self.encode(&sequences, capture, |_, batch, encoded, _| {
-            let states: Vec<Vec<f32>> = chosen.iter().map(|i| encoded.hidden_states[*i].tensor().to_f32()).collect();
+            let states: Vec<Vec<f32>> =
+                chosen.iter().map(|i| encoded.hidden_states[*i].tensor().to_f32()).collect::<Result<_, _>>()?;
             for sequence in batch.layout.offsets().windows(2) {
                 let mut rows = Vec::with_capacity((sequence[1] - sequence[0]) as usize * width);
                 for token in sequence[0] as usize..sequence[1] as usize {

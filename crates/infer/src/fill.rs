@@ -87,7 +87,7 @@ impl Model {
                 inside.iter().map(|place| offsets[place.sequence - range.start] + place.position as u32).collect();
             let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows)?;
             let logits = self.bert().masked_logits(pass, &encoded.last, &rows)?;
-            let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>();
+            let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
             for (place, row) in inside.iter().zip(probabilities.chunks(vocabulary)) {
                 filled[place.text].blanks[place.blank].candidates = self.best(row, top);
             }

@@ -1,24 +1,40 @@
-//! A model directory in, answers out: fill, embed, features, likelihood; batching without padding.
+//! A model directory in, answers out: fill, classify, tag, answer, choose, embed, features, attention, likelihood; batching
+//! without padding.
 //!
 //! Training is not needed here and not known. Texts are never cut silently: every answer says how many pieces were left
 //! out, and windows avoid it.
 #![forbid(unsafe_code)]
 
+mod answer;
+mod attention;
 mod batches;
+mod choose;
+mod classify;
 mod embed;
 mod error;
 mod features;
 mod fill;
 mod likelihood;
 mod model;
+mod numbers;
+mod tag;
+mod task;
 
+pub use answer::Question;
+pub use attention::AttentionMaps;
+pub use choose::{Choices, Chosen};
+pub use classify::{Classified, Input, Problem};
 pub use embed::{EmbedSettings, Embedding};
 pub use error::InferError;
 pub use features::{Layers, TokenFeatures};
 pub use fill::{Blank, Candidate, Filled};
 pub use henson_tensor::Pooling;
+pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings, Stride};
 pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
+pub use numbers::{sigmoid, softmax};
+pub use tag::{Entity, TagInput, Tagged, TaggedWord, WordsToTag};
+pub use task::Task;
 
 /// What every fallible function here returns.
 pub type Result<T, E = InferError> = std::result::Result<T, E>;

@@ -219,7 +219,7 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
             let hits = pass.hits(&logits, vocabulary, &targets)?;
             // −ln P of the target: of each row the largest logit, a sum and the target's are needed, and no copy.
             let (_, losses) = pass.cross_entropy(logits, vocabulary, &targets, None, 1.0)?;
-            for ((asked, loss), hit) in asked.iter().zip(losses.to_vec::<f32>()).zip(hits) {
+            for ((asked, loss), hit) in asked.iter().zip(losses.to_vec::<f32>()?).zip(hits) {
                 let scored = &mut self.scored[asked.text];
                 scored.pieces[asked.piece] = -loss;
                 scored.correct += usize::from(hit);

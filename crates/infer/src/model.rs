@@ -9,7 +9,7 @@ use henson_models::{Batch, Bert, BertConfig, Capture, Encoded, Head, Sequence};
 use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape};
 use henson_text::{Features, Pieces, Tokenizer};
 
-use crate::{InferError, Result, batches};
+use crate::{InferError, Result, Task, batches};
 
 /// What is wanted of a model directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Want {
     MaskedLm,
     /// The head that the config names, or the one that its weights show.
     AsSaved,
+    /// The head for a task; another one is an error that says what is there and what to do.
+    Task(Task),
 }
 
 /// How texts that are longer than the model takes are handled.
@@ -61,13 +63,24 @@ impl Model {
         let directory = ModelDirectory::open(path)?;
         let config = Self::config(&directory)?;
         let weights = directory.weights()?;
+        let has = |ending: &str| weights.names().any(|name| name.ends_with(ending));
+        let named = Head::of_config(&config);
         let head = match want {
             Want::Encoder => Head::Encoder,
             Want::MaskedLm => Head::MaskedLm,
-            Want::AsSaved => Head::of_config(&config).unwrap_or_else(|| {
-                let has = |ending: &str| weights.names().any(|name| name.ends_with(ending));
-                if has("pooler.dense.weight") { Head::Pooler } else { Head::Encoder }
+            Want::AsSaved => named.unwrap_or_else(|| match (has("pooler.dense.weight"), has("classifier.weight")) {
+                (true, true) => Head::Sequence { labels: config.labels() },
+                (false, true) => Head::Token { labels: config.labels() },
+                _ if has("qa_outputs.weight") => Head::Span,
+                (true, false) => Head::Pooler,
+                (false, false) => Head::Encoder,
             }),
+            Want::Task(task) => match named {
+                Some(head) if Task::of_head(head) == Some(task) => head,
+                // A config that names no class: the weights tell.
+                None if has(task.weights()) => task.head(config.labels()),
+                other => return Err(task.refused(path, other)),
+            },
         };
         let mut builder = Builder::new();
         let bert = Bert::build(&mut builder, &config, head);
@@ -130,10 +143,15 @@ impl Model {
         self.bert.config().max_position_embeddings
     }
 
+    /// A length that was asked for, within the model's own.
+    pub(crate) fn length_within(&self, most: Option<usize>) -> usize {
+        most.map_or(self.most_tokens(), |most| most.min(self.most_tokens()))
+    }
+
     /// Turns a text into one sequence, or into windows that overlap by half.
     pub(crate) fn prepare(&self, text: &str, length: Length) -> Result<Prepared> {
         let pieces = self.tokenizer.encode(text)?;
-        let most = length.most.map_or(self.most_tokens(), |most| most.min(self.most_tokens()));
+        let most = self.length_within(length.most);
         let template = self.tokenizer.template();
         let windows = if length.windows {
             let room = most.saturating_sub(template.single_specials());
@@ -153,14 +171,37 @@ impl Model {
         capture: Capture,
         mut each: impl FnMut(&mut Pass<'_>, &Batch, Encoded, Range<usize>) -> Result<()>,
     ) -> Result<()> {
+        self.in_batches(sequences, |pass, batch, range| {
+            let encoded = self.bert.encode(pass, batch, capture)?;
+            each(pass, batch, encoded, range)
+        })
+    }
+
+    /// The logits of a head that reads the first token of a sequence: one row each.
+    pub(crate) fn sequence_logits(&self, sequences: &[&Features]) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::with_capacity(sequences.len());
+        self.in_batches(sequences, |pass, batch, _| {
+            let first = self.bert.encode_rows(pass, batch, batch.layout.starts())?;
+            let logits = self.bert.sequence_logits_of_rows(pass, &first)?;
+            let columns = logits.tensor().columns().max(1);
+            rows.extend(logits.tensor().to_f32()?.chunks_exact(columns).map(<[f32]>::to_vec));
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+
+    fn in_batches(
+        &self,
+        sequences: &[&Features],
+        mut each: impl FnMut(&mut Pass<'_>, &Batch, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
         let mut tape = Tape::new();
         for range in batches::by_tokens(sequences.iter().map(|s| s.len())) {
             let inputs: Vec<Sequence<'_>> =
                 sequences[range.clone()].iter().map(|s| Sequence { ids: &s.ids, segments: &s.segments }).collect();
             let batch = Batch::new(self.parameters.device(), self.bert.config(), &inputs, 0)?;
             let mut pass = Pass::inference(&mut tape, &self.parameters);
-            let encoded = self.bert.encode(&mut pass, &batch, capture)?;
-            each(&mut pass, &batch, encoded, range)?;
+            each(&mut pass, &batch, range)?;
         }
         Ok(())
     }

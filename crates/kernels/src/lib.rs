@@ -5,6 +5,7 @@
 //! among threads, sums never are, or only in chunks whose borders depend on the sizes alone.
 
 pub mod cpu;
+pub mod cuda;
 pub mod memory;
 pub mod philox;
 

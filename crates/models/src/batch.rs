@@ -102,10 +102,14 @@ impl Batch {
             segments.extend(s.segments);
             lengths.push(s.ids.len());
         }
+        let layout = Layout::new(device, &lengths, first_number)?;
+        // What fills the batch up, if anything.
+        ids.resize(layout.tokens(), 0);
+        segments.resize(layout.tokens(), 0);
         Ok(Self {
-            layout: Layout::new(device, &lengths, first_number)?,
-            ids: Tensor::from_slice(device, [total], &ids)?,
-            segments: Tensor::from_slice(device, [total], &segments)?,
+            ids: Tensor::from_slice(device, [ids.len()], &ids)?,
+            segments: Tensor::from_slice(device, [segments.len()], &segments)?,
+            layout,
         })
     }
 }

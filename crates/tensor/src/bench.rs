@@ -1,6 +1,7 @@
 //! Single products, for benchmarks: what a linear layer multiplies, without the tape around it.
 
 use henson_kernels::cpu::gemm::{Finish, Matrix, Right, product};
+use henson_kernels::cuda::matmul::{self, product as cuda_product};
 
 use crate::ops::{cast, with_float};
 use crate::{DType, Device, Result, Tensor};
@@ -46,8 +47,12 @@ impl Product {
                 let x = Matrix::new(self.x.slice::<E>(), t, k);
                 product(&cpu.kernels, x, weight, self.y.slice_mut::<E>(), n, Finish::default());
             }),
+            Device::Cuda(cuda) => {
+                let (x, weight) = (on_gpu(&self.x, t, k), on_gpu(&self.weight, n, k).transposed());
+                cuda_product(&cuda.gpu, x, weight, on_gpu(&self.y, t, n), matmul::Finish::default())?;
+            }
         }
-        Ok(())
+        self.device.synchronise()
     }
 
     /// dx = dy·weight.
@@ -59,8 +64,12 @@ impl Product {
                 let dy = Matrix::new(self.y.slice::<E>(), t, n);
                 product(&cpu.kernels, dy, weight, self.dx.slice_mut::<E>(), k, Finish::default());
             }),
+            Device::Cuda(cuda) => {
+                let (dy, weight) = (on_gpu(&self.y, t, n), on_gpu(&self.weight, n, k));
+                cuda_product(&cuda.gpu, dy, weight, on_gpu(&self.dx, t, k), matmul::Finish::default())?;
+            }
         }
-        Ok(())
+        self.device.synchronise()
     }
 
     /// dweight += dyᵀ·x.
@@ -73,7 +82,16 @@ impl Product {
                 let finish = Finish { accumulate: true, ..Finish::default() };
                 product(&cpu.kernels, dy, x, self.dweight.slice_mut::<f32>(), k, finish);
             }),
+            Device::Cuda(cuda) => {
+                let (dy, x) = (on_gpu(&self.y, t, n).transposed(), on_gpu(&self.x, t, k));
+                let finish = matmul::Finish { accumulate: true, ..matmul::Finish::default() };
+                cuda_product(&cuda.gpu, dy, x, on_gpu(&self.dweight, n, k), finish)?;
+            }
         }
-        Ok(())
+        self.device.synchronise()
     }
+}
+
+fn on_gpu(x: &Tensor, rows: usize, columns: usize) -> matmul::Matrix<'_> {
+    matmul::Matrix::new(x.on_gpu(), rows, columns)
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::cuda::{CudaDevice, CudaOptions, Reading, Signature, bucket};
+
 use henson_kernels::cpu::{Cpu, peak};
 
 use crate::profile::{Profile, Timer};
@@ -13,6 +15,8 @@ use crate::{DType, Isa, Kind, Memory, Result, Spent, Tensor, UnsupportedIsa, bf1
 pub enum Device {
     /// The processor.
     Cpu(Arc<CpuDevice>),
+    /// An NVIDIA GPU.
+    Cuda(Arc<CudaDevice>),
 }
 
 /// The processor: kernels and memory.
@@ -30,10 +34,89 @@ impl Device {
         Ok(Device::Cpu(Arc::new(CpuDevice { kernels, memory: Memory::default(), profile: Profile::default() })))
     }
 
-    /// Its memory.
-    pub fn memory(&self) -> &Memory {
+    /// An NVIDIA GPU; an error that says what is missing where there is none.
+    pub fn cuda(options: &CudaOptions) -> Result<Self> {
+        Ok(Device::Cuda(Arc::new(CudaDevice::new(options)?)))
+    }
+
+    /// Bytes of memory that tensors hold, or held and may use again.
+    pub fn held(&self) -> usize {
         match self {
-            Device::Cpu(cpu) => &cpu.memory,
+            Device::Cpu(cpu) => cpu.memory.held(),
+            Device::Cuda(cuda) => cuda.held(),
+        }
+    }
+
+    /// Gives memory that nobody uses back to the system: when batches change their size for good.
+    pub fn trim(&self) {
+        match self {
+            Device::Cpu(cpu) => cpu.memory.trim(),
+            Device::Cuda(cuda) => cuda.trim(),
+        }
+    }
+
+    /// Waits until all that was asked for is done; an error if some of it failed.
+    pub fn synchronise(&self) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            Device::Cuda(cuda) => Ok(cuda.gpu.check_faults()?),
+        }
+    }
+
+    /// Steps that may be asked for before the first of their results is waited for.
+    pub fn ahead(&self) -> usize {
+        match self {
+            Device::Cpu(_) => 0,
+            Device::Cuda(_) => 2,
+        }
+    }
+
+    /// How a GPU does its matrix products, as it found to be fastest so far: for [`Device::choose_products`], so that a run
+    /// that goes on computes the same bits.
+    pub fn product_choices(&self) -> Option<String> {
+        match self {
+            Device::Cpu(_) => None,
+            Device::Cuda(cuda) => cuda.gpu.blas().ok().map(|blas| blas.choices(&cuda.gpu)),
+        }
+    }
+
+    /// Takes what [`Device::product_choices`] gave; `false` where it is another device's.
+    pub fn choose_products(&self, choices: &str) -> Result<bool> {
+        match self {
+            Device::Cpu(_) => Ok(false),
+            Device::Cuda(cuda) => Ok(cuda.gpu.blas()?.load_choices(&cuda.gpu, choices)?),
+        }
+    }
+
+    /// Runs `fill`, whose tensors from slices are the inputs of a pass for [`crate::Recordings`]: they go to the device
+    /// together, ahead of what it computes. They are valid until the next feed.
+    pub fn feed<R, E: From<crate::TensorError>>(
+        &self,
+        fill: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(R, Signature), E> {
+        match self {
+            Device::Cpu(_) => Ok((fill()?, Signature::default())),
+            Device::Cuda(cuda) => cuda.feed(fill),
+        }
+    }
+
+    /// How many rows to lay out where `rows` are needed: in a feed on a GPU somewhat more, so that few sizes occur. Rows
+    /// beyond are [`Device::NOWHERE`] or have no weight.
+    pub fn rounded(&self, rows: usize) -> usize {
+        match self {
+            Device::Cuda(cuda) if cuda.is_filling() => bucket(rows),
+            _ => rows,
+        }
+    }
+
+    /// A row that stands for nothing, where rows are [`Device::rounded`].
+    pub const NOWHERE: u32 = henson_kernels::cuda::rows::NOWHERE;
+
+    /// Reads a few numbers (f32 or u32) once the device has computed them, without waiting for that now.
+    pub fn read_later(&self, tensors: &[&Tensor]) -> Result<Reading> {
+        match self {
+            Device::Cpu(_) => Reading::of(tensors),
+            Device::Cuda(cuda) => cuda.read_later(tensors),
         }
     }
 
@@ -41,23 +124,26 @@ impl Device {
     pub fn isa(&self) -> Option<Isa> {
         match self {
             Device::Cpu(cpu) => Some(cpu.kernels.isa()),
+            Device::Cuda(_) => None,
         }
     }
 
     /// The most floating-point operations per second that the device can do in a dtype, measured now.
-    pub fn peak(&self, dtype: DType) -> f64 {
+    pub fn peak(&self, dtype: DType) -> Result<f64> {
         match self {
-            Device::Cpu(cpu) => match dtype {
+            Device::Cpu(cpu) => Ok(match dtype {
                 DType::Bf16 => peak::operations_per_second::<bf16>(&cpu.kernels),
                 _ => peak::operations_per_second::<f32>(&cpu.kernels),
-            },
+            }),
+            Device::Cuda(cuda) => cuda.peak(dtype),
         }
     }
 
     /// Bytes per second that the device's memory can read and write, measured now.
-    pub fn bandwidth(&self) -> f64 {
+    pub fn bandwidth(&self) -> Result<f64> {
         match self {
-            Device::Cpu(cpu) => peak::bytes_per_second(&cpu.kernels),
+            Device::Cpu(cpu) => Ok(peak::bytes_per_second(&cpu.kernels)),
+            Device::Cuda(cuda) => cuda.bandwidth(),
         }
     }
 
@@ -65,6 +151,7 @@ impl Device {
     pub fn start_profile(&self) {
         match self {
             Device::Cpu(cpu) => cpu.profile.start(),
+            Device::Cuda(cuda) => cuda.start_profile(),
         }
     }
 
@@ -72,6 +159,7 @@ impl Device {
     pub fn stop_profile(&self) -> Vec<(Kind, Spent)> {
         match self {
             Device::Cpu(cpu) => cpu.profile.stop(),
+            Device::Cuda(cuda) => cuda.stop_profile(),
         }
     }
 
@@ -80,13 +168,15 @@ impl Device {
         let bytes = tensors.iter().map(|t| t.shape().elements() * t.dtype().size()).sum();
         match self {
             Device::Cpu(cpu) => cpu.profile.timer(kind, flops, bytes),
+            Device::Cuda(cuda) => Some(Timer::on_gpu(cuda, kind, flops, bytes, cuda.mark()?)),
         }
     }
 
-    /// Threads that kernels use.
+    /// Threads of the processor that may be used: by kernels, or to prepare what goes to a GPU.
     pub fn threads(&self) -> usize {
         match self {
             Device::Cpu(cpu) => cpu.kernels.threads(),
+            Device::Cuda(_) => std::thread::available_parallelism().map_or(1, |n| n.get()),
         }
     }
 }
@@ -95,6 +185,7 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu(cpu) => cpu.kernels.fmt(f),
+            Device::Cuda(cuda) => cuda.gpu.fmt(f),
         }
     }
 }
@@ -103,6 +194,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu(cpu) => write!(f, "cpu ({}, {} threads)", cpu.kernels.isa(), cpu.kernels.threads()),
+            Device::Cuda(cuda) => write!(f, "cuda ({})", cuda.gpu),
         }
     }
 }

@@ -56,6 +56,9 @@ pub enum TensorError {
         /// MiB held by this device's tensors.
         held: usize,
     },
+    /// The GPU or its libraries refused.
+    #[error(transparent)]
+    Cuda(#[from] henson_kernels::cuda::CudaError),
     /// The operation needs something that this pass does not have.
     #[error("{operation}: {why}")]
     Unsupported {

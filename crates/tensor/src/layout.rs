@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use henson_kernels::cuda::attention::{Room, write_table};
+
 use crate::{Device, Result, Tensor, TensorError};
 
 /// B sequences with T tokens in all. Cheap to clone.
@@ -21,10 +23,27 @@ struct Inner {
     starts: Tensor,
     /// T: each token's place within its sequence.
     positions: Tensor,
+    /// What a GPU's kernels need beyond that.
+    on_gpu: Option<OnGpu>,
 }
+
+#[derive(Debug)]
+struct OnGpu {
+    /// B + 1.
+    offsets: Tensor,
+    /// Attention's work, and how much of it there is room for.
+    table: Tensor,
+    room: Room,
+}
+
+/// Tokens of the sequences that fill a batch up.
+const FILLING: usize = 128;
 
 impl Layout {
     /// Sequences of these lengths; the first has the number `first_number` in the global batch.
+    ///
+    /// In a feed on a GPU, further tokens at the end fill the batch up to [`Device::rounded`]: they belong to sequences that
+    /// are not counted, and nothing that is computed at the others depends on them.
     pub fn new(device: &Device, lengths: &[usize], first_number: u32) -> Result<Self> {
         if let Some(i) = lengths.iter().position(|length| *length == 0) {
             return Err(TensorError::Layout(format!(
@@ -45,6 +64,17 @@ impl Layout {
             }
             offsets.push(positions.len() as u32);
         }
+        let rounded = device.rounded(total);
+        let mut ends = offsets.clone();
+        while positions.len() < rounded {
+            for position in 0..FILLING.min(rounded - positions.len()) as u32 {
+                tokens.extend([u32::MAX, position]);
+                // The model may have few positions.
+                positions.push(0);
+            }
+            ends.push(positions.len() as u32);
+        }
+        let total = rounded;
         let b = lengths.len();
         let firsts: Vec<u32> = numbers.iter().flat_map(|n| [*n, 0]).collect();
         Ok(Self(Arc::new(Inner {
@@ -53,6 +83,21 @@ impl Layout {
             firsts: Tensor::from_slice(device, [b, 2], &firsts)?,
             starts: Tensor::from_slice(device, [b], &offsets[..b])?,
             positions: Tensor::from_slice(device, [total], &positions)?,
+            on_gpu: match device {
+                Device::Cpu(_) => None,
+                Device::Cuda(cuda) => {
+                    let room = cuda.room(total, Room::of(&ends));
+                    let mut numbers = numbers;
+                    numbers.resize(ends.len() - 1, u32::MAX);
+                    let mut table = vec![0; room.numbers()];
+                    write_table(&ends, &numbers, room, &mut table);
+                    Some(OnGpu {
+                        offsets: Tensor::from_slice(device, [b + 1], &offsets)?,
+                        table: Tensor::from_slice(device, [table.len()], &table)?,
+                        room,
+                    })
+                }
+            },
             offsets,
         })))
     }
@@ -67,7 +112,7 @@ impl Layout {
         self.0.offsets.len() - 1
     }
 
-    /// T.
+    /// T, with those that fill the batch up.
     pub fn tokens(&self) -> usize {
         self.0.positions.shape().elements()
     }
@@ -80,6 +125,21 @@ impl Layout {
     /// Each token's place within its sequence.
     pub fn positions(&self) -> &Tensor {
         &self.0.positions
+    }
+
+    /// Where each sequence begins, and the end of the last, on a GPU.
+    pub(crate) fn offsets_on_gpu(&self) -> Result<&Tensor> {
+        self.on_gpu().map(|on_gpu| &on_gpu.offsets)
+    }
+
+    /// Attention's work on a GPU.
+    pub(crate) fn attention_table(&self) -> Result<(&Tensor, Room)> {
+        self.on_gpu().map(|on_gpu| (&on_gpu.table, on_gpu.room))
+    }
+
+    fn on_gpu(&self) -> Result<&OnGpu> {
+        let why = "the layout was made for the CPU";
+        self.0.on_gpu.as_ref().ok_or(TensorError::Unsupported { operation: "layout", why })
     }
 
     pub(crate) fn numbers(&self) -> &Tensor {

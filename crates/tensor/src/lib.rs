@@ -7,6 +7,7 @@
 //! Dispatch on the device is by enum, here and nowhere above: a model does not know where it runs.
 
 pub mod bench;
+pub mod cuda;
 mod device;
 mod dtype;
 mod error;
@@ -19,6 +20,7 @@ mod profile;
 mod tape;
 mod tensor;
 
+pub use cuda::{Reading, Recordings, Signature};
 pub use device::Device;
 pub use dtype::{DType, Native};
 pub use error::TensorError;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use henson_kernels::cpu::gemm::{Matrix, Packed};
 use henson_kernels::cpu::{cast, reduce};
+use henson_kernels::cuda;
 use henson_kernels::philox::Stream;
 
 use crate::{DType, Device, Kind, Result, Shape, Tensor, TensorError, bf16};
@@ -192,15 +193,14 @@ impl Parameters {
 
     /// The packed form of a weight (N×K as in checkpoints, to multiply K columns with), where it is kept.
     pub(crate) fn packed(&self, param: Param) -> Option<Arc<Packed>> {
+        let Device::Cpu(cpu) = &self.device else { return None };
         let mut all = self.packed.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         let packed = all.entry(param.start).or_insert_with(|| {
             let weight = self.matrix(param);
             let (n, k) = (weight.rows(), weight.columns());
-            Arc::new(match &self.device {
-                Device::Cpu(cpu) => match weight.dtype() {
-                    DType::Bf16 => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<bf16>(), n, k).transposed()),
-                    _ => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<f32>(), n, k).transposed()),
-                },
+            Arc::new(match weight.dtype() {
+                DType::Bf16 => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<bf16>(), n, k).transposed()),
+                _ => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<f32>(), n, k).transposed()),
             })
         });
         Some(Arc::clone(packed))
@@ -238,12 +238,11 @@ impl Parameters {
             }
             self.write(i, &values)?;
         }
-        self.refresh();
-        Ok(())
+        self.refresh()
     }
 
     /// A parameter's numbers, by its place in [`Parameters::entries`].
-    pub fn read(&self, entry: usize) -> Vec<f32> {
+    pub fn read(&self, entry: usize) -> Result<Vec<f32>> {
         let Entry { start, shape, .. } = self.entries[entry];
         self.values.view(start, shape).to_vec()
     }
@@ -255,20 +254,19 @@ impl Parameters {
             let got = [numbers.len()].into();
             return Err(TensorError::Shape { operation: "write", what: "the parameter", expected: shape, got });
         }
-        self.values.view(start, shape).slice_mut::<f32>().copy_from_slice(numbers);
-        Ok(())
+        self.values.view(start, shape).write(numbers)
     }
 
     /// Rounds the values once more into the copy that models compute with.
-    pub fn refresh(&mut self) {
+    pub fn refresh(&mut self) -> Result<()> {
         self.discard_packed();
         if let Some(compute) = &self.compute {
             match &self.device {
-                Device::Cpu(cpu) => {
-                    cast::to_bf16(&cpu.kernels, self.values.slice(), compute.slice_mut());
-                }
+                Device::Cpu(cpu) => cast::to_bf16(&cpu.kernels, self.values.slice(), compute.slice_mut()),
+                Device::Cuda(cuda) => cuda::cast::to_bf16(&cuda.gpu, self.values.on_gpu(), compute.on_gpu())?,
             }
         }
+        Ok(())
     }
 
     /// Forgets packed copies of weights that changed.
@@ -286,6 +284,11 @@ impl Parameters {
     /// A matrix in the dtype that models compute in.
     pub(crate) fn matrix(&self, param: Param) -> Tensor {
         self.compute.as_ref().unwrap_or(&self.values).view(param.start, param.shape)
+    }
+
+    /// A vector in a dtype that there is a copy in: f32 always, bf16 where models compute in it.
+    pub(crate) fn in_dtype(&self, param: Param, dtype: DType) -> Tensor {
+        if dtype == DType::F32 { self.vector(param) } else { self.matrix(param) }
     }
 
     /// A vector in f32.
@@ -359,16 +362,31 @@ impl Gradients {
         self.entries.iter_mut().for_each(|entry| entry.written = false);
     }
 
-    /// The norm of all gradients together. Not finite if any of them is not.
-    pub fn norm(&self) -> f64 {
+    /// The norm of all gradients together. Not finite if any of them is not. Waits for it.
+    pub fn norm(&self) -> Result<f64> {
         let _timer = self.device.timer(Kind::GradientNorm, 0, &[&self.values]);
         match &self.device {
-            Device::Cpu(cpu) => reduce::sum_of_squares(&cpu.kernels, self.values.slice()).sqrt(),
+            Device::Cpu(cpu) => Ok(reduce::sum_of_squares(&cpu.kernels, self.values.slice()).sqrt()),
+            Device::Cuda(cuda) => {
+                let sum = cuda.gpu.empty(1, cuda::DType::F64)?;
+                cuda::reduce::sum_of_squares(&cuda.gpu, self.values.on_gpu(), sum.view())?;
+                Ok(cuda.gpu.read::<f64>(sum.view())?[0].sqrt())
+            }
         }
     }
 
+    /// Whether nothing was added since [`Gradients::zero`].
+    pub fn is_zero(&self) -> bool {
+        self.entries.iter().all(|entry| !entry.written)
+    }
+
+    /// Notes that a recorded pass was played, which wrote all of them.
+    pub fn played(&mut self) {
+        self.entries.iter_mut().for_each(|entry| entry.written = true);
+    }
+
     /// The gradient of a parameter of `parameters`, by its place in its entries.
-    pub fn read(&self, parameters: &Parameters, entry: usize) -> Vec<f32> {
+    pub fn read(&self, parameters: &Parameters, entry: usize) -> Result<Vec<f32>> {
         let Entry { start, shape, .. } = parameters.entries[entry];
         self.values.view(start, shape).to_vec()
     }
@@ -387,30 +405,33 @@ impl Gradients {
     }
 
     /// A parameter's gradient for an operation that can only add.
-    pub(crate) fn sum(&mut self, param: Param) -> Tensor {
+    pub(crate) fn sum(&mut self, param: Param) -> Result<Tensor> {
         let (view, accumulate) = self.target(param);
         if !accumulate {
-            self.fill_zero(&view);
+            self.fill_zero(&view)?;
         }
-        view
+        Ok(view)
     }
 
     /// Zeroes what no operation wrote since [`Gradients::zero`].
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) -> Result<()> {
         for i in 0..self.entries.len() {
             let GradientEntry { start, len, written } = self.entries[i];
             if !written {
-                self.fill_zero(&self.values.view(start, [len].into()));
+                self.fill_zero(&self.values.view(start, [len].into()))?;
                 self.entries[i].written = true;
             }
         }
+        Ok(())
     }
 
-    fn fill_zero(&self, view: &Tensor) {
+    fn fill_zero(&self, view: &Tensor) -> Result<()> {
         let _timer = self.device.timer(Kind::ZeroGradients, 0, &[view]);
         match &self.device {
             Device::Cpu(cpu) => henson_kernels::cpu::rows::fill_zero(&cpu.kernels, view.slice_mut::<f32>()),
+            Device::Cuda(cuda) => cuda.gpu.fill_zero(view.on_gpu())?,
         }
+        Ok(())
     }
 
     pub(crate) fn flat(&self) -> &Tensor {
@@ -450,16 +471,16 @@ mod tests {
         let (mut b, _) = build(DType::Bf16);
         a.initialise(7).unwrap();
         b.initialise(7).unwrap();
-        assert_eq!(a.read(3), b.read(3));
+        assert_eq!(a.read(3).unwrap(), b.read(3).unwrap());
         b.initialise(8).unwrap();
-        assert_ne!(a.read(3), b.read(3));
-        let table = a.read(3);
+        assert_ne!(a.read(3).unwrap(), b.read(3).unwrap());
+        let table = a.read(3).unwrap();
         let variance = table.iter().map(|x| x * x).sum::<f32>() / table.len() as f32;
         // A normal distribution cut at two deviations has 0.774 of its variance.
         assert!((variance / 0.25 - 0.774).abs() < 0.05, "{variance}");
         assert!(table.iter().all(|x| x.abs() <= 1.0));
-        assert_eq!(a.matrix(fused).to_vec::<f32>(), [a.read(1), a.read(2)].concat());
-        let rounded: Vec<bf16> = b.read(1).into_iter().map(bf16::from_f32).collect();
-        assert_eq!(b.matrix(fused).to_vec::<bf16>()[..35], rounded);
+        assert_eq!(a.matrix(fused).to_vec::<f32>().unwrap(), [a.read(1).unwrap(), a.read(2).unwrap()].concat());
+        let rounded: Vec<bf16> = b.read(1).unwrap().into_iter().map(bf16::from_f32).collect();
+        assert_eq!(b.matrix(fused).to_vec::<bf16>().unwrap()[..35], rounded);
     }
 }

@@ -5,6 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use henson_kernels::cuda::Event;
+
+use crate::cuda::CudaDevice;
+
 /// What an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -81,6 +85,15 @@ pub struct Spent {
     pub bytes: f64,
 }
 
+impl Spent {
+    fn add(&mut self, seconds: f64, flops: f64, bytes: f64) {
+        self.calls += 1;
+        self.seconds += seconds;
+        self.flops += flops;
+        self.bytes += bytes;
+    }
+}
+
 /// The times of a device's operations.
 #[derive(Default)]
 pub(crate) struct Profile {
@@ -103,31 +116,64 @@ impl Profile {
     /// Measures until the result is dropped; nothing while profiling is off.
     pub(crate) fn timer(&self, kind: Kind, flops: usize, bytes: usize) -> Option<Timer<'_>> {
         self.on.load(Ordering::Relaxed).then(|| Timer {
-            profile: self,
+            clock: Clock::Host(self, Instant::now()),
             kind,
             flops: flops as f64,
             bytes: bytes as f64,
-            start: Instant::now(),
         })
     }
 }
 
 pub(crate) struct Timer<'a> {
-    profile: &'a Profile,
+    clock: Clock<'a>,
     kind: Kind,
     flops: f64,
     bytes: f64,
-    start: Instant,
+}
+
+enum Clock<'a> {
+    Host(&'a Profile, Instant),
+    /// The mark before; nothing once the one behind is set.
+    Cuda(&'a CudaDevice, Option<Event>),
+}
+
+impl<'a> Timer<'a> {
+    pub(crate) fn on_gpu(cuda: &'a CudaDevice, kind: Kind, flops: usize, bytes: usize, before: Event) -> Self {
+        Self { clock: Clock::Cuda(cuda, Some(before)), kind, flops: flops as f64, bytes: bytes as f64 }
+    }
 }
 
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
-        let seconds = self.start.elapsed().as_secs_f64();
-        let mut all = self.profile.spent.lock().unwrap_or_else(PoisonError::into_inner);
-        let spent = &mut all[self.kind as usize];
-        spent.calls += 1;
-        spent.seconds += seconds;
-        spent.flops += self.flops;
-        spent.bytes += self.bytes;
+        match &mut self.clock {
+            Clock::Host(profile, start) => {
+                let seconds = start.elapsed().as_secs_f64();
+                let mut all = profile.spent.lock().unwrap_or_else(PoisonError::into_inner);
+                all[self.kind as usize].add(seconds, self.flops, self.bytes);
+            }
+            Clock::Cuda(cuda, before) => {
+                if let Some(before) = before.take() {
+                    cuda.note(self.kind, self.flops, self.bytes, before);
+                }
+            }
+        }
+    }
+}
+
+/// Operations of a GPU between their marks.
+#[derive(Default)]
+pub(crate) struct Recorded(Vec<(Kind, f64, f64, Event, Event)>);
+
+impl Recorded {
+    pub(crate) fn add(&mut self, kind: Kind, flops: f64, bytes: f64, before: Event, after: Event) {
+        self.0.push((kind, flops, bytes, before, after));
+    }
+
+    pub(crate) fn finish(self) -> Vec<(Kind, Spent)> {
+        let mut all = [Spent::default(); Kind::ALL.len()];
+        for (kind, flops, bytes, before, after) in self.0 {
+            all[kind as usize].add(after.seconds_since(&before).unwrap_or(f64::NAN), flops, bytes);
+        }
+        Kind::ALL.into_iter().map(|kind| (kind, all[kind as usize])).filter(|(_, s)| s.calls > 0).collect()
     }
 }

@@ -3,7 +3,8 @@
 //! Gradients of parameters are added to flat buffers; gradients of intermediate values live in slots for just as long
 //! as they are needed. The loss of a pass is the sum of its loss operations.
 
-use henson_kernels::cpu::dropout::Dropout;
+use henson_kernels::cpu;
+use henson_kernels::cuda;
 
 use crate::ops::{self, Op};
 use crate::{DType, Device, Gradients, Parameters, Result, Tensor, TensorError};
@@ -64,11 +65,36 @@ impl Var {
     }
 }
 
+/// Dropout at one site of a training pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Dropout {
+    p: f32,
+    training: Training,
+    site: u32,
+    /// Where the step's number stands on the device, if it is read there.
+    step_at: Option<Tensor>,
+}
+
+impl Dropout {
+    pub(crate) fn on_cpu(&self) -> Option<cpu::dropout::Dropout> {
+        cpu::dropout::Dropout::new(self.p, self.training.seed, self.training.step, self.site)
+    }
+
+    pub(crate) fn on_gpu(&self) -> Option<cuda::Dropout<'_>> {
+        let step = match &self.step_at {
+            Some(at) => cuda::Step::At(at.on_gpu()),
+            None => cuda::Step::Value(self.training.step),
+        };
+        cuda::Dropout::new(self.p, self.training.seed, step, self.site)
+    }
+}
+
 /// A pass over a model's parameters.
 pub struct Pass<'a> {
     tape: &'a mut Tape,
     parameters: &'a Parameters,
     training: Option<Training>,
+    step_at: Option<Tensor>,
 }
 
 impl<'a> Pass<'a> {
@@ -76,14 +102,20 @@ impl<'a> Pass<'a> {
     pub fn training(tape: &'a mut Tape, parameters: &'a Parameters, training: Training) -> Self {
         tape.ops.clear();
         tape.slots.clear();
-        Self { tape, parameters, training: Some(training) }
+        Self { tape, parameters, training: Some(training), step_at: None }
     }
 
     /// A pass without dropout that remembers nothing.
     pub fn inference(tape: &'a mut Tape, parameters: &'a Parameters) -> Self {
         tape.ops.clear();
         tape.slots.clear();
-        Self { tape, parameters, training: None }
+        Self { tape, parameters, training: None, step_at: None }
+    }
+
+    /// Lets a training pass on a GPU read the step's number (one u32) from device memory, so that it can be recorded and
+    /// played for other steps.
+    pub fn read_step_from(&mut self, step: &Tensor) {
+        self.step_at = Some(step.clone());
     }
 
     /// Whether this is a training pass.
@@ -122,8 +154,7 @@ impl<'a> Pass<'a> {
             op.backward(&mut back)?;
         }
         slots.clear();
-        gradients.finish();
-        Ok(())
+        gradients.finish()
     }
 
     pub(crate) fn parameters(&self) -> &'a Parameters {
@@ -132,8 +163,9 @@ impl<'a> Pass<'a> {
 
     /// The dropout of one site, none in inference.
     pub(crate) fn dropout(&self, p: f32, site: u32) -> Option<Dropout> {
-        let Training { seed, step } = self.training?;
-        Dropout::new(p, seed, step, site)
+        let dropout = Dropout { p, training: self.training?, site, step_at: self.step_at.clone() };
+        // A probability that rounds to zero drops nothing.
+        dropout.on_cpu().map(|_| dropout)
     }
 
     /// A value; in training with a place for its gradient.
@@ -148,6 +180,11 @@ impl<'a> Pass<'a> {
     pub(crate) fn record(&mut self, op: Op) {
         debug_assert!(self.training.is_some(), "only training passes record");
         self.tape.ops.push(op);
+    }
+
+    /// Takes over the gradient of the bias of the layer that was recorded last, if that made the value of this slot.
+    pub(crate) fn take_bias_of_last(&mut self, slot: Slot) -> Option<crate::Param> {
+        self.tape.ops.last_mut()?.take_bias(slot)
     }
 
     /// Sets the gradient of a value that a loss operation consumed.

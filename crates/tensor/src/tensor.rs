@@ -7,8 +7,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use henson_kernels::cuda::{self, View};
 use henson_kernels::memory::Buffer as Block;
 
+use crate::cuda::{CudaDevice, native};
 use crate::{DType, Device, Native, Result, TensorError};
 
 /// Up to four sizes, the outermost first.
@@ -54,25 +56,39 @@ impl fmt::Display for Shape {
 /// Numbers on a device.
 #[derive(Clone)]
 pub struct Tensor {
-    block: Arc<Block>,
+    storage: Storage,
     /// In bytes.
     offset: usize,
     shape: Shape,
     dtype: DType,
 }
 
+/// The memory that a tensor is a part of.
+#[derive(Clone)]
+enum Storage {
+    Host(Arc<Block>),
+    Cuda(Arc<cuda::Block>, Arc<CudaDevice>),
+}
+
 impl Tensor {
     /// A tensor of undefined content, to be written at once.
     pub(crate) fn empty(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
         let shape = shape.into();
-        let block = device.memory().take(shape.elements().saturating_mul(dtype.size()))?;
-        Ok(Self { block, offset: 0, shape, dtype })
+        let bytes = shape.elements().saturating_mul(dtype.size());
+        let storage = match device {
+            Device::Cpu(cpu) => Storage::Host(cpu.memory.take(bytes)?),
+            Device::Cuda(cuda) => Storage::Cuda(cuda.take(bytes)?, Arc::clone(cuda)),
+        };
+        Ok(Self { storage, offset: 0, shape, dtype })
     }
 
     /// A tensor of zeros.
     pub fn zeros(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
         let tensor = Self::empty(device, shape, dtype)?;
-        tensor.bytes_mut().fill(0);
+        match device {
+            Device::Cpu(_) => tensor.bytes_mut().fill(0),
+            Device::Cuda(cuda) => cuda.gpu.fill_zero(tensor.on_gpu())?,
+        }
         Ok(tensor)
     }
 
@@ -83,9 +99,30 @@ impl Tensor {
             let got = [numbers.len()].into();
             return Err(TensorError::Shape { operation: "from_slice", what: "the slice", expected: shape, got });
         }
-        let tensor = Self::empty(device, shape, T::DTYPE)?;
-        tensor.slice_mut::<T>().copy_from_slice(numbers);
-        Ok(tensor)
+        match device {
+            Device::Cpu(_) => {
+                let tensor = Self::empty(device, shape, T::DTYPE)?;
+                tensor.slice_mut::<T>().copy_from_slice(numbers);
+                Ok(tensor)
+            }
+            Device::Cuda(cuda) => {
+                let (block, offset) = cuda.upload(bytemuck::cast_slice(numbers), T::DTYPE)?;
+                Ok(Self { storage: Storage::Cuda(block, Arc::clone(cuda)), offset, shape, dtype: T::DTYPE })
+            }
+        }
+    }
+
+    /// Sets the numbers to those of a slice of the same length.
+    pub(crate) fn write<T: Native>(&self, numbers: &[T]) -> Result<()> {
+        match &self.storage {
+            Storage::Host(_) => self.slice_mut::<T>().copy_from_slice(numbers),
+            Storage::Cuda(_, cuda) => match T::DTYPE {
+                DType::F32 => cuda.gpu.write::<f32>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
+                DType::Bf16 => cuda.gpu.write::<crate::bf16>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
+                DType::U32 => cuda.gpu.write::<u32>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
+            },
+        }
+        Ok(())
     }
 
     /// The sizes.
@@ -109,20 +146,40 @@ impl Tensor {
         *self.shape.sizes().last().unwrap_or(&1)
     }
 
-    /// The numbers, copied to the host.
+    /// The numbers, copied to the host; waits for them. An index outside of its table that a kernel met before is an
+    /// error here.
     ///
     /// Panics if the tensor has another dtype.
-    pub fn to_vec<T: Native>(&self) -> Vec<T> {
-        self.slice::<T>().to_vec()
+    pub fn to_vec<T: Native>(&self) -> Result<Vec<T>> {
+        assert_eq!(self.dtype, T::DTYPE, "tensor's dtype");
+        let Storage::Cuda(_, cuda) = &self.storage else { return Ok(self.slice::<T>().to_vec()) };
+        let view = self.on_gpu();
+        let mut numbers = vec![T::zeroed(); view.len()];
+        match T::DTYPE {
+            DType::F32 => cuda.gpu.read_into::<f32>(view, bytemuck::cast_slice_mut(&mut numbers))?,
+            DType::Bf16 => cuda.gpu.read_into::<crate::bf16>(view, bytemuck::cast_slice_mut(&mut numbers))?,
+            DType::U32 => cuda.gpu.read_into::<u32>(view, bytemuck::cast_slice_mut(&mut numbers))?,
+        }
+        cuda.gpu.check_faults()?;
+        Ok(numbers)
     }
 
     /// The numbers as f32, whatever the floating-point dtype.
-    pub fn to_f32(&self) -> Vec<f32> {
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
         match self.dtype {
             DType::F32 => self.to_vec(),
-            DType::Bf16 => self.slice::<crate::bf16>().iter().map(|x| x.to_f32()).collect(),
-            DType::U32 => self.slice::<u32>().iter().map(|x| *x as f32).collect(),
+            DType::Bf16 => Ok(self.to_vec::<crate::bf16>()?.iter().map(|x| x.to_f32()).collect()),
+            DType::U32 => Ok(self.to_vec::<u32>()?.iter().map(|x| *x as f32).collect()),
         }
+    }
+
+    /// The numbers one by one, on the CPU.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = f64> {
+        (0..self.shape.elements()).map(|i| match self.dtype {
+            DType::F32 => f64::from(self.slice::<f32>()[i]),
+            DType::Bf16 => self.slice::<crate::bf16>()[i].to_f64(),
+            DType::U32 => f64::from(self.slice::<u32>()[i]),
+        })
     }
 
     /// The same elements with other sizes.
@@ -143,7 +200,25 @@ impl Tensor {
 
     /// Whether no other tensor shares the memory (the device's memory holds the second handle).
     pub(crate) fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.block) == 2
+        match &self.storage {
+            Storage::Host(block) => Arc::strong_count(block) == 2,
+            Storage::Cuda(block, _) => Arc::strong_count(block) == 2,
+        }
+    }
+
+    /// The numbers, on a GPU.
+    pub(crate) fn on_gpu(&self) -> View<'_> {
+        let Storage::Cuda(block, _) = &self.storage else { panic!("a tensor of the CPU given to a GPU") };
+        // SAFETY: the block holds `shape` elements of this type from `offset` on, and lives as long as the tensor; views
+        // start at multiples of the size.
+        unsafe { View::new(block.address() + self.offset as u64, self.shape.elements(), native(self.dtype)) }
+    }
+
+    /// Where the numbers begin, on the CPU.
+    fn start(&self) -> *mut u8 {
+        let Storage::Host(block) = &self.storage else { panic!("a tensor of a GPU given to the CPU") };
+        // SAFETY: within the block.
+        unsafe { block.start().as_ptr().add(self.offset) }
     }
 
     pub(crate) fn check_shape(
@@ -172,7 +247,7 @@ impl Tensor {
         // SAFETY: the block holds `shape` initialised elements of this type from `offset` on (a tensor is written as a
         // whole before it is given out), aligned because blocks are and views start at multiples of the size.
         unsafe {
-            let start = self.block.start().as_ptr().add(self.offset).cast::<T>();
+            let start = self.start().cast::<T>();
             std::slice::from_raw_parts(start, self.shape.elements())
         }
     }
@@ -183,7 +258,7 @@ impl Tensor {
         assert_eq!(self.dtype, T::DTYPE, "tensor's dtype");
         // SAFETY: as for `slice`; that no other reference to these elements is in use follows from the module's rules.
         unsafe {
-            let start = self.block.start().as_ptr().add(self.offset).cast::<T>();
+            let start = self.start().cast::<T>();
             std::slice::from_raw_parts_mut(start, self.shape.elements())
         }
     }
@@ -192,7 +267,7 @@ impl Tensor {
     fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: as for `slice_mut`; every bit pattern is a valid u8.
         unsafe {
-            let start = self.block.start().as_ptr().add(self.offset);
+            let start = self.start();
             std::slice::from_raw_parts_mut(start, self.shape.elements() * self.dtype.size())
         }
     }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use henson_kernels::philox::Stream;
-use henson_models::{Batch, Capture, Sequence};
-use henson_tensor::{Pass, Tensor};
+use henson_models::{Batch, BertConfig, Capture, Sequence};
+use henson_tensor::{Device, Tensor};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 use crate::metrics;
 use crate::objective::{self, SequenceLabels};
 use crate::schedule::Schedule;
-use crate::trainer::{Engine, Evaluation, StepLoss, Task};
+use crate::trainer::{Engine, Evaluation, Losses, Task, Underway};
 
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x5bff;
@@ -71,36 +71,49 @@ impl Classification {
 }
 
 impl Task for Classification {
-    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<StepLoss> {
+    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let examples = self.batch(step);
-        let (batch, labels) = inputs(engine, &examples)?;
-        let training = engine.training(step);
-        let mut pass = Pass::training(&mut engine.tape, &engine.parameters, training);
-        let labels = SequenceLabels::Classes(labels, None);
-        let loss = objective::sequence(&engine.model, &mut pass, &batch, &labels, 1.0 / examples.len() as f32)?;
-        let loss = f64::from(loss.to_vec::<f32>()[0]);
-        pass.backward(&mut engine.gradients)?;
-        let tokens = batch.layout.tokens();
-        Ok(StepLoss { loss, tokens, ..StepLoss::default() })
+        let scale = 1.0 / examples.len() as f32;
+        let part = engine.learn(
+            step,
+            &[u64::from(scale.to_bits())],
+            |device, config| inputs(device, config, &examples),
+            |model, pass, (batch, labels)| {
+                let labels = SequenceLabels::Classes(labels.clone(), None);
+                Ok(vec![objective::sequence(model, pass, batch, &labels, scale)?])
+            },
+        )?;
+        let tokens = examples.iter().map(|example| example.ids.len()).sum();
+        Ok(Underway { parts: vec![part], losses: Losses::One, tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        let (mut loss, mut right) = (0.0, 0);
         let examples: Vec<&Labelled> = self.held_out.iter().collect();
+        let mut readings = Vec::new();
         for examples in examples.chunks(EVALUATION_SEQUENCES) {
-            let (batch, labels) = inputs(engine, examples)?;
-            let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
-            let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
-            let logits = engine.model.sequence_logits(&mut pass, &last, &batch.layout)?;
-            let classes = logits.tensor().columns();
-            right += pass.count_correct(&logits, classes, &labels)?;
-            loss += f64::from(pass.cross_entropy(logits, classes, &labels, None, 1.0)?.0.to_vec::<f32>()[0]);
+            readings.push(engine.look(
+                &[],
+                |device, config| inputs(device, config, examples),
+                |model, pass, (batch, labels)| {
+                    let last = model.encode(pass, batch, Capture::default())?.last;
+                    let logits = model.sequence_logits(pass, &last, &batch.layout)?;
+                    let classes = logits.tensor().columns();
+                    let right = pass.count_correct(&logits, classes, labels, None)?;
+                    Ok(vec![pass.cross_entropy(logits, classes, labels, None, 1.0)?.0, right])
+                },
+            )?);
+        }
+        let (mut loss, mut right) = (0.0, 0.0);
+        for reading in readings {
+            let numbers = reading.wait()?;
+            loss += numbers[0];
+            right += numbers[1];
         }
         let n = self.held_out.len() as f64;
-        let accuracy = right as f64 / n;
+        let accuracy = right / n;
         let metrics = BTreeMap::from([("loss".to_owned(), loss / n), ("accuracy".to_owned(), accuracy)]);
         Ok(Some(Evaluation { metrics, score: -accuracy }))
     }
@@ -119,11 +132,10 @@ impl Task for Classification {
     }
 }
 
-fn inputs(engine: &Engine, examples: &[&Labelled]) -> Result<(Batch, Tensor)> {
-    let device = engine.parameters.device();
+fn inputs(device: &Device, config: &BertConfig, examples: &[&Labelled]) -> Result<(Batch, Tensor)> {
     let sequences: Vec<Sequence<'_>> =
         examples.iter().map(|e| Sequence { ids: &e.ids, segments: &e.segments }).collect();
-    let batch = Batch::new(device, engine.model.config(), &sequences, 0)?;
+    let batch = Batch::new(device, config, &sequences, 0)?;
     let labels: Vec<u32> = examples.iter().map(|e| e.label).collect();
     Ok((batch, Tensor::from_slice(device, [labels.len()], &labels)?))
 }

@@ -28,5 +28,5 @@ pub use pretraining::{Plan, PreTraining};
 pub use recipe::{OptimizerKind, Phase, Precision, Recipe, ResolvedPhase};
 pub use run::{Best, ModelFiles, RunDirectory, State};
 pub use schedule::{Schedule, ScheduleKind};
-pub use trainer::{Engine, Evaluation, Event, LoopSettings, Outcome, StepLoss, Task, Watch, train};
-pub use update::{Clip, OptimizerSettings, Updated, Updater};
+pub use trainer::{Engine, Evaluation, Event, LoopSettings, Losses, Outcome, StepLoss, Task, Underway, Watch, train};
+pub use update::{Clip, OptimizerSettings, Updater};

@@ -13,6 +13,8 @@ pub struct Masked {
     pub rows: Tensor,
     /// P piece ids that stood there.
     pub targets: Tensor,
+    /// P factors on their losses, where they differ.
+    pub weights: Option<Tensor>,
 }
 
 /// The two losses of BERT's pre-training; their plain sum is trained.
@@ -51,7 +53,8 @@ pub fn pre_training(
         None => None,
     };
     let logits = model.masked_logits(pass, &last, &masked.rows)?;
-    let (masked, _) = pass.cross_entropy(logits, model.config().vocab_size, &masked.targets, None, scales.masked)?;
+    let (vocabulary, weights) = (model.config().vocab_size, masked.weights.as_ref());
+    let (masked, _) = pass.cross_entropy(logits, vocabulary, &masked.targets, weights, scales.masked)?;
     Ok(PreTrainingLoss { masked, next_sentence })
 }
 
@@ -101,13 +104,13 @@ pub fn tokens(
     Ok(pass.cross_entropy(logits, classes, labels, Some(weights), scale)?.0)
 }
 
-/// Span answers: the first and last token of each answer within its sequence; a weight of 0 leaves one out.
+/// Span answers: the first and last token of each answer within its sequence (B×2); a weight (B×2) of 0 leaves one out.
 pub fn spans(
     model: &Bert,
     pass: &mut Pass<'_>,
     batch: &Batch,
-    targets: &[[u32; 2]],
-    weights: &[[f32; 2]],
+    targets: &Tensor,
+    weights: &Tensor,
     scale: f32,
 ) -> Result<Tensor> {
     let last = model.encode(pass, batch, Capture::default())?.last;

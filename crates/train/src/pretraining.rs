@@ -19,7 +19,7 @@ use crate::metrics::{self, Prediction};
 use crate::objective::{self, Masked, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
 use crate::run::ModelFiles;
-use crate::trainer::{Engine, Evaluation, StepLoss, Task};
+use crate::trainer::{Engine, Evaluation, Losses, Task, Underway};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
 const HELD_OUT_SEED: u64 = 0;
@@ -215,10 +215,10 @@ impl Plan {
         parameters.initialise(seed)?;
         for i in 0..parameters.entries().len() {
             let (from, to) = (&old.entries()[i], &parameters.entries()[i]);
-            let mut values = old.read(i);
+            let mut values = old.read(i)?;
             if from.shape != to.shape {
                 let columns = to.shape.elements() / to.shape.sizes()[0].max(1);
-                let mut grown = parameters.read(i);
+                let mut grown = parameters.read(i)?;
                 let kept = values.len().min(grown.len());
                 grown[..kept].copy_from_slice(&values[..kept]);
                 values = grown;
@@ -235,7 +235,7 @@ impl Plan {
             }
             parameters.write(i, &values)?;
         }
-        parameters.refresh();
+        parameters.refresh()?;
         Ok(parameters)
     }
 
@@ -448,27 +448,24 @@ impl PreTraining {
 }
 
 impl Task for PreTraining {
-    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<StepLoss> {
+    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let data = self.next(step)?;
-        let scales = Scales { masked: 1.0 / data.predicted.max(1) as f32, sequence: 1.0 / data.pairs.max(1) as f32 };
-        let (mut masked_loss, mut next_loss) = (0.0, None);
+        // The rows' weights carry the scale of masked LM, which differs from step to step.
+        let scale = 1.0 / data.predicted.max(1) as f32;
+        let scales = Scales { masked: 1.0, sequence: 1.0 / data.pairs.max(1) as f32 };
+        let mut parts = Vec::with_capacity(data.parts.len());
         for part in &data.parts {
-            let Inputs { batch, masked, labels } = Inputs::new(engine, part)?;
-            let training = engine.training(step);
-            let mut pass = Pass::training(&mut engine.tape, &engine.parameters, training);
-            let loss = objective::pre_training(&engine.model, &mut pass, &batch, &masked, labels.as_ref(), scales)?;
-            masked_loss += number(&loss.masked);
-            if let Some(next) = &loss.next_sentence {
-                *next_loss.get_or_insert(0.0) += number(next);
-            }
-            pass.backward(&mut engine.gradients)?;
+            parts.push(engine.learn(
+                step,
+                &[u64::from(scales.sequence.to_bits())],
+                |device, config| Inputs::new(device, config, part, scale),
+                |model, pass, Inputs { batch, masked, labels }| {
+                    let loss = objective::pre_training(model, pass, batch, masked, labels.as_ref(), scales)?;
+                    Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
+                },
+            )?);
         }
-        Ok(StepLoss {
-            loss: masked_loss + next_loss.unwrap_or(0.0),
-            masked: Some(masked_loss),
-            next_sentence: next_loss,
-            tokens: data.tokens,
-        })
+        Ok(Underway { parts, losses: Losses::PreTraining, tokens: data.tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {
@@ -476,32 +473,44 @@ impl Task for PreTraining {
             return Ok(None);
         }
         let vocabulary = engine.model.config().vocab_size;
-        let (mut loss, mut right, mut predicted) = (0.0, 0, 0);
-        let (mut next_loss, mut next_right, mut pairs) = (0.0, 0, 0);
+        let mut readings = Vec::with_capacity(self.held_out.len());
+        let (mut predicted, mut pairs) = (0, 0);
         for part in &self.held_out {
-            let Inputs { batch, masked, labels } = Inputs::new(engine, part)?;
-            let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
-            let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
-            let logits = engine.model.masked_logits(&mut pass, &last, &masked.rows)?;
-            right += pass.count_correct(&logits, vocabulary, &masked.targets)?;
-            loss += number(&pass.cross_entropy(logits, vocabulary, &masked.targets, None, 1.0)?.0);
+            readings.push(engine.look(
+                &[],
+                |device, config| Inputs::new(device, config, part, 1.0),
+                |model, pass, Inputs { batch, masked, labels }| {
+                    let Masked { rows, targets, weights } = masked;
+                    let weights = weights.as_ref();
+                    let last = model.encode(pass, batch, Capture::default())?.last;
+                    let logits = model.masked_logits(pass, &last, rows)?;
+                    let right = pass.count_correct(&logits, vocabulary, targets, weights)?;
+                    let mut found = vec![pass.cross_entropy(logits, vocabulary, targets, weights, 1.0)?.0, right];
+                    if let Some(labels) = labels {
+                        let logits = model.sequence_logits(pass, &last, &batch.layout)?;
+                        let right = pass.count_correct(&logits, 2, labels, None)?;
+                        found.extend([pass.cross_entropy(logits, 2, labels, None, 1.0)?.0, right]);
+                    }
+                    Ok(found)
+                },
+            )?);
             predicted += part.rows.len();
-            if let Some(labels) = &labels {
-                let logits = engine.model.sequence_logits(&mut pass, &last, &batch.layout)?;
-                next_right += pass.count_correct(&logits, 2, labels)?;
-                next_loss += number(&pass.cross_entropy(logits, 2, labels, None, 1.0)?.0);
-                pairs += part.lengths.len();
-            }
+            pairs += if part.next_sentence.is_some() { part.lengths.len() } else { 0 };
         }
+        let mut sums = [0.0; 4];
+        for reading in readings {
+            sums.iter_mut().zip(reading.wait()?).for_each(|(sum, number)| *sum += number);
+        }
+        let [loss, right, next_loss, next_right] = sums;
         let loss = loss / predicted.max(1) as f64;
         let mut metrics = BTreeMap::from([
             ("loss".to_owned(), loss),
             ("perplexity".to_owned(), loss.exp()),
-            ("accuracy".to_owned(), right as f64 / predicted.max(1) as f64),
+            ("accuracy".to_owned(), right / predicted.max(1) as f64),
         ]);
         if pairs > 0 {
             metrics.insert("nsp_loss".to_owned(), next_loss / pairs as f64);
-            metrics.insert("nsp_accuracy".to_owned(), next_right as f64 / pairs as f64);
+            metrics.insert("nsp_accuracy".to_owned(), next_right / pairs as f64);
         }
         Ok(Some(Evaluation { metrics, score: loss }))
     }
@@ -519,7 +528,7 @@ impl Task for PreTraining {
             let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
             let logits = engine.model.masked_logits(&mut pass, &last, &rows)?;
             let vocabulary = engine.model.config().vocab_size;
-            let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>();
+            let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
             let blanks = probabilities.chunks(vocabulary).map(|row| {
                 let mut ids: Vec<u32> = (0..row.len() as u32).collect();
                 ids.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b)));
@@ -551,8 +560,8 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(engine: &Engine, part: &Part) -> Result<Self> {
-        let device = engine.parameters.device();
+    /// `weight` is what each prediction counts.
+    fn new(device: &Device, config: &BertConfig, part: &Part, weight: f32) -> Result<Self> {
         let mut sequences = Vec::with_capacity(part.lengths.len());
         let mut start = 0;
         for length in &part.lengths {
@@ -560,17 +569,19 @@ impl Inputs {
             sequences.push(Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] });
             start += length;
         }
-        let batch = Batch::new(device, engine.model.config(), &sequences, part.first_number)?;
+        let batch = Batch::new(device, config, &sequences, part.first_number)?;
+        let (mut rows, mut targets, mut weights) =
+            (part.rows.clone(), part.targets.clone(), vec![weight; part.rows.len()]);
+        let rounded = device.rounded(rows.len());
+        rows.resize(rounded, Device::NOWHERE);
+        targets.resize(rounded, 0);
+        weights.resize(rounded, 0.0);
         let masked = Masked {
-            rows: Tensor::from_slice(device, [part.rows.len()], &part.rows)?,
-            targets: Tensor::from_slice(device, [part.targets.len()], &part.targets)?,
+            rows: Tensor::from_slice(device, [rounded], &rows)?,
+            targets: Tensor::from_slice(device, [rounded], &targets)?,
+            weights: Some(Tensor::from_slice(device, [rounded], &weights)?),
         };
         let labels = part.next_sentence.as_ref().map(|labels| Tensor::from_slice(device, [labels.len()], labels));
         Ok(Self { batch, masked, labels: labels.transpose()? })
     }
-}
-
-/// The number in a tensor of one.
-fn number(tensor: &Tensor) -> f64 {
-    tensor.to_vec::<f32>().iter().map(|x| f64::from(*x)).sum()
 }

@@ -175,8 +175,8 @@ impl RunDirectory {
             MOMENTS.map(|moment| (format!("{}.{moment}", entry.name), shape.clone()))
         };
         let read = |i: usize| {
-            let [first, second] = updater.moments(entries[i / 2]);
-            if i.is_multiple_of(2) { first } else { second }
+            let [first, second] = updater.moments(entries[i / 2])?;
+            Ok(if i.is_multiple_of(2) { first } else { second })
         };
         let moments = TensorFile { name: OPTIMIZER, tensors: entries.iter().flat_map(shapes).collect(), read: &read };
         let mut files = model.files.clone();

@@ -2,13 +2,13 @@
 //!
 //! What is learnt is a [`Task`]'s business; where it runs and how it is shown, the caller's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
-use henson_models::Bert;
-use henson_tensor::{Builder, Gradients, Parameters, Tape, Training};
+use henson_models::{Bert, BertConfig};
+use henson_tensor::{Builder, Device, Gradients, Parameters, Pass, Reading, Recordings, Tape, Tensor, Training};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
@@ -31,6 +31,8 @@ pub struct Engine {
     pub tape: Tape,
     /// The seed of dropout.
     pub seed: u64,
+    /// Passes that a GPU has learnt to play.
+    recordings: Recordings,
 }
 
 impl Engine {
@@ -38,13 +40,61 @@ impl Engine {
     pub fn new(model: Bert, parameters: Parameters, optimizer: OptimizerSettings, seed: u64) -> Result<Self> {
         let gradients = parameters.gradients()?;
         let updater = Updater::new(optimizer, &parameters)?;
-        Ok(Self { model, parameters, gradients, updater, tape: Tape::new(), seed })
+        Ok(Self { model, parameters, gradients, updater, tape: Tape::new(), seed, recordings: Recordings::default() })
     }
 
     /// The randomness of a step's dropout.
     pub fn training(&self, step: u64) -> Training {
         // Recipes refuse more than u32::MAX steps.
         Training { seed: self.seed, step: step as u32 }
+    }
+
+    /// One part of update number `step`: `fill` puts its inputs on the device, `work` goes from them to the losses, at most
+    /// eight numbers. The gradients are added to the engine's; nothing of this waits for a GPU.
+    ///
+    /// `tag` holds whatever `work` depends on beside the sizes of its inputs.
+    pub fn learn<I>(
+        &mut self,
+        step: u64,
+        tag: &[u64],
+        fill: impl FnOnce(&Device, &BertConfig) -> Result<I>,
+        work: impl FnOnce(&Bert, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
+    ) -> Result<Reading> {
+        let training = self.training(step);
+        let Self { model, parameters, gradients, tape, recordings, .. } = self;
+        let device = parameters.device().clone();
+        let ((inputs, number), signature) = device.feed(|| {
+            let number = Tensor::from_slice(&device, [1], &[training.step])?;
+            Ok::<_, TrainError>((fill(&device, model.config())?, number))
+        })?;
+        let tag = [&[u64::from(gradients.is_zero())], tag].concat();
+        let losses = recordings.run(&device, &signature, &tag, || {
+            let mut pass = Pass::training(tape, parameters, training);
+            pass.read_step_from(&number);
+            let losses = work(model, &mut pass, &inputs)?;
+            pass.backward(gradients)?;
+            Ok::<_, TrainError>(losses)
+        })?;
+        gradients.played();
+        Ok(device.read_later(&losses.iter().collect::<Vec<_>>())?)
+    }
+
+    /// A pass without gradients, otherwise as [`Engine::learn`].
+    pub fn look<I>(
+        &mut self,
+        tag: &[u64],
+        fill: impl FnOnce(&Device, &BertConfig) -> Result<I>,
+        work: impl FnOnce(&Bert, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
+    ) -> Result<Reading> {
+        let Self { model, parameters, tape, recordings, .. } = self;
+        let device = parameters.device().clone();
+        let (inputs, signature) = device.feed(|| fill(&device, model.config()))?;
+        let tag = [&[u64::MAX], tag].concat();
+        let results = recordings.run(&device, &signature, &tag, || {
+            let mut pass = Pass::inference(tape, parameters);
+            work(model, &mut pass, &inputs)
+        })?;
+        Ok(device.read_later(&results.iter().collect::<Vec<_>>())?)
     }
 
     /// How many parameters a config's model has, without making it.
@@ -68,6 +118,42 @@ pub struct StepLoss {
     pub tokens: usize,
 }
 
+/// A step that a device may still be at work on.
+pub struct Underway {
+    /// The losses of each part: their sums over the parts are the step's.
+    pub parts: Vec<Reading>,
+    /// What the numbers of a part are.
+    pub losses: Losses,
+    /// Tokens read.
+    pub tokens: usize,
+}
+
+/// What a part's numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Losses {
+    /// The loss.
+    One,
+    /// Masked LM's, then next sentence's where there is one.
+    PreTraining,
+}
+
+impl Underway {
+    /// What the step saw; waits for it.
+    pub fn wait(self) -> Result<StepLoss> {
+        let mut sums: Vec<f64> = Vec::new();
+        for part in self.parts {
+            let numbers = part.wait()?;
+            sums.resize(sums.len().max(numbers.len()), 0.0);
+            sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+        }
+        let mut loss = StepLoss { loss: sums.iter().sum(), tokens: self.tokens, ..StepLoss::default() };
+        if self.losses == Losses::PreTraining {
+            (loss.masked, loss.next_sentence) = (sums.first().copied(), sums.get(1).copied());
+        }
+        Ok(loss)
+    }
+}
+
 /// What an evaluation found.
 #[derive(Clone, Debug, Default)]
 pub struct Evaluation {
@@ -80,7 +166,7 @@ pub struct Evaluation {
 /// What is learnt.
 pub trait Task {
     /// Adds the gradients of update number `step` (from 0) to the engine's, which are zero.
-    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<StepLoss>;
+    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway>;
     /// How good the model is on held-out data after `step` updates, where there are some.
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>>;
     /// What the model puts into the sample texts.
@@ -178,20 +264,19 @@ pub fn train(
 ) -> Result<Outcome> {
     run.sweep();
     // A run that was killed before its first checkpoint begins its log anew.
-    let mut logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
-    let mut saved_at = (state.step > 0).then_some(state.step);
-    let mut guard = Guard::default();
-    let mut interval = Interval::default();
-    let mut tokens_per_s = 0.0;
+    let logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
+    let mut ledger = Ledger::new(logs, run, (state.step > 0).then_some(state.step), settings);
     // Not again where a run was stopped before its first step.
     if state.place.is_null() && settings.eval_every > 0 {
-        evaluate(engine, task, state, &mut logs, watch)?;
+        evaluate(engine, task, state, &mut ledger.logs, watch)?;
     }
+    let ahead = engine.parameters.device().ahead();
     while state.step < settings.steps {
         let stop = watch.stop.load(Ordering::Relaxed);
         let pause = settings.stop_at.is_some_and(|at| state.step >= at);
         if stop || pause {
-            if saved_at != Some(state.step) {
+            ledger.settle(0, state, watch)?;
+            if ledger.saved_at != Some(state.step) {
                 save(engine, task, run, model, state, settings, watch)?;
             }
             show(run.path())?;
@@ -201,37 +286,18 @@ pub fn train(
         let (rate, phase) = task.rate(state.step);
         engine.gradients.zero();
         let loss = task.step(engine, state.step)?;
-        let kept = || match saved_at {
-            Some(step) => format!("the checkpoint of step {step} is in {}", run.checkpoint(step).display()),
-            None => "there is no checkpoint yet".to_owned(),
-        };
-        if !loss.loss.is_finite() {
-            return Err(TrainError::NotFinite { step: state.step + 1, what: "the loss", kept: kept() });
-        }
-        let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate)?.gradient_norm;
-        if !norm.is_finite() {
-            return Err(TrainError::NotFinite { step: state.step + 1, what: "the gradients' norm", kept: kept() });
-        }
+        let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate)?;
         state.step += 1;
-        state.tokens += loss.tokens as u64;
-        let seconds = start.elapsed().as_secs_f64();
-        state.seconds += seconds;
-        guard.check(state.step, loss.loss, kept)?;
-        interval.add(&loss, norm, seconds);
-        // A moving mean for people, over some twenty steps.
-        let speed = loss.tokens as f64 / seconds.max(1e-9);
-        tokens_per_s = if tokens_per_s == 0.0 { speed } else { 0.95 * tokens_per_s + 0.05 * speed };
-        (watch.on)(Event::Step { step: state.step, loss: loss.loss, tokens_per_s, learning_rate: rate });
+        ledger.queue.push_back(Queued { step: state.step, rate, phase, loss, norm, start });
         let last = state.step == settings.steps;
-        if last || state.step.is_multiple_of(settings.log_every.max(1)) {
-            logs.append(&Line::Train(interval.line(state, phase, rate)))?;
-            interval = Interval::default();
-        }
         let due = |every: u64| last || (every > 0 && state.step.is_multiple_of(every));
         let save_now = due(settings.checkpoint_every);
         // Checkpoints are evaluated, so that the best of them is known.
-        if due(settings.eval_every) || (save_now && settings.eval_every > 0) {
-            let score = evaluate(engine, task, state, &mut logs, watch)?;
+        let evaluate_now = due(settings.eval_every) || (save_now && settings.eval_every > 0);
+        // What is saved or logged after a step must know of it.
+        ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
+        if evaluate_now {
+            let score = evaluate(engine, task, state, &mut ledger.logs, watch)?;
             if let Some(score) = score.filter(|score| save_now && state.best.is_none_or(|best| *score < best.score)) {
                 state.best = Some(Best { step: state.step, score });
             }
@@ -239,7 +305,7 @@ pub fn train(
         }
         if save_now {
             save(engine, task, run, model, state, settings, watch)?;
-            saved_at = Some(state.step);
+            ledger.saved_at = Some(state.step);
         }
     }
     run.finish(model, &engine.parameters)?;
@@ -290,6 +356,93 @@ fn save(
     Ok(())
 }
 
+/// A step whose results are not known yet.
+struct Queued {
+    /// Updates made with it.
+    step: u64,
+    rate: f64,
+    phase: u32,
+    loss: Underway,
+    norm: Reading,
+    start: Instant,
+}
+
+/// Takes the results of steps as they come, a few steps behind where a GPU is at work, and writes them down.
+struct Ledger<'a> {
+    logs: Logs,
+    run: &'a RunDirectory,
+    /// The last checkpoint's step.
+    saved_at: Option<u64>,
+    steps: u64,
+    log_every: u64,
+    queue: VecDeque<Queued>,
+    guard: Guard,
+    interval: Interval,
+    /// A moving mean for people, over some twenty steps.
+    tokens_per_s: f64,
+    /// When the last result came.
+    came: Instant,
+}
+
+impl<'a> Ledger<'a> {
+    fn new(logs: Logs, run: &'a RunDirectory, saved_at: Option<u64>, settings: &LoopSettings) -> Self {
+        Self {
+            logs,
+            run,
+            saved_at,
+            steps: settings.steps,
+            log_every: settings.log_every.max(1),
+            queue: VecDeque::new(),
+            guard: Guard::default(),
+            interval: Interval::default(),
+            tokens_per_s: 0.0,
+            came: Instant::now(),
+        }
+    }
+
+    /// Waits for the results of all steps but the last few.
+    fn settle(&mut self, but: usize, state: &mut State, watch: &mut Watch<'_>) -> Result<()> {
+        while self.queue.len() > but {
+            let Some(queued) = self.queue.pop_front() else { break };
+            self.note(queued, state, watch)?;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, queued: Queued, state: &mut State, watch: &mut Watch<'_>) -> Result<()> {
+        let Queued { step, rate, phase, loss, norm, start } = queued;
+        let loss = loss.wait()?;
+        let norm: f64 = norm.wait()?.iter().sum();
+        let kept = || match self.saved_at {
+            Some(step) => format!("the checkpoint of step {step} is in {}", self.run.checkpoint(step).display()),
+            None => "there is no checkpoint yet".to_owned(),
+        };
+        for (number, what) in [(loss.loss, "the loss"), (norm, "the gradients' norm")] {
+            if !number.is_finite() {
+                return Err(TrainError::NotFinite { step, what, kept: kept() });
+            }
+        }
+        self.guard.check(step, loss.loss, kept)?;
+        // Steps overlap on a GPU: one took from the result before, or its own start, to its result.
+        let now = Instant::now();
+        let seconds = (now - start.max(self.came)).as_secs_f64();
+        self.came = now;
+        state.tokens += loss.tokens as u64;
+        state.seconds += seconds;
+        self.interval.add(&loss, norm, seconds);
+        let speed = loss.tokens as f64 / seconds.max(1e-9);
+        let mean = &mut self.tokens_per_s;
+        *mean = if *mean == 0.0 { speed } else { 0.95 * *mean + 0.05 * speed };
+        (watch.on)(Event::Step { step, loss: loss.loss, tokens_per_s: *mean, learning_rate: rate });
+        if step == self.steps || step.is_multiple_of(self.log_every) {
+            let line = self.interval.line(step, state, phase, rate);
+            self.logs.append(&Line::Train(line))?;
+            self.interval = Interval::default();
+        }
+        Ok(())
+    }
+}
+
 /// The run's log and its copy for TensorBoard.
 struct Logs {
     metrics: MetricsLog,
@@ -330,10 +483,10 @@ impl Interval {
         self.seconds += seconds;
     }
 
-    fn line(&self, state: &State, phase: u32, learning_rate: f64) -> metrics::Train {
+    fn line(&self, step: u64, state: &State, phase: u32, learning_rate: f64) -> metrics::Train {
         let n = self.steps as f64;
         metrics::Train {
-            step: state.step,
+            step,
             phase,
             loss: self.loss.loss / n,
             mlm_loss: self.loss.masked.map(|sum| sum / n),

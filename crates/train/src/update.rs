@@ -1,6 +1,6 @@
 //! One update: the gradients' global norm, clipping, then AdamW or LAMB.
 
-use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Result, Update};
+use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Reading, Result, Update};
 
 /// An optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,13 +52,6 @@ pub struct Updater {
     steps: u64,
 }
 
-/// What an update saw.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Updated {
-    /// The global norm before clipping. Where it is not finite, nothing was changed.
-    pub gradient_norm: f64,
-}
-
 impl Updater {
     /// Fresh state for these parameters.
     pub fn new(settings: OptimizerSettings, parameters: &Parameters) -> Result<Self> {
@@ -72,7 +65,7 @@ impl Updater {
     }
 
     /// The two moments of a parameter, for a checkpoint.
-    pub fn moments(&self, entry: &Entry) -> [Vec<f32>; 2] {
+    pub fn moments(&self, entry: &Entry) -> Result<[Vec<f32>; 2]> {
         self.optimizer.moments(entry)
     }
 
@@ -91,17 +84,13 @@ impl Updater {
         Ok(())
     }
 
-    /// One step with this learning rate. Gradients that are not finite change nothing.
-    pub fn step(&mut self, parameters: &mut Parameters, gradients: &Gradients, learning_rate: f64) -> Result<Updated> {
-        let gradient_norm = gradients.norm();
-        if !gradient_norm.is_finite() {
-            return Ok(Updated { gradient_norm });
-        }
+    /// One step with this learning rate; gives the gradients' global norm before clipping. Where that is not finite, nothing
+    /// is changed.
+    pub fn step(&mut self, parameters: &mut Parameters, gradients: &Gradients, learning_rate: f64) -> Result<Reading> {
         let s = &self.settings;
-        let gradient_scale = match s.clip {
-            // torch's clip_grad_norm_ has the same 10⁻⁶, which keeps the quotient finite.
-            Clip::GlobalNorm(most) => (most / (gradient_norm + 1e-6)).min(1.0),
-            Clip::Off => 1.0,
+        let clip = match s.clip {
+            Clip::GlobalNorm(most) => Some(most),
+            Clip::Off => None,
         };
         self.steps += 1;
         let update = Update {
@@ -111,9 +100,8 @@ impl Updater {
             epsilon: s.epsilon,
             weight_decay: s.weight_decay,
             bias_correction: s.bias_correction.then_some(self.steps),
-            gradient_scale,
+            gradient_scale: 1.0,
         };
-        self.optimizer.step(parameters, gradients, &update)?;
-        Ok(Updated { gradient_norm })
+        self.optimizer.step(parameters, gradients, &update, clip)
     }
 }

@@ -52,7 +52,7 @@ fn a_steady_step_allocates_and_spawns_nothing() {
             .to_vec();
         let batch = Batch::new(&device, &config, &sequences, 0).unwrap();
         let tensor = |numbers: &[u32]| Tensor::from_slice(&device, [numbers.len()], numbers).unwrap();
-        let masked = Masked { rows: tensor(&[3, 50, 102, 200]), targets: tensor(&[1, 2, 3, 4]) };
+        let masked = Masked { rows: tensor(&[3, 50, 102, 200]), targets: tensor(&[1, 2, 3, 4]), weights: None };
         let labels = tensor(&[0, 1, 1]);
         let scales = Scales { masked: 0.25, sequence: 1.0 / 3.0 };
         let mut tape = Tape::new();

@@ -1,9 +1,10 @@
 //! A 2-layer BERT with every head against `transformers`: hidden states, attention maps, logits, loss, all gradients,
-//! and ten steps of AdamW, on every kernel set of the machine. `tools/golden` tells how the values were made.
+//! and ten steps of AdamW, on every kernel set of the machine and, with HENSON_TEST_CUDA set, on its GPU. `tools/golden` tells how the values were made.
 
 use std::path::{Path, PathBuf};
 
 use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence};
+use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
 use henson_train::objective::{self, Masked, Scales, SequenceLabels};
 use henson_train::{OptimizerSettings, Updater};
@@ -50,6 +51,16 @@ fn floats(bytes: &[u8], name: &str) -> Vec<f32> {
     data.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
+/// Every kernel set of the processor; with HENSON_TEST_CUDA set, the GPU too.
+fn devices() -> Vec<Device> {
+    let mut all: Vec<Device> =
+        Isa::available().into_iter().map(|isa| Device::cpu(Some(isa), Some(2)).unwrap()).collect();
+    if std::env::var_os("HENSON_TEST_CUDA").is_some() {
+        all.push(Device::cuda(&CudaOptions::default()).unwrap());
+    }
+    all
+}
+
 /// A model with the golden weights.
 struct Setup {
     golden: Golden,
@@ -72,7 +83,7 @@ fn setup(device: &Device, name: &str, dtype: DType) -> Setup {
         let numbers = floats(&weights, &parameters.entries()[i].name);
         parameters.write(i, &numbers).unwrap();
     }
-    parameters.refresh();
+    parameters.refresh().unwrap();
     let (ids, segments, offsets) = (golden.ids("input.ids"), golden.ids("input.segments"), golden.ids("input.offsets"));
     let sequences: Vec<Sequence<'_>> = offsets
         .windows(2)
@@ -104,12 +115,12 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
     let Setup { golden, model, batch, .. } = setup;
     let device = pass.device();
     let tensor = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers).unwrap();
-    let value = |loss: Tensor| loss.to_vec::<f32>()[0];
+    let value = |loss: Tensor| loss.to_vec::<f32>().unwrap()[0];
     let sequences = batch.layout.sequences() as f32;
     match model.head() {
         Head::PreTraining | Head::MaskedLm => {
             let (rows, targets) = (golden.ids("input.rows"), golden.ids("input.targets"));
-            let masked = Masked { rows: tensor(&rows), targets: tensor(&targets) };
+            let masked = Masked { rows: tensor(&rows), targets: tensor(&targets), weights: None };
             let labels = (model.head() == Head::PreTraining).then(|| tensor(&golden.ids("input.nsp")));
             let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / sequences };
             let loss = objective::pre_training(model, pass, batch, &masked, labels.as_ref(), scales).unwrap();
@@ -153,6 +164,9 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
                 targets.push(both.map(|p| if p < longest { p.max(0) as u32 } else { 0 }));
                 weights.push([0, 1].map(|i| if both[i] < longest { share[i] } else { 0.0 }));
             }
+            let shape = [targets.len(), 2];
+            let targets = Tensor::from_slice::<u32>(device, shape, targets.as_flattened()).unwrap();
+            let weights = Tensor::from_slice::<f32>(device, shape, weights.as_flattened()).unwrap();
             value(objective::spans(model, pass, batch, &targets, &weights, 1.0).unwrap())
         }
         Head::Choice => {
@@ -163,7 +177,7 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             // The golden file's loss: mean(last²) + mean(pooled), seeded by hand.
             let last = model.encode(pass, batch, Capture::default()).unwrap().last;
             let pooled = model.pooled(pass, &last, &batch.layout).unwrap();
-            let (x, p) = (last.tensor().to_f32(), pooled.tensor().to_f32());
+            let (x, p) = (last.tensor().to_f32().unwrap(), pooled.tensor().to_f32().unwrap());
             let gradient: Vec<f32> = x.iter().map(|v| 2.0 * v / x.len() as f32).collect();
             pass.seed_gradient(&last, &gradient).unwrap();
             pass.seed_gradient(&pooled, &vec![1.0 / p.len() as f32; p.len()]).unwrap();
@@ -184,7 +198,7 @@ fn check_forward(setup: &Setup, what: &str) {
     for (i, hidden) in encoded.hidden_states.iter().enumerate() {
         assert_close(
             &format!("{what}: hidden {i}"),
-            &hidden.tensor().to_f32(),
+            &hidden.tensor().to_f32().unwrap(),
             &golden.floats(&format!("output.hidden.{i}")),
         );
     }
@@ -193,18 +207,18 @@ fn check_forward(setup: &Setup, what: &str) {
         Head::PreTraining | Head::MaskedLm => {
             let rows = golden.ids("input.rows");
             let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
-            let logits = model.masked_logits(&mut pass, last, &rows).unwrap().tensor().to_f32();
+            let logits = model.masked_logits(&mut pass, last, &rows).unwrap().tensor().to_f32().unwrap();
             let vocabulary = model.config().vocab_size;
             let padded = vocabulary.next_multiple_of(64);
             Some(logits.chunks(padded).flat_map(|row| row[..vocabulary].to_vec()).collect())
         }
         Head::Sequence { .. } | Head::Choice => {
-            Some(model.sequence_logits(&mut pass, last, &batch.layout).unwrap().tensor().to_f32())
+            Some(model.sequence_logits(&mut pass, last, &batch.layout).unwrap().tensor().to_f32().unwrap())
         }
         Head::Token { .. } => {
-            Some(model.token_logits(&mut pass, last.clone(), &batch.layout).unwrap().tensor().to_f32())
+            Some(model.token_logits(&mut pass, last.clone(), &batch.layout).unwrap().tensor().to_f32().unwrap())
         }
-        Head::Span => Some(model.span_logits(&mut pass, last).unwrap().tensor().to_f32()),
+        Head::Span => Some(model.span_logits(&mut pass, last).unwrap().tensor().to_f32().unwrap()),
         Head::Encoder | Head::Pooler => None,
     };
     if let Some(logits) = logits {
@@ -212,16 +226,16 @@ fn check_forward(setup: &Setup, what: &str) {
     }
     if model.head() == Head::PreTraining {
         let nsp = model.sequence_logits(&mut pass, last, &batch.layout).unwrap();
-        assert_close(&format!("{what}: nsp"), &nsp.tensor().to_f32(), &golden.floats("output.nsp_logits"));
+        assert_close(&format!("{what}: nsp"), &nsp.tensor().to_f32().unwrap(), &golden.floats("output.nsp_logits"));
     }
     if model.head() == Head::Pooler {
         let pooled = model.pooled(&mut pass, last, &batch.layout).unwrap();
-        assert_close(&format!("{what}: pooled"), &pooled.tensor().to_f32(), &golden.floats("output.pooled"));
+        assert_close(&format!("{what}: pooled"), &pooled.tensor().to_f32().unwrap(), &golden.floats("output.pooled"));
         for (layer, maps) in encoded.attention_maps.iter().enumerate() {
             let expected: Vec<f32> = (0..batch.layout.sequences())
                 .flat_map(|i| golden.floats(&format!("output.attention.{layer}.{i}")))
                 .collect();
-            assert_close(&format!("{what}: attention {layer}"), &maps.to_f32(), &expected);
+            assert_close(&format!("{what}: attention {layer}"), &maps.to_f32().unwrap(), &expected);
         }
     }
 }
@@ -229,15 +243,14 @@ fn check_forward(setup: &Setup, what: &str) {
 fn check_gradients(setup: &Setup, gradients: &Gradients, what: &str) {
     for (i, entry) in setup.parameters.entries().iter().enumerate() {
         let expected = setup.golden.floats(&format!("grad.{}", entry.name));
-        let error = error(&gradients.read(&setup.parameters, i), &expected, GRADIENT_FLOOR);
+        let error = error(&gradients.read(&setup.parameters, i).unwrap(), &expected, GRADIENT_FLOOR);
         assert!(error <= 1e-4, "{what}: gradient of {}: error {error:e}", entry.name);
     }
 }
 
 fn check(name: &str) {
-    for isa in Isa::available() {
-        let what = format!("{name} on {isa}");
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+    for device in devices() {
+        let what = format!("{name} on {device}");
         let mut setup = setup(&device, name, DType::F32);
         check_forward(&setup, &what);
 
@@ -254,16 +267,16 @@ fn check(name: &str) {
                 assert_close(&format!("{what}: loss"), &[loss], &setup.golden.floats("output.loss"));
                 check_gradients(&setup, &gradients, &what);
             }
-            let updated = updater.step(&mut setup.parameters, &gradients, 1e-3).unwrap();
+            let norm = updater.step(&mut setup.parameters, &gradients, 1e-3).unwrap().wait().unwrap()[0];
             let difference = f64::from((loss - losses[step]).abs());
             assert!(difference <= STEPS_TOLERANCE, "{what}: loss of step {step} is {loss}, not {}", losses[step]);
-            let relative = (updated.gradient_norm / f64::from(norms[step]) - 1.0).abs();
-            assert!(relative <= 1e-3, "{what}: gradient norm of step {step} is {}", updated.gradient_norm);
+            let relative = (norm / f64::from(norms[step]) - 1.0).abs();
+            assert!(relative <= 1e-3, "{what}: gradient norm of step {step} is {norm}");
         }
         if name == "pretraining" {
             for (i, entry) in setup.parameters.entries().iter().enumerate() {
                 let expected = setup.golden.floats(&format!("steps.final.{}", entry.name));
-                let error = error(&setup.parameters.read(i), &expected, 1e-1);
+                let error = error(&setup.parameters.read(i).unwrap(), &expected, 1e-1);
                 assert!(error <= 1e-3, "{what}: {} after ten steps: error {error:e}", entry.name);
             }
         }
@@ -294,8 +307,7 @@ heads! {
 
 #[test]
 fn bf16_stays_near() {
-    for isa in Isa::available() {
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+    for device in devices() {
         let setup = setup(&device, "pretraining", DType::Bf16);
         let mut tape = Tape::new();
         let mut gradients = setup.parameters.gradients().unwrap();
@@ -303,16 +315,16 @@ fn bf16_stays_near() {
         let loss = loss(&setup, &mut pass);
         pass.backward(&mut gradients).unwrap();
         let expected = setup.golden.floats("output.loss")[0];
-        assert!((loss / expected - 1.0).abs() < 0.01, "{isa}: {loss} not {expected}");
+        assert!((loss / expected - 1.0).abs() < 0.01, "{device}: {loss} not {expected}");
         // All gradients together point the same way: bf16's roundings are some per cent of single ones.
         let (mut dot, mut a, mut b) = (0.0, 0.0, 0.0);
         for (i, entry) in setup.parameters.entries().iter().enumerate() {
             let expected = setup.golden.floats(&format!("grad.{}", entry.name));
-            for (g, e) in gradients.read(&setup.parameters, i).iter().zip(&expected) {
+            for (g, e) in gradients.read(&setup.parameters, i).unwrap().iter().zip(&expected) {
                 (dot, a, b) = (dot + g * e, a + g * g, b + e * e);
             }
         }
         let cosine = dot / (a.sqrt() * b.sqrt());
-        assert!(cosine > 0.999, "{isa}: cosine {cosine}");
+        assert!(cosine > 0.999, "{device}: cosine {cosine}");
     }
 }

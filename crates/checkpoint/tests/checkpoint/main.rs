@@ -47,7 +47,12 @@ fn finish(builder: Builder, seed: u64) -> Parameters {
 
 /// All numbers of all parameters, with their names.
 fn numbers(parameters: &Parameters) -> Vec<(String, Vec<f32>)> {
-    parameters.entries().iter().enumerate().map(|(i, entry)| (entry.name.clone(), parameters.read(i))).collect()
+    parameters
+        .entries()
+        .iter()
+        .enumerate()
+        .map(|(i, entry)| (entry.name.clone(), parameters.read(i).unwrap()))
+        .collect()
 }
 
 /// A tensor for [`safetensors`].

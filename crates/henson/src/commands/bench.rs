@@ -7,9 +7,9 @@ use anyhow::Context;
 use henson_data::{Corpus, InstanceSettings, Instances, Loader, Place, Split};
 use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
 use henson_tensor::philox::Stream;
-use henson_tensor::{Builder, DType, Device, Isa, Parameters, Pass, Tape, Tensor, Training};
+use henson_tensor::{Builder, DType, Device, Isa, Tensor};
 use henson_train::objective::{self, Masked, Scales};
-use henson_train::{OptimizerSettings, Updater};
+use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
 
 use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize};
@@ -135,7 +135,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     anyhow::ensure!(flags.seq <= most, "--seq {}: {} has positions for {most} tokens", flags.seq, flags.model);
     let mut bench = ModelBench::new(&device, &config, flags)?;
     if mode == Mode::Infer {
-        bench.parameters.keep_packed();
+        bench.engine.parameters.keep_packed();
     }
     let mut times = Vec::new();
     for i in 0..flags.warmup + flags.steps {
@@ -150,8 +150,11 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     }
     times.sort_by(f64::total_cmp);
     let seconds = times[times.len() / 2];
-    let peak_mib = peak_mib();
-    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype) / 1e12);
+    let peak_mib = match device {
+        Device::Cpu(_) => peak_mib(),
+        Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
+    };
+    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
     let operations = match flags.profile {
         true => Some(profile(&device, peak * 1e12, flags.steps, |i| match mode {
             Mode::Train => bench.train_step(i),
@@ -161,7 +164,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     };
     let measured = Measured {
         mode,
-        device: "cpu".to_owned(),
+        device: device.to_string(),
         model: &flags.model,
         batch: flags.batch,
         seq: flags.seq,
@@ -211,7 +214,7 @@ fn profile(
     steps: usize,
     mut step: impl FnMut(u32) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<Operation>> {
-    let bandwidth = device.bandwidth();
+    let bandwidth = device.bandwidth()?;
     device.start_profile();
     for i in 0..steps {
         step(i as u32)?;
@@ -240,17 +243,14 @@ fn config_of(model: &str) -> anyhow::Result<BertConfig> {
     ))
 }
 
-/// A model with random weights and a batch of random tokens, of which 15% are predicted.
+/// A model with random weights and a batch of random tokens, of which 15% are predicted. Every step takes it from the host.
 struct ModelBench {
-    model: Bert,
-    parameters: Parameters,
-    batch: Batch,
-    masked: Masked,
-    next_sentence: Tensor,
-    scales: Scales,
-    training: Option<(henson_tensor::Gradients, Updater)>,
-    tape: Tape,
-    seed: u64,
+    engine: Engine,
+    ids: Vec<u32>,
+    /// Of one sequence.
+    segments: Vec<u32>,
+    rows: Vec<u32>,
+    labels: Vec<u32>,
 }
 
 impl ModelBench {
@@ -263,8 +263,6 @@ impl ModelBench {
         let mut draws = Stream::new(flags.seed, 1, 0);
         let ids: Vec<u32> = (0..b * s).map(|_| draws.below(config.vocab_size as u32)).collect();
         let segments: Vec<u32> = (0..s).map(|i| u32::from(i >= s / 2 && config.type_vocab_size > 1)).collect();
-        let sequences: Vec<Sequence<'_>> = ids.chunks(s).map(|ids| Sequence { ids, segments: &segments }).collect();
-        let batch = Batch::new(device, config, &sequences, 0)?;
         let mut rows = Vec::new();
         for sequence in 0..b {
             let mut places: Vec<u32> = (0..s as u32).collect();
@@ -276,48 +274,57 @@ impl ModelBench {
             places.sort_unstable();
             rows.extend(places.iter().map(|place| place + (sequence * s) as u32));
         }
-        let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
         let labels: Vec<u32> = (0..b).map(|_| draws.below(2)).collect();
-        let masked = Masked {
-            rows: Tensor::from_slice(device, [rows.len()], &rows)?,
-            targets: Tensor::from_slice(device, [rows.len()], &targets)?,
-        };
-        let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / b as f32 };
-        let next_sentence = Tensor::from_slice(device, [b], &labels)?;
-        Ok(Self {
-            model,
-            parameters,
-            batch,
-            masked,
-            next_sentence,
-            scales,
-            training: None,
-            tape: Tape::new(),
-            seed: flags.seed,
-        })
+        let engine = Engine::new(model, parameters, OptimizerSettings::default(), flags.seed)?;
+        Ok(Self { engine, ids, segments, rows, labels })
     }
 
     fn train_step(&mut self, step: u32) -> anyhow::Result<()> {
-        if self.training.is_none() {
-            let updater = Updater::new(OptimizerSettings::default(), &self.parameters)?;
-            self.training = Some((self.parameters.gradients()?, updater));
-        }
-        let Some((gradients, updater)) = &mut self.training else { unreachable!("made above") };
-        gradients.zero();
-        let mut pass = Pass::training(&mut self.tape, &self.parameters, Training { seed: self.seed, step });
-        let labels = Some(&self.next_sentence);
-        objective::pre_training(&self.model, &mut pass, &self.batch, &self.masked, labels, self.scales)?;
-        pass.backward(gradients)?;
-        let updated = updater.step(&mut self.parameters, gradients, 1e-4)?;
-        anyhow::ensure!(updated.gradient_norm.is_finite(), "gradients are not finite at step {step}");
-        Ok(())
+        let Self { engine, ids, segments, rows, labels } = self;
+        engine.gradients.zero();
+        let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / labels.len() as f32 };
+        let tensor = |device: &Device, numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
+        let loss = engine.learn(
+            u64::from(step),
+            &[],
+            |device, config| {
+                let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
+                let masked = Masked { rows: tensor(device, rows)?, targets: tensor(device, &targets)?, weights: None };
+                Ok((batch(device, config, ids, segments)?, masked, tensor(device, labels)?))
+            },
+            |model, pass, (batch, masked, labels)| {
+                let loss = objective::pre_training(model, pass, batch, masked, Some(labels), scales)?;
+                Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
+            },
+        )?;
+        let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
+        let (loss, norm): (f64, f64) = (loss.wait()?.iter().sum(), norm.wait()?.iter().sum());
+        anyhow::ensure!(loss.is_finite() && norm.is_finite(), "step {step}: loss {loss}, gradients' norm {norm}");
+        Ok(engine.parameters.device().synchronise()?)
     }
 
     fn infer(&mut self) -> anyhow::Result<()> {
-        let mut pass = Pass::inference(&mut self.tape, &self.parameters);
-        self.model.encode(&mut pass, &self.batch, Capture::default())?;
-        Ok(())
+        let Self { engine, ids, segments, .. } = self;
+        engine.look(
+            &[],
+            |device, config| Ok(batch(device, config, ids, segments)?),
+            |model, pass, batch| {
+                model.encode(pass, batch, Capture::default())?;
+                Ok(Vec::new())
+            },
+        )?;
+        Ok(engine.parameters.device().synchronise()?)
     }
+}
+
+fn batch(
+    device: &Device,
+    config: &BertConfig,
+    ids: &[u32],
+    segments: &[u32],
+) -> Result<Batch, henson_models::InputError> {
+    let sequences: Vec<Sequence<'_>> = ids.chunks(segments.len()).map(|ids| Sequence { ids, segments }).collect();
+    Batch::new(device, config, &sequences, 0)
 }
 
 /// Predicted tokens of a sequence.
@@ -367,7 +374,7 @@ fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
     let config = config_of(&flags.model)?;
     let dtype = flags.compute.dtype;
-    let peak = device.peak(dtype);
+    let peak = device.peak(dtype)?;
     let (h, i) = (config.hidden_size, config.intermediate_size);
     let shapes = [(3 * h, h), (h, h), (i, h), (h, i)];
     if !flags.json {

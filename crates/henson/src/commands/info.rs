@@ -11,7 +11,7 @@ use henson_text::Tokenizer;
 use serde::Serialize;
 
 use crate::flags::Info;
-use crate::{models, output};
+use crate::{gpu, models, output};
 
 pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
     if flags.devices {
@@ -199,14 +199,50 @@ struct DeviceFacts {
     best: String,
 }
 
+#[derive(Serialize)]
+struct CudaFacts {
+    device: &'static str,
+    gpus: Vec<String>,
+    problem: Option<String>,
+    libraries: Vec<LibraryFacts>,
+}
+
+#[derive(Serialize)]
+struct LibraryFacts {
+    name: &'static str,
+    path: Option<std::path::PathBuf>,
+    problem: Option<String>,
+}
+
 fn devices(json: bool) -> anyhow::Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let kernels: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
     let facts = DeviceFacts { device: "cpu", threads, best: Isa::best().to_string(), kernels };
+    let found = gpu::find();
     if json {
-        return output::json(&facts);
+        output::json(&facts)?;
+        let libraries = found.libraries.into_iter().map(|(name, place)| {
+            let (path, problem) = (place.as_ref().ok().cloned(), place.err());
+            LibraryFacts { name, path, problem }
+        });
+        let (gpus, problem) = match found.gpus {
+            Ok(gpus) => (gpus, None),
+            Err(problem) => (Vec::new(), Some(problem)),
+        };
+        return output::json(&CudaFacts { device: "cuda", gpus, problem, libraries: libraries.collect() });
     }
     let DeviceFacts { best, kernels, .. } = &facts;
     output::line(&format!("cpu: {threads} threads, kernels {} (using {best})", kernels.join(", ")))?;
-    output::line("cuda: this version of henson has no CUDA engine yet")
+    match &found.gpus {
+        Ok(gpus) if gpus.is_empty() => output::line("cuda: the driver sees no GPU")?,
+        Ok(gpus) => output::line(&format!("cuda: {}", gpus.join(", ")))?,
+        Err(problem) => output::line(&format!("cuda: {problem}"))?,
+    }
+    for (name, place) in &found.libraries {
+        match place {
+            Ok(path) => output::line(&format!("  {name}: {}", path.display()))?,
+            Err(problem) => output::line(&format!("  {name}: {problem}"))?,
+        }
+    }
+    Ok(())
 }

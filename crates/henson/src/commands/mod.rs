@@ -1,7 +1,10 @@
 //! One file a command: flags → settings → one call.
 
 mod ablate;
+mod answer;
 mod bench;
+mod choose;
+mod classify;
 mod convert;
 mod data;
 mod demo;
@@ -12,6 +15,8 @@ mod fill;
 pub(crate) mod info;
 pub(crate) mod pretrain;
 mod report;
+mod serve;
+mod tag;
 mod tokenizer;
 
 use crate::flags::{Command, Flags};
@@ -26,8 +31,13 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Report(flags) => report::run(&flags),
         Command::Ablate(flags) => ablate::run(&flags),
         Command::Fill(flags) => fill::run(&flags),
+        Command::Classify(flags) => classify::run(&flags),
+        Command::Tag(flags) => tag::run(&flags),
+        Command::Answer(flags) => answer::run(&flags),
+        Command::Choose(flags) => choose::run(&flags),
         Command::Embed(flags) => embed::run(&flags),
         Command::Features(flags) => features::run(&flags),
+        Command::Serve(flags) => serve::run(&flags),
         Command::Info(flags) => info::run(&flags),
         Command::Convert(flags) => convert::run(&flags),
         Command::Bench(bench) => bench::run(bench),

@@ -26,7 +26,7 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
     let recipe = recipe(flags)?;
     let device = flags.machine.device()?;
     let plan = Plan::new(recipe, device.threads())?;
-    check_memory(&plan)?;
+    check_memory(&plan, &device)?;
     if flags.dry_run {
         return dry_run(&plan, &device, flags);
     }
@@ -144,11 +144,32 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     let mut watcher =
         Watcher { bar: output::steps_bar(steps, state.step), show: options.show, log_every: settings.log_every };
     let model = plan.model_files()?;
-    let mut on = |event: Event<'_>| watcher.on(&event);
+    let products = out.join("cuda-products.txt");
+    if let Device::Cuda(_) = device
+        && products.exists()
+    {
+        let text = std::fs::read_to_string(&products).with_context(|| format!("reading {}", products.display()))?;
+        if !device.choose_products(&text)? {
+            output::warn(&format!(
+                "{} is from another GPU or another cuBLASLt: products are searched anew, and the last bits will differ",
+                products.display()
+            ));
+        }
+    }
+    let mut not_written = None;
+    let mut on = |event: Event<'_>| {
+        if let (Event::Saved { .. }, Some(choices)) = (&event, device.product_choices()) {
+            not_written = write_atomic(&products, choices.as_bytes()).err();
+        }
+        watcher.on(&event);
+    };
     let mut watch = Watch { on: &mut on, stop: &stop };
     let outcome = train(&mut engine, &mut task, &run, &model, &mut state, &settings, &mut watch);
     watcher.finish();
     let outcome = outcome?;
+    if let Some(error) = not_written {
+        return Err(error.into());
+    }
     let waited = task.waited().as_secs_f64();
     if waited > 0.02 * state.seconds.max(1.0) {
         output::warn(&format!("the trainer waited {waited:.1} s for data: raise --loader-threads"));
@@ -195,13 +216,16 @@ fn needed(plan: &Plan) -> u64 {
 }
 
 /// The kernel would kill us without a word: better to say it before.
-fn check_memory(plan: &Plan) -> anyhow::Result<()> {
-    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-    });
+fn check_memory(plan: &Plan, device: &Device) -> anyhow::Result<()> {
+    let available = match device {
+        Device::Cpu(_) => std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
+        }),
+        Device::Cuda(cuda) => Some(cuda.gpu().memory() as u64),
+    };
     let needed = needed(plan);
-    if let Some(available) = available.map(|kib| kib << 10).filter(|available| needed > *available) {
+    if let Some(available) = available.filter(|available| needed > *available) {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         anyhow::bail!(
             "this run needs about {:.1} GiB, and {:.1} GiB are free: raise accumulation (now {}), lower batch_size ({}) or \
@@ -240,9 +264,9 @@ fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<()>
         let start = Instant::now();
         engine.gradients.zero();
         let loss = task.step(&mut engine, step)?;
-        engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
-        // The first one also allocates.
-        if step > 0 || plan.steps() == 1 {
+        engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?.wait()?;
+        // The first ones also allocate and, on a GPU, search and record.
+        if step >= plan.steps().min(3).saturating_sub(1) {
             tokens += loss.tokens;
             seconds += start.elapsed().as_secs_f64();
         }

@@ -8,6 +8,8 @@ pub(crate) mod eval;
 pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod report;
+pub(crate) mod serve;
+pub(crate) mod tasks;
 pub(crate) mod tokenizer;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -54,6 +56,14 @@ An interrupted set goes on with the same command; finished variants are not run 
     /// Fill the [MASK]s of a text with the likeliest words
     #[command(after_help = "Example:\n  henson fill --model DIR 'The capital of France is [MASK].'")]
     Fill(Fill),
+    /// Say which class a text or a pair of texts belongs to
+    Classify(tasks::Classify),
+    /// Find the entities in a text, or the parts of speech of its words
+    Tag(tasks::Tag),
+    /// Answer a question from a passage
+    Answer(tasks::Answer),
+    /// Say which of several choices fits a context
+    Choose(tasks::Choose),
     /// Turn texts into vectors, one each
     #[command(after_help = "Examples:\n  henson embed --model DIR 'A sentence.' 'Another one.'\n  \
 henson embed --model DIR --json --file sentences.txt > vectors.jsonl\n\n\
@@ -67,6 +77,8 @@ Examples:\n  henson features --model DIR --layers concat-last-4 'Jim Henson was 
 henson features --model DIR --file notes.txt --format npy --out notes.npy"
     )]
     Features(Features),
+    /// Put models behind HTTP: embeddings, fill, classify, tag, answer, as Text Embeddings Inference and OpenAI have it
+    Serve(serve::Serve),
     /// Show what a model is: architecture, parameters by group, memory for training and inference
     Info(Info),
     /// Load a model directory and write it again as transformers expects it today
@@ -350,11 +362,10 @@ impl Compute {
 impl Machine {
     /// The device that the flags mean.
     pub(crate) fn device(&self) -> anyhow::Result<Device> {
-        anyhow::ensure!(
-            self.device == DeviceName::Cpu,
-            "this version of henson has no CUDA engine yet: use --device cpu"
-        );
-        Ok(Device::cpu(self.kernels, self.threads)?)
+        match self.device {
+            DeviceName::Cpu => Ok(Device::cpu(self.kernels, self.threads)?),
+            DeviceName::Cuda => crate::gpu::open(),
+        }
     }
 }
 

@@ -81,7 +81,7 @@ fn promises(set: &Set) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_bytes_break_a_reader(
@@ -116,5 +116,23 @@ proptest! {
             other => panic!("{other:?}"),
         }).collect();
         prop_assert_eq!(read, texts);
+    }
+
+    /// A parquet file with some bytes changed. Its reader panics on some, which must not get out.
+    #[test]
+    fn no_damage_to_parquet_gets_out(
+        name in prop::sample::select(vec![("squad.parquet", "qa"), ("tokens.parquet", "tag"), ("arc.parquet", "choice")]),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = std::fs::read(crate::support::golden(name.0)).unwrap();
+        for (place, byte) in damage {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        let place = Place::new();
+        let reading = Reading { places_needed: false, ..Reading::new(crate::support::task(name.1)) };
+        if let Err(error) = read(&place.file("x.parquet", &bytes), &reading) {
+            prop_assert!(error.to_string().contains("x.parquet"));
+        }
     }
 }

@@ -38,7 +38,9 @@ fn every_kind_is_written_and_read_again() {
     let numbers = [Prediction::Number(4.25), Prediction::Number(0.0)];
     round("stsb", ("test.tsv", test), &numbers, "STS-B.tsv", "index\tprediction\n0\t4.250\n1\t0.000\n");
     let cola = "x\t1\t\tA\nx\t0\t\tB\n";
-    round("cola", ("dev.tsv", cola), &[class(1), class(1)], "CoLA.tsv", "index\tprediction\n0\t1\n1\t1\n");
+    let set = round("cola", ("dev.tsv", cola), &[class(1), class(1)], "CoLA.tsv", "index\tprediction\n0\t1\n1\t1\n");
+    let scored = score(&set, &[class(1), class(1)], None, 0).unwrap();
+    assert_eq!((scored.get("f1"), scored.positive.as_deref()), (Some(2.0 / 3.0), Some("acceptable")));
     let swag = "question,A,B,answer\nq,a,b,A\nr,a,b,B\n";
     round("choice", ("x.csv", swag), &[class(1), class(1)], "predictions.csv", "id,prediction\n0,1\n1,1\n");
     let users = "id\ttext\tlabel\na\tA\tx\nb\tB\ty\n";

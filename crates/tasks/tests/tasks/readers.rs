@@ -157,6 +157,9 @@ fn columns_in_every_scheme() {
     let set = read(&place.file("y.conll", "a B-X\nb I-X\nc B-Y \n"), &reading).unwrap();
     assert_eq!(shorts(&set), ["0: a b c (0) -> B-X E-X S-Y"]);
 
+    // A no-break space is part of a word.
+    check("ner", "n.conll", "1\u{a0}000 O\n", &["0: 1\u{a0}000 (0) -> O"]);
+
     // Other columns, and none.
     let columns = Columns { text: Some(Column::Number(0)), labels: vec![Column::Number(1)], ..Columns::default() };
     let set = read(&place.file("z.txt", conll), &Reading { columns, ..Reading::new(task("pos")) }).unwrap();

@@ -1,10 +1,10 @@
 //! Attention over flat tokens, from the fused projection.
 
 use henson_kernels::cpu::attention as kernels;
-use henson_kernels::cpu::dropout::Dropout;
+use henson_kernels::cuda::attention as cuda_kernels;
 
 use super::{Op, with_float};
-use crate::tape::{Backward, Slot};
+use crate::tape::{Backward, Dropout, Slot};
 use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
 
 impl Pass<'_> {
@@ -27,15 +27,30 @@ impl Pass<'_> {
                 &cpu.kernels,
                 qkv.tensor().slice::<E>(),
                 sizes.shape(layout),
-                dropout.map(|dropout| (dropout, layout.numbers().slice())),
+                dropout.as_ref().and_then(Dropout::on_cpu).map(|dropout| (dropout, layout.numbers().slice())),
                 out.slice_mut::<E>(),
                 log_sums.slice_mut(),
             )),
+            Device::Cuda(cuda) => {
+                sizes.check_on_gpu()?;
+                cuda_kernels::forward(
+                    &cuda.gpu,
+                    qkv.tensor().on_gpu(),
+                    sizes.shape_on_gpu(layout)?,
+                    dropout.as_ref().and_then(Dropout::on_gpu),
+                    out.on_gpu(),
+                    log_sums.on_gpu(),
+                )?;
+            }
         }
+        let kept = match self.device() {
+            Device::Cpu(_) => None,
+            Device::Cuda(_) => Some(out.clone()),
+        };
         let y = self.var(out);
         if let Some(out) = y.slot() {
             let layout = layout.clone();
-            self.record(Op::Attention(Attention { qkv, layout, sizes, log_sums, dropout, out }));
+            self.record(Op::Attention(Attention { qkv, layout, sizes, log_sums, dropout, kept, out }));
         }
         Ok(y)
     }
@@ -49,6 +64,11 @@ impl Pass<'_> {
             Device::Cpu(cpu) => with_float!(qkv.tensor().dtype(), E => {
                 kernels::probabilities(&cpu.kernels, qkv.tensor().slice::<E>(), shape, out.slice_mut());
             }),
+            Device::Cuda(cuda) => {
+                sizes.check_on_gpu()?;
+                let (shape, offsets) = (sizes.shape_on_gpu(layout)?, layout.offsets());
+                cuda_kernels::probabilities(&cuda.gpu, qkv.tensor().on_gpu(), shape, offsets, out.on_gpu())?;
+            }
         }
         Ok(out)
     }
@@ -85,6 +105,21 @@ impl Sizes {
         let Self { heads, head_size, causal } = *self;
         kernels::Attention { offsets: layout.offsets(), heads, head_size, causal }
     }
+
+    fn shape_on_gpu<'a>(&self, layout: &'a Layout) -> Result<cuda_kernels::Attention<'a>> {
+        let Self { heads, head_size, causal } = *self;
+        let (table, room) = layout.attention_table()?;
+        let tokens = layout.tokens();
+        Ok(cuda_kernels::Attention { table: table.on_gpu(), room, tokens, heads, head_size, causal })
+    }
+
+    fn check_on_gpu(&self) -> Result<()> {
+        if self.head_size <= cuda_kernels::LARGEST_HEAD {
+            return Ok(());
+        }
+        let why = "heads of more than 256 numbers are not supported on a GPU: use --device cpu";
+        Err(TensorError::Unsupported { operation: "attention", why })
+    }
 }
 
 /// A recorded attention.
@@ -94,6 +129,8 @@ pub(crate) struct Attention {
     sizes: Sizes,
     log_sums: Tensor,
     dropout: Option<Dropout>,
+    /// The output, where the way back needs it.
+    kept: Option<Tensor>,
     out: Slot,
 }
 
@@ -109,11 +146,21 @@ impl Attention {
                 &cpu.kernels,
                 qkv.slice::<E>(),
                 self.sizes.shape(&self.layout),
-                self.dropout.map(|dropout| (dropout, self.layout.numbers().slice())),
+                self.dropout.as_ref().and_then(Dropout::on_cpu).map(|d| (d, self.layout.numbers().slice())),
                 self.log_sums.slice(),
                 dout.slice::<E>(),
                 dqkv.slice_mut::<E>(),
             )),
+            Device::Cuda(cuda) => cuda_kernels::backward(
+                &cuda.gpu,
+                qkv.on_gpu(),
+                self.sizes.shape_on_gpu(&self.layout)?,
+                self.dropout.as_ref().and_then(Dropout::on_gpu),
+                self.kept.as_ref().unwrap_or(&dout).on_gpu(),
+                self.log_sums.on_gpu(),
+                dout.on_gpu(),
+                dqkv.on_gpu(),
+            )?,
         }
         drop(timer);
         back.add(self.qkv.slot(), dqkv)

@@ -2,6 +2,9 @@
 
 use henson_kernels::cpu::embedding::{self as kernels, Lookup};
 
+use henson_kernels::cuda::embedding as cuda_kernels;
+use henson_kernels::cuda::rows::{self as cuda_rows, Sorted};
+
 use super::rows::check_indices;
 use super::{Op, with_float};
 use crate::tape::{Backward, Slot};
@@ -50,6 +53,13 @@ impl Pass<'_> {
                     std::array::from_fn(|i| Lookup { ids: indices[i].slice(), table: values[i].slice() });
                 kernels::forward(&cpu.kernels, &lookups, h, out.slice_mut::<E>());
             }),
+            Device::Cuda(cuda) => {
+                let lookups: [cuda_kernels::Lookup<'_>; 3] = std::array::from_fn(|i| cuda_kernels::Lookup {
+                    ids: indices[i].on_gpu(),
+                    table: values[i].on_gpu(),
+                });
+                cuda_kernels::forward(&cuda.gpu, &lookups, h, out.on_gpu())?;
+            }
         }
         drop(timer);
         let y = self.var(out);
@@ -73,12 +83,19 @@ impl Embedding {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let _timer = back.device().timer(Kind::Embedding, 0, &[&dy, &dy, &dy]);
         for (table, index) in self.tables.all().into_iter().zip(&self.indices) {
-            let gradient = back.gradients.sum(table);
+            let gradient = back.gradients.sum(table)?;
             match back.device() {
                 Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
                     let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());
                     kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
                 }),
+                Device::Cuda(cuda) => {
+                    let room = || Tensor::empty(back.device(), index.shape(), DType::U32);
+                    let (keys, order) = (room()?, room()?);
+                    let sorted = Sorted { keys: keys.on_gpu(), order: order.on_gpu() };
+                    cuda_rows::sort(&cuda.gpu, index.on_gpu(), gradient.rows(), sorted)?;
+                    cuda_rows::scatter_add(&cuda.gpu, dy.on_gpu(), dy.columns(), sorted, gradient.on_gpu(), false)?;
+                }
             }
         }
         Ok(())

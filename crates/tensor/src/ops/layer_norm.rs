@@ -1,10 +1,10 @@
 //! LayerNorm with the residual and the dropout around it.
 
-use henson_kernels::cpu::dropout::Dropout;
 use henson_kernels::cpu::layer_norm::{self as kernels, Drops};
+use henson_kernels::cuda::layer_norm as cuda_kernels;
 
-use super::{Op, own, with_float};
-use crate::tape::{Backward, Slot};
+use super::{Op, own, sum_into, with_float};
+use crate::tape::{Backward, Dropout, Slot};
 use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, Var};
 
 impl Pass<'_> {
@@ -62,6 +62,11 @@ impl Pass<'_> {
         if let Some(rows) = &around.rows {
             rows.check_shape("layer_norm", "the layout", [x.tensor().rows(), 2])?;
         }
+        // On a GPU the gradient of the bias that made x comes along with x's own.
+        let bias = match self.device() {
+            Device::Cpu(_) => None,
+            Device::Cuda(_) => x_slot.and_then(|slot| self.take_bias_of_last(slot)),
+        };
         // The sum takes the place of x, whose value nobody needs on the way back.
         let sum = own(self.device(), x.into_tensor())?;
         let y = Tensor::empty(self.device(), shape, sum.dtype())?;
@@ -81,12 +86,34 @@ impl Pass<'_> {
                 y.slice_mut::<E>(),
                 bytemuck::cast_slice_mut(statistics.slice_mut::<f32>()),
             )),
+            Device::Cuda(cuda) => cuda_kernels::forward(
+                &cuda.gpu,
+                sum.on_gpu(),
+                None,
+                residual.map(|r| r.tensor().on_gpu()),
+                scale.on_gpu(),
+                shift.on_gpu(),
+                epsilon,
+                around.drops_on_gpu(),
+                y.on_gpu(),
+                statistics.on_gpu(),
+            )?,
         }
         drop(timer);
         let y = self.var(y);
         if let Some(out) = y.slot() {
             let residual = residual.and_then(Var::slot);
-            self.record(Op::LayerNorm(LayerNorm { x: x_slot, residual, sum, statistics, gamma, beta, around, out }));
+            self.record(Op::LayerNorm(LayerNorm {
+                x: x_slot,
+                residual,
+                sum,
+                statistics,
+                gamma,
+                beta,
+                bias,
+                around,
+                out,
+            }));
         }
         Ok(y)
     }
@@ -103,7 +130,13 @@ struct Around {
 impl Around {
     fn drops(&self) -> Drops<'_> {
         let rows = self.rows.as_ref().map_or(&[][..], |rows| bytemuck::cast_slice(rows.slice::<u32>()));
-        Drops { before: self.before, after: self.after, rows }
+        let [before, after] = [&self.before, &self.after].map(|d| d.as_ref().and_then(Dropout::on_cpu));
+        Drops { before, after, rows }
+    }
+
+    fn drops_on_gpu(&self) -> cuda_kernels::Drops<'_> {
+        let [before, after] = [&self.before, &self.after].map(|d| d.as_ref().and_then(Dropout::on_gpu));
+        cuda_kernels::Drops { before, after, rows: self.rows.as_ref().map(Tensor::on_gpu) }
     }
 }
 
@@ -115,6 +148,8 @@ pub(crate) struct LayerNorm {
     statistics: Tensor,
     gamma: Param,
     beta: Param,
+    /// The bias of the layer that made x, whose gradient is computed here.
+    bias: Option<Param>,
     around: Around,
     out: Slot,
 }
@@ -124,14 +159,15 @@ impl LayerNorm {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let device = back.device();
         let dsum = Tensor::empty(device, self.sum.shape(), self.sum.dtype())?;
-        let dx = match self.around.before {
+        let dx = match &self.around.before {
             Some(_) => Some(Tensor::empty(device, self.sum.shape(), self.sum.dtype())?),
             None => None,
         };
         let timer = device.timer(Kind::LayerNormGradient, 0, &[&dy, &dy, &dsum, dx.as_ref().unwrap_or(&dsum)]);
-        let (dgamma, dbeta) = (back.gradients.sum(self.gamma), back.gradients.sum(self.beta));
         match device {
-            Device::Cpu(cpu) => with_float!(self.sum.dtype(), E => kernels::backward(
+            Device::Cpu(cpu) => {
+                let (dgamma, dbeta) = (back.gradients.sum(self.gamma)?, back.gradients.sum(self.beta)?);
+                with_float!(self.sum.dtype(), E => kernels::backward(
                 &cpu.kernels,
                 dy.slice::<E>(),
                 self.sum.slice::<E>(),
@@ -142,7 +178,25 @@ impl LayerNorm {
                 dx.as_ref().map(|dx| dx.slice_mut::<E>()),
                 dgamma.slice_mut(),
                 dbeta.slice_mut(),
-            )),
+                ));
+            }
+            Device::Cuda(cuda) => {
+                let (dgamma, dbeta) = (back.gradients.target(self.gamma), back.gradients.target(self.beta));
+                let dbias = self.bias.map(|bias| back.gradients.target(bias));
+                cuda_kernels::backward(
+                    &cuda.gpu,
+                    dy.on_gpu(),
+                    self.sum.on_gpu(),
+                    self.statistics.on_gpu(),
+                    back.parameters.vector(self.gamma).on_gpu(),
+                    self.around.drops_on_gpu(),
+                    dsum.on_gpu(),
+                    dx.as_ref().map(Tensor::on_gpu),
+                    sum_into(&dgamma),
+                    sum_into(&dbeta),
+                    dbias.as_ref().map(sum_into),
+                )?;
+            }
         }
         drop(timer);
         drop(dy);

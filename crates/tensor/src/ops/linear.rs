@@ -4,8 +4,10 @@
 
 use henson_kernels::cpu::gemm::{Finish, Matrix, Right, product};
 use henson_kernels::cpu::{Element, reduce, rows};
+use henson_kernels::cuda::matmul::{self, product as cuda_product};
+use henson_kernels::cuda::{self, Gpu};
 
-use super::{Op, cast, with_float};
+use super::{Op, cast, sum_into, with_float};
 use crate::tape::{Backward, Slot};
 use crate::{Activation, DType, Device, Kind, Native, Param, Pass, Result, Tensor, Var};
 
@@ -33,7 +35,7 @@ impl Pass<'_> {
         let (y, slope) = apply(self, x.tensor(), weight, bias, activation, dtype, keep)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
-            self.record(Op::Linear(Linear { x: x.clone(), weight, bias, slope, out }));
+            self.record(Op::Linear(Linear { x: x.clone(), weight, bias, activation, slope, out }));
         }
         Ok(y)
     }
@@ -51,13 +53,16 @@ impl Pass<'_> {
         let (y, _) = apply(self, &inner, down.0, Some(down.1), Activation::None, dtype, false)?;
         let y = self.var(y);
         if let (Some(out), Some(slope)) = (y.slot(), slope) {
-            self.record(Op::FeedForward(FeedForward { x: x.clone(), up, slope, inner, down, out }));
+            let down_bias = Some(down.1);
+            let x = x.clone();
+            self.record(Op::FeedForward(FeedForward { x, up, activation, slope, inner, down: down.0, down_bias, out }));
         }
         Ok(y)
     }
 }
 
-/// The layer's output, and the activation's derivative where it is to be kept.
+/// The layer's output, and what the way back needs of the activation where it is to be kept: on the CPU its derivative, on a
+/// GPU its input.
 fn apply(
     pass: &Pass<'_>,
     x: &Tensor,
@@ -69,6 +74,7 @@ fn apply(
 ) -> Result<(Tensor, Option<Tensor>)> {
     let parameters = pass.parameters();
     let packed = if pass.is_training() { None } else { parameters.packed(weight) };
+    let bias_param = bias;
     let (weight, bias) = (parameters.matrix(weight), bias.map(|bias| parameters.vector(bias)));
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
     x.check_shape("linear", "the input", [t, k])?;
@@ -96,38 +102,113 @@ fn apply(
             };
             product(&cpu.kernels, x, weight, y.slice_mut::<O>(), n, finish);
         })),
+        Device::Cuda(cuda) => {
+            let weight = on_gpu(&weight, n, k).transposed();
+            let bias = bias_param.map(|bias| parameters.in_dtype(bias, dtype));
+            let to = slope.as_ref().unwrap_or(&y);
+            apply_on_gpu(&cuda.gpu, on_gpu(x, t, k), weight, bias.as_ref(), activation, to, &y)?;
+        }
     }
     Ok((y, slope))
+}
+
+/// The same on a GPU: `to` gets what the activation is applied to, without the bias that is added on its way; or, for the
+/// tanh form of GELU, with it. It is `y` where nobody asks.
+fn apply_on_gpu(
+    gpu: &Gpu,
+    x: matmul::Matrix<'_>,
+    weight: matmul::Matrix<'_>,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    to: &Tensor,
+    y: &Tensor,
+) -> Result<()> {
+    let (t, n) = (y.rows(), y.columns());
+    let bias = bias.map(Tensor::on_gpu);
+    let plain = matmul::Finish::default();
+    match activation {
+        Activation::None => cuda_product(gpu, x, weight, on_gpu(y, t, n), matmul::Finish { bias, ..plain })?,
+        // The library has this one in its products. What it is applied to is kept somewhere in any case.
+        Activation::GeluTanh if to.on_gpu().address() != y.on_gpu().address() => {
+            let finish = matmul::Finish { bias, gelu_tanh: Some(to.on_gpu()), ..plain };
+            cuda_product(gpu, x, weight, on_gpu(y, t, n), finish)?;
+        }
+        // A bias in the product costs up to a quarter of it, one in the activation's kernel nothing.
+        _ => {
+            cuda_product(gpu, x, weight, on_gpu(to, t, n), plain)?;
+            cuda::activation::forward(gpu, activation, to.on_gpu(), bias, y.on_gpu())?;
+        }
+    }
+    Ok(())
+}
+
+/// dz = dy·activation′ at what `apply` kept, with the gradient of the bias along the way. `dz` may be `dy`.
+fn activation_gradient_on_gpu(
+    gpu: &Gpu,
+    back: &mut Backward<'_>,
+    activation: Activation,
+    kept: &Tensor,
+    bias: Option<Param>,
+    dy: &Tensor,
+    dz: &Tensor,
+) -> Result<()> {
+    let sums = bias.map(|bias| back.gradients.target(bias));
+    // What the tanh form keeps has the bias in it already.
+    let bias = bias.filter(|_| activation != Activation::GeluTanh).map(|b| back.parameters.in_dtype(b, kept.dtype()));
+    let bias = bias.as_ref().map(Tensor::on_gpu);
+    let sums = sums.as_ref().map(sum_into);
+    cuda::activation::backward(gpu, activation, kept.on_gpu(), bias, dy.on_gpu(), dz.on_gpu(), sums)?;
+    Ok(())
+}
+
+/// A tensor as a matrix for cuBLASLt.
+fn on_gpu(x: &Tensor, rows: usize, columns: usize) -> matmul::Matrix<'_> {
+    matmul::Matrix::new(x.on_gpu(), rows, columns)
 }
 
 /// A recorded linear layer.
 pub(crate) struct Linear {
     x: Var,
     weight: Param,
+    /// Nothing where somebody else computes its gradient.
     bias: Option<Param>,
-    /// The activation's derivative, where there is one.
+    activation: Activation,
+    /// What [`apply`] kept of the activation, where there is one.
     slope: Option<Tensor>,
     out: Slot,
 }
 
 impl Linear {
+    pub(super) fn take_bias(&mut self, slot: Slot) -> Option<Param> {
+        // With an activation in between, the output's gradient is not that of the bias.
+        if self.out == slot && self.slope.is_none() { self.bias.take() } else { None }
+    }
+
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let x = self.x.tensor();
         let n = self.weight.shape().sizes()[0];
         let mut dz = dy.reshape([x.rows(), n])?;
+        let mut bias = self.bias;
         if let Some(slope) = self.slope {
-            // The slope is ours alone: its product with the gradient takes its place.
             let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &slope]);
             match back.device() {
-                Device::Cpu(cpu) => with_float!(slope.dtype(), E => {
-                    rows::multiply::<E>(&cpu.kernels, dz.slice(), slope.slice_mut());
-                }),
+                // The slope is ours alone: its product with the gradient takes its place.
+                Device::Cpu(cpu) => {
+                    with_float!(slope.dtype(), E => {
+                        rows::multiply::<E>(&cpu.kernels, dz.slice(), slope.slice_mut());
+                    });
+                    dz = slope;
+                }
+                Device::Cuda(cuda) => {
+                    let out = Tensor::empty(back.device(), slope.shape(), slope.dtype())?;
+                    activation_gradient_on_gpu(&cuda.gpu, back, self.activation, &slope, bias.take(), &dz, &out)?;
+                    dz = out;
+                }
             }
-            dz = slope;
         }
         let dz = cast(back.device(), &dz, x.dtype())?;
-        parameter_gradients(back, &dz, x, self.weight, self.bias)?;
+        parameter_gradients(back, &dz, x, self.weight, bias)?;
         drop(dy);
         if let Some(slot) = self.x.slot() {
             input_gradient(back, &dz, self.weight, slot, x)?;
@@ -140,19 +221,27 @@ impl Linear {
 pub(crate) struct FeedForward {
     x: Var,
     up: (Param, Param),
+    activation: Activation,
+    /// What [`apply`] kept of the activation.
     slope: Tensor,
     inner: Tensor,
-    down: (Param, Param),
+    down: Param,
+    /// Nothing where somebody else computes its gradient.
+    down_bias: Option<Param>,
     out: Slot,
 }
 
 impl FeedForward {
+    pub(super) fn take_bias(&mut self, slot: Slot) -> Option<Param> {
+        if self.out == slot { self.down_bias.take() } else { None }
+    }
+
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
-        parameter_gradients(back, &dy, &self.inner, self.down.0, Some(self.down.1))?;
+        parameter_gradients(back, &dy, &self.inner, self.down, self.down_bias)?;
         // The gradient of the activation's input takes the place of its output, which is not needed any more.
         let Self { inner: dz, slope, .. } = self;
-        let weight = back.parameters.matrix(self.down.0);
+        let weight = back.parameters.matrix(self.down);
         let (t, n, k) = (dy.rows(), dz.columns(), dy.columns());
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
         match back.device() {
@@ -162,11 +251,22 @@ impl FeedForward {
                 let finish = Finish { factor: Some(slope.slice::<E>()), ..Finish::default() };
                 product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), n, finish);
             }),
+            Device::Cuda(cuda) => {
+                let (dy, weight) = (on_gpu(&dy, t, k), on_gpu(&weight, k, n));
+                let fused = (self.activation == Activation::GeluTanh).then(|| slope.on_gpu());
+                let finish = matmul::Finish { gelu_tanh_gradient: fused, ..matmul::Finish::default() };
+                cuda_product(&cuda.gpu, dy, weight, on_gpu(&dz, t, n), finish)?;
+            }
         }
         drop(timer);
         drop(dy);
+        let mut up_bias = Some(self.up.1);
+        if let (Device::Cuda(cuda), true) = (back.device(), self.activation != Activation::GeluTanh) {
+            let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &dz]);
+            activation_gradient_on_gpu(&cuda.gpu, back, self.activation, &slope, up_bias.take(), &dz, &dz)?;
+        }
         drop(slope);
-        parameter_gradients(back, &dz, self.x.tensor(), self.up.0, Some(self.up.1))?;
+        parameter_gradients(back, &dz, self.x.tensor(), self.up.0, up_bias)?;
         if let Some(slot) = self.x.slot() {
             input_gradient(back, &dz, self.up.0, slot, self.x.tensor())?;
         }
@@ -183,7 +283,6 @@ fn parameter_gradients(
     bias: Option<Param>,
 ) -> Result<()> {
     let (dweight, accumulate) = back.gradients.target(weight);
-    let dbias = bias.map(|bias| back.gradients.sum(bias));
     let flops = 2 * x.rows() * dz.columns() * x.columns();
     let timer = back.device().timer(Kind::WeightGradient, flops, &[dz, x, &dweight]);
     match back.device() {
@@ -193,14 +292,27 @@ fn parameter_gradients(
             let finish = Finish { accumulate, ..Finish::default() };
             product(&cpu.kernels, dz.transposed(), Right::Plain(x), dweight.slice_mut::<f32>(), k, finish);
         }),
+        Device::Cuda(cuda) => {
+            let (t, n, k) = (x.rows(), dz.columns(), x.columns());
+            let finish = matmul::Finish { accumulate, ..matmul::Finish::default() };
+            let (dz, x) = (on_gpu(dz, t, n).transposed(), on_gpu(x, t, k));
+            cuda_product(&cuda.gpu, dz, x, on_gpu(&dweight, n, k), finish)?;
+        }
     }
     drop(timer);
-    if let Some(dbias) = dbias {
+    if let Some(bias) = bias {
         let _timer = back.device().timer(Kind::BiasGradient, 0, &[dz]);
         match back.device() {
-            Device::Cpu(cpu) => with_float!(dz.dtype(), E => {
-                reduce::column_sums(&cpu.kernels, dz.slice::<E>(), dbias.slice_mut());
-            }),
+            Device::Cpu(cpu) => {
+                let dbias = back.gradients.sum(bias)?;
+                with_float!(dz.dtype(), E => {
+                    reduce::column_sums(&cpu.kernels, dz.slice::<E>(), dbias.slice_mut());
+                });
+            }
+            Device::Cuda(cuda) => {
+                let dbias = back.gradients.target(bias);
+                cuda::reduce::column_sums(&cuda.gpu, dz.on_gpu(), sum_into(&dbias))?;
+            }
         }
     }
     Ok(())
@@ -218,6 +330,10 @@ fn input_gradient(back: &mut Backward<'_>, dz: &Tensor, weight: Param, slot: Slo
             let weight = Right::Plain(matrix::<E>(&weight, n, k));
             product(&cpu.kernels, matrix::<E>(dz, t, n), weight, dx.slice_mut::<E>(), k, finish);
         }),
+        Device::Cuda(cuda) => {
+            let finish = matmul::Finish { accumulate, ..matmul::Finish::default() };
+            cuda_product(&cuda.gpu, on_gpu(dz, t, n), on_gpu(&weight, n, k), on_gpu(&dx, t, k), finish)?;
+        }
     }
     Ok(())
 }

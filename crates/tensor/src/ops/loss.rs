@@ -3,6 +3,8 @@
 
 use henson_kernels::cpu::loss as kernels;
 use henson_kernels::cpu::span;
+use henson_kernels::cuda::Scalar;
+use henson_kernels::cuda::loss::{self as cuda_kernels, Total};
 
 use super::rows::check_indices;
 use super::{own, with_float};
@@ -27,18 +29,35 @@ impl Pass<'_> {
             weights.check_shape("cross_entropy", "weights", [rows])?;
         }
         let losses = Tensor::empty(self.device(), [rows], DType::F32)?;
-        let loss = self.replace_by_gradient(logits, |device, logits, want_gradient| match device {
-            Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => kernels::cross_entropy(
-                &cpu.kernels,
-                logits.slice_mut::<E>(),
-                columns,
-                classes,
-                targets.slice(),
-                weights.map(|weights| weights.slice()),
-                scale,
-                want_gradient,
-                losses.slice_mut(),
-            ))),
+        let loss = self.replace_by_gradient(logits, |device, logits, want_gradient, loss| {
+            match device {
+                Device::Cpu(cpu) => with_float!(logits.dtype(), E => {
+                    loss.slice_mut::<f32>()[0] = kernels::cross_entropy(
+                        &cpu.kernels,
+                        logits.slice_mut::<E>(),
+                        columns,
+                        classes,
+                        targets.slice(),
+                        weights.map(|weights| weights.slice()),
+                        scale,
+                        want_gradient,
+                        losses.slice_mut(),
+                    );
+                }),
+                Device::Cuda(cuda) => cuda_kernels::cross_entropy(
+                    &cuda.gpu,
+                    logits.on_gpu(),
+                    columns,
+                    classes,
+                    targets.on_gpu(),
+                    weights.map(Tensor::on_gpu),
+                    Scalar::Value(scale),
+                    want_gradient,
+                    losses.on_gpu(),
+                    total(loss),
+                )?,
+            }
+            Ok(())
         })?;
         Ok((loss, losses))
     }
@@ -46,50 +65,90 @@ impl Pass<'_> {
     /// scale·Σ (x − target)².
     pub fn squared_error(&mut self, x: Var, targets: &Tensor, scale: f32) -> Result<Tensor> {
         targets.check_shape("squared_error", "targets", [x.tensor().shape().elements()])?;
-        self.replace_by_gradient(x, |device, x, want_gradient| match device {
-            Device::Cpu(cpu) => Ok(with_float!(x.dtype(), E => kernels::mean_squared_error(
-                &cpu.kernels, x.slice_mut::<E>(), targets.slice(), scale, want_gradient,
-            ))),
+        self.replace_by_gradient(x, |device, x, want_gradient, loss| {
+            match device {
+                Device::Cpu(cpu) => with_float!(x.dtype(), E => {
+                    loss.slice_mut::<f32>()[0] = kernels::mean_squared_error(
+                        &cpu.kernels, x.slice_mut::<E>(), targets.slice(), scale, want_gradient,
+                    );
+                }),
+                Device::Cuda(cuda) => {
+                    let (x, targets, scale) = (x.on_gpu(), targets.on_gpu(), Scalar::Value(scale));
+                    cuda_kernels::mean_squared_error(&cuda.gpu, x, targets, scale, want_gradient, total(loss))?;
+                }
+            }
+            Ok(())
         })
     }
 
     /// scale·Σ of the binary cross-entropy of every logit with its own target in [0, 1].
     pub fn binary_cross_entropy(&mut self, logits: Var, targets: &Tensor, scale: f32) -> Result<Tensor> {
         targets.check_shape("binary_cross_entropy", "targets", [logits.tensor().shape().elements()])?;
-        self.replace_by_gradient(logits, |device, logits, want_gradient| match device {
-            Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => kernels::binary_cross_entropy(
-                &cpu.kernels, logits.slice_mut::<E>(), targets.slice(), scale, want_gradient,
-            ))),
+        self.replace_by_gradient(logits, |device, logits, want_gradient, loss| {
+            match device {
+                Device::Cpu(cpu) => with_float!(logits.dtype(), E => {
+                    loss.slice_mut::<f32>()[0] = kernels::binary_cross_entropy(
+                        &cpu.kernels, logits.slice_mut::<E>(), targets.slice(), scale, want_gradient,
+                    );
+                }),
+                Device::Cuda(cuda) => {
+                    let (x, targets, scale) = (logits.on_gpu(), targets.on_gpu(), Scalar::Value(scale));
+                    cuda_kernels::binary_cross_entropy(&cuda.gpu, x, targets, scale, want_gradient, total(loss))?;
+                }
+            }
+            Ok(())
         })
     }
 
     /// scale·Σ weight·(−ln of the softmax at the target) where each sequence has two softmaxes over its own tokens: column 0
-    /// of the logits (T×2) for where an answer starts, column 1 for where it ends. `targets` and `weights` are B×2.
+    /// of the logits (T×2) for where an answer starts, column 1 for where it ends. `targets` (u32, within the sequence) and
+    /// `weights` are B×2.
     pub fn span_cross_entropy(
         &mut self,
         logits: Var,
         layout: &Layout,
-        targets: &[[u32; 2]],
-        weights: &[[f32; 2]],
+        targets: &Tensor,
+        weights: &Tensor,
         scale: f32,
     ) -> Result<Tensor> {
         logits.tensor().check_shape("span_cross_entropy", "the logits", [layout.tokens(), 2])?;
-        let lengths = layout.offsets().windows(2).map(|w| (w[1] - w[0]) as usize);
-        for (length, targets) in lengths.zip(targets) {
-            if let Some(target) = targets.iter().find(|target| **target as usize >= length) {
-                let (operation, what) = ("span_cross_entropy", "target");
-                return Err(TensorError::Index { operation, what, index: *target as usize, end: length });
+        targets.check_shape("span_cross_entropy", "targets", [layout.sequences(), 2])?;
+        targets.check_dtype("span_cross_entropy", "targets", DType::U32)?;
+        weights.check_shape("span_cross_entropy", "weights", [layout.sequences(), 2])?;
+        if let Device::Cpu(_) = self.device() {
+            let lengths = layout.offsets().windows(2).map(|w| (w[1] - w[0]) as usize);
+            for (end, targets) in lengths.zip(targets.slice::<u32>().chunks(2)) {
+                if let Some(target) = targets.iter().find(|target| **target as usize >= end) {
+                    let (operation, what) = ("span_cross_entropy", "target");
+                    return Err(TensorError::Index { operation, what, index: *target as usize, end });
+                }
             }
         }
-        if targets.len() != layout.sequences() || weights.len() != layout.sequences() {
-            let why = "there must be one target and one weight for each sequence";
-            return Err(TensorError::Unsupported { operation: "span_cross_entropy", why });
-        }
-        self.replace_by_gradient(logits, |device, logits, want_gradient| match device {
-            Device::Cpu(cpu) => Ok(with_float!(logits.dtype(), E => {
-                let logits = logits.slice_mut::<E>();
-                span::cross_entropy(&cpu.kernels, logits, layout.offsets(), targets, weights, scale, want_gradient)
-            })),
+        self.replace_by_gradient(logits, |device, logits, want_gradient, loss| {
+            match device {
+                Device::Cpu(cpu) => with_float!(logits.dtype(), E => {
+                    loss.slice_mut::<f32>()[0] = span::cross_entropy(
+                        &cpu.kernels,
+                        logits.slice_mut::<E>(),
+                        layout.offsets(),
+                        bytemuck::cast_slice(targets.slice::<u32>()),
+                        bytemuck::cast_slice(weights.slice::<f32>()),
+                        scale,
+                        want_gradient,
+                    );
+                }),
+                Device::Cuda(cuda) => cuda_kernels::span_cross_entropy(
+                    &cuda.gpu,
+                    logits.on_gpu(),
+                    layout.offsets_on_gpu()?.on_gpu(),
+                    targets.on_gpu(),
+                    weights.on_gpu(),
+                    Scalar::Value(scale),
+                    want_gradient,
+                    total(loss),
+                )?,
+            }
+            Ok(())
         })
     }
 
@@ -101,20 +160,38 @@ impl Pass<'_> {
             Device::Cpu(cpu) => with_float!(logits.tensor().dtype(), E => {
                 kernels::softmax(&cpu.kernels, logits.tensor().slice::<E>(), columns, classes, out.slice_mut());
             }),
+            Device::Cuda(cuda) => {
+                cuda_kernels::softmax(&cuda.gpu, logits.tensor().on_gpu(), columns, classes, out.on_gpu())?;
+            }
         }
         Ok(out)
     }
 
-    /// How many rows have their largest logit, of the first `classes`, at the target.
-    pub fn count_correct(&mut self, logits: &Var, classes: usize, targets: &Tensor) -> Result<usize> {
+    /// How many rows (of weight above 0, where weights are given) have their largest logit, of the first `classes`, at the
+    /// target: one u32.
+    pub fn count_correct(
+        &mut self,
+        logits: &Var,
+        classes: usize,
+        targets: &Tensor,
+        weights: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let columns = logits.tensor().columns();
         targets.check_shape("count_correct", "targets", [logits.tensor().rows()])?;
+        let count = Tensor::zeros(self.device(), [1], DType::U32)?;
         match self.device() {
-            Device::Cpu(cpu) => Ok(with_float!(logits.tensor().dtype(), E => {
-                let logits = logits.tensor().slice::<E>();
-                kernels::accuracy(&cpu.kernels, logits, columns, classes, targets.slice(), None)
-            })),
+            Device::Cpu(cpu) => with_float!(logits.tensor().dtype(), E => {
+                let (logits, weights) = (logits.tensor().slice::<E>(), weights.map(|weights| weights.slice()));
+                let right = kernels::accuracy(&cpu.kernels, logits, columns, classes, targets.slice(), weights);
+                count.slice_mut::<u32>()[0] = right as u32;
+            }),
+            Device::Cuda(cuda) => {
+                let (logits, weights) = (logits.tensor().on_gpu(), weights.map(Tensor::on_gpu));
+                let to = Some(count.on_gpu());
+                cuda_kernels::hits(&cuda.gpu, logits, columns, classes, targets.on_gpu(), weights, None, to)?;
+            }
         }
+        Ok(count)
     }
 
     /// Which rows have their largest logit, of the first `classes`, at the target.
@@ -128,6 +205,12 @@ impl Pass<'_> {
                 let logits = logits.tensor().slice::<E>();
                 kernels::hits(&cpu.kernels, logits, columns, classes, targets.slice(), &mut hits);
             }),
+            Device::Cuda(cuda) => {
+                let found = Tensor::empty(self.device(), [rows], DType::U32)?;
+                let (logits, to) = (logits.tensor().on_gpu(), Some(found.on_gpu()));
+                cuda_kernels::hits(&cuda.gpu, logits, columns, classes, targets.on_gpu(), None, to, None)?;
+                hits = found.to_vec::<u32>()?.iter().map(|hit| *hit == 1).collect();
+            }
         }
         Ok(hits)
     }
@@ -136,7 +219,7 @@ impl Pass<'_> {
     fn replace_by_gradient(
         &mut self,
         logits: Var,
-        kernel: impl FnOnce(&Device, &Tensor, bool) -> Result<f32>,
+        kernel: impl FnOnce(&Device, &Tensor, bool, &Tensor) -> Result<()>,
     ) -> Result<Tensor> {
         let slot = logits.slot();
         let mut logits = logits.into_tensor();
@@ -144,11 +227,17 @@ impl Pass<'_> {
             logits = own(self.device(), logits)?;
         }
         let timer = self.device().timer(Kind::Loss, 0, &[&logits, &logits]);
-        let loss = kernel(self.device(), &logits, slot.is_some())?;
+        let loss = Tensor::empty(self.device(), [1], DType::F32)?;
+        kernel(self.device(), &logits, slot.is_some(), &loss)?;
         drop(timer);
         if let Some(slot) = slot {
             self.start_gradient(slot, logits)?;
         }
-        Tensor::from_slice(self.device(), [1], &[loss])
+        Ok(loss)
     }
+}
+
+/// A loss as kernels take it.
+fn total(loss: &Tensor) -> Total<'_> {
+    Total { loss: loss.on_gpu(), add: false }
 }

@@ -11,10 +11,12 @@ mod rows;
 pub use embedding::EmbeddingTables;
 pub use rows::Pooling;
 
+use henson_kernels::cpu::activation::Activation;
 use henson_kernels::cpu::{cast as kernels_cast, rows as kernels};
+use henson_kernels::cuda;
 
-use crate::tape::Backward;
-use crate::{DType, Device, Kind, Result, Tensor, bf16};
+use crate::tape::{Backward, Slot};
+use crate::{DType, Device, Kind, Param, Result, Tensor, bf16};
 
 /// Runs `$body` with the type `$E` that stands for a floating-point dtype.
 macro_rules! with_float {
@@ -67,6 +69,22 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Leaves the gradient of the bias to whoever computes the gradient of the output, if that has this slot.
+    pub(crate) fn take_bias(&mut self, slot: Slot) -> Option<Param> {
+        match self {
+            Op::Linear(op) => op.take_bias(slot),
+            Op::FeedForward(op) => op.take_bias(slot),
+            _ => None,
+        }
+    }
+}
+
+/// A parameter's gradient as kernels take sums' targets.
+pub(crate) fn sum_into((tensor, accumulate): &(Tensor, bool)) -> cuda::reduce::Sum<'_> {
+    cuda::reduce::Sum { to: tensor.on_gpu(), add: *accumulate }
+}
+
 /// sum += x.
 pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
     sum.check_dtype("add", "the sum", x.dtype())?;
@@ -75,6 +93,7 @@ pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
         Device::Cpu(cpu) => {
             with_float!(x.dtype(), E => kernels::add::<E>(&cpu.kernels, x.slice(), sum.slice_mut()));
         }
+        Device::Cuda(cuda) => cuda::rows::add(&cuda.gpu, x.on_gpu(), sum.on_gpu())?,
     }
     Ok(())
 }
@@ -85,6 +104,11 @@ pub(crate) fn copy(device: &Device, x: &Tensor) -> Result<Tensor> {
     let _timer = device.timer(Kind::Rows, 0, &[x, &out]);
     match device {
         Device::Cpu(_) => with_float!(x.dtype(), E => out.slice_mut::<E>().copy_from_slice(x.slice::<E>())),
+        // The identity is a copy at the memory's speed, which the driver's own is not.
+        Device::Cuda(cuda) if x.dtype() != DType::U32 => {
+            cuda::activation::forward(&cuda.gpu, Activation::None, x.on_gpu(), None, out.on_gpu())?;
+        }
+        Device::Cuda(cuda) => cuda.gpu.copy(x.on_gpu(), out.on_gpu())?,
     }
     Ok(out)
 }
@@ -99,6 +123,10 @@ pub(crate) fn cast(device: &Device, x: &Tensor, dtype: DType) -> Result<Tensor> 
         Device::Cpu(cpu) => match dtype {
             DType::Bf16 => kernels_cast::to_bf16(&cpu.kernels, x.slice(), out.slice_mut()),
             _ => kernels_cast::to_f32(&cpu.kernels, x.slice::<bf16>(), out.slice_mut()),
+        },
+        Device::Cuda(cuda) => match dtype {
+            DType::Bf16 => cuda::cast::to_bf16(&cuda.gpu, x.on_gpu(), out.on_gpu())?,
+            _ => cuda::cast::to_f32(&cuda.gpu, x.on_gpu(), out.on_gpu())?,
         },
     }
     Ok(out)

@@ -1,10 +1,10 @@
 //! Operations on whole rows: picking, dropping, pooling.
 
-use henson_kernels::cpu::dropout::Dropout;
 use henson_kernels::cpu::rows as kernels;
+use henson_kernels::cuda::rows as cuda_kernels;
 
 use super::{Op, copy, own, with_float};
-use crate::tape::{Backward, Slot};
+use crate::tape::{Backward, Dropout, Slot};
 use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
 
 /// How the tokens of a sequence become one vector.
@@ -19,7 +19,8 @@ pub enum Pooling {
 }
 
 impl Pass<'_> {
-    /// The rows of `x` (T×H) that `rows` (P, u32) names: P×H.
+    /// The rows of `x` (T×H) that `rows` (P, u32) names: P×H. In training none may be named twice, but for
+    /// [`Device::NOWHERE`], which gives zeros.
     pub fn gather(&mut self, x: &Var, rows: &Tensor) -> Result<Var> {
         let (t, h) = (x.tensor().rows(), x.tensor().columns());
         rows.check_dtype("gather", "rows", DType::U32)?;
@@ -30,6 +31,9 @@ impl Pass<'_> {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => {
                 kernels::gather(&cpu.kernels, x.tensor().slice::<E>(), h, rows.slice(), out.slice_mut());
             }),
+            Device::Cuda(cuda) => {
+                cuda_kernels::gather(&cuda.gpu, x.tensor().on_gpu(), h, rows.on_gpu(), out.on_gpu())?;
+            }
         }
         drop(timer);
         let y = self.var(out);
@@ -86,6 +90,16 @@ impl Pass<'_> {
                     }
                 }
             }),
+            Device::Cuda(cuda) => {
+                let (gpu, offsets) = (&cuda.gpu, layout.offsets_on_gpu()?.on_gpu());
+                match pooling {
+                    Pooling::Mean => cuda_kernels::segment_mean(gpu, x.on_gpu(), h, offsets, out.on_gpu())?,
+                    Pooling::Max => cuda_kernels::segment_max(gpu, x.on_gpu(), h, offsets, out.on_gpu())?,
+                    Pooling::First => {
+                        cuda_kernels::gather(gpu, x.on_gpu(), h, layout.starts().on_gpu(), out.on_gpu())?;
+                    }
+                }
+            }
         }
         Ok(out)
     }
@@ -96,12 +110,14 @@ impl Pass<'_> {
         let x = own(self.device(), x)?;
         match self.device() {
             Device::Cpu(cpu) => kernels::l2_normalise(&cpu.kernels, x.slice_mut::<f32>(), x.columns()),
+            Device::Cuda(cuda) => cuda_kernels::l2_normalise(&cuda.gpu, x.on_gpu(), x.columns())?,
         }
         Ok(x)
     }
 }
 
-/// Refuses indices outside of `0..end`; on the CPU a look at each is cheap beside moving its row.
+/// Refuses indices outside of `0..end`; on the CPU a look at each is cheap beside moving its row. On a GPU the kernels look,
+/// and the error comes when something is read.
 pub(super) fn check_indices(
     operation: &'static str,
     what: &'static str,
@@ -114,6 +130,7 @@ pub(super) fn check_indices(
             Some(index) => Err(TensorError::Index { operation, what, index: *index as usize, end }),
             None => Ok(()),
         },
+        Device::Cuda(_) => Ok(()),
     }
 }
 
@@ -121,8 +138,15 @@ fn drop_in_place(device: &Device, x: &Tensor, dropout: &Dropout, rows: &Tensor) 
     match device {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => {
             let rows = bytemuck::cast_slice(rows.slice::<u32>());
-            kernels::drop(&cpu.kernels, x.slice_mut::<E>(), x.columns(), dropout, rows);
+            if let Some(dropout) = dropout.on_cpu() {
+                kernels::drop(&cpu.kernels, x.slice_mut::<E>(), x.columns(), &dropout, rows);
+            }
         }),
+        Device::Cuda(cuda) => {
+            if let Some(dropout) = dropout.on_gpu() {
+                cuda_kernels::drop(&cuda.gpu, x.on_gpu(), x.columns(), dropout, rows.on_gpu())?;
+            }
+        }
     }
     Ok(())
 }
@@ -145,6 +169,10 @@ impl Gather {
                 let (dy, rows, h) = (dy.slice::<E>(), self.rows.slice(), self.x.tensor().columns());
                 kernels::scatter_add(&cpu.kernels, dy, h, rows, dx.slice_mut::<E>(), !accumulate);
             }),
+            Device::Cuda(cuda) => {
+                let (rows, h) = (self.rows.on_gpu(), self.x.tensor().columns());
+                cuda_kernels::scatter_distinct(&cuda.gpu, dy.on_gpu(), h, rows, dx.on_gpu(), !accumulate)?;
+            }
         }
         Ok(())
     }

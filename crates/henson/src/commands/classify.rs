@@ -1,0 +1,116 @@
+//! `henson classify`.
+
+use anyhow::Context;
+use henson_infer::{Classified, Input, Model, Problem, Task, Want};
+use serde::Serialize;
+
+use crate::flags::tasks::Classify;
+use crate::{input, models, output};
+
+/// What `--json` prints for a text.
+#[derive(Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pair: Option<&'a str>,
+    /// The likeliest label, where a text has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<&'a str>,
+    /// The labels above the threshold, where a text may have several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<Vec<&'a str>>,
+    /// The label's probability, or the number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<f32>,
+    scores: Vec<Score<'a>>,
+    dropped: usize,
+}
+
+#[derive(Serialize)]
+struct Score<'a> {
+    label: &'a str,
+    score: f32,
+    logit: f32,
+}
+
+pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
+    let device = flags.compute.device()?;
+    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Classify))?;
+    let (labels, problem) = (model.labels(), model.problem()?);
+    input::for_each(&flags.texts, |texts, first| {
+        let inputs = inputs(texts, flags, first)?;
+        let classified = model.classify(&inputs, flags.length.length())?;
+        output::warn_cut(first, classified.iter().map(|c| c.dropped));
+        inputs.iter().zip(&classified).try_for_each(|(input, classified)| {
+            let line = line(*input, classified, &labels, problem, flags.threshold);
+            if flags.json { output::json(&line) } else { print(&line) }
+        })
+    })
+}
+
+fn inputs<'a>(texts: &[&'a str], flags: &Classify, first: usize) -> anyhow::Result<Vec<Input<'a>>> {
+    if !flags.pair {
+        return Ok(texts.iter().map(|text| Input::One(text)).collect());
+    }
+    if !flags.texts.texts.is_empty() {
+        anyhow::ensure!(texts.len().is_multiple_of(2), "--pair takes texts two by two, and {} were given", texts.len());
+        return Ok(texts.chunks_exact(2).map(|pair| Input::Pair(pair[0], pair[1])).collect());
+    }
+    let lines = texts.iter().enumerate();
+    lines
+        .map(|(i, line)| {
+            let pair = line.split_once('\t').map(|(a, b)| Input::Pair(a, b));
+            pair.with_context(|| format!("line {}: expected two texts with a tab between them", first + i + 1))
+        })
+        .collect()
+}
+
+fn line<'a>(
+    input: Input<'a>,
+    classified: &Classified,
+    labels: &'a [String],
+    problem: Problem,
+    threshold: f32,
+) -> Line<'a> {
+    let mut scores: Vec<Score<'a>> = labels
+        .iter()
+        .zip(classified.scores.iter().zip(&classified.logits))
+        .map(|(label, (score, logit))| Score { label, score: *score, logit: *logit })
+        .collect();
+    let best = classified.best();
+    let (label, labels, score) = match problem {
+        Problem::SingleLabel => (labels.get(best).map(String::as_str), None, classified.scores.get(best).copied()),
+        Problem::MultiLabel => {
+            let given = scores.iter().filter(|score| score.score >= threshold).map(|score| score.label);
+            (None, Some(given.collect()), None)
+        }
+        Problem::Regression => (None, None, classified.scores.first().copied()),
+    };
+    if problem != Problem::Regression {
+        scores.sort_by(|a, b| b.score.total_cmp(&a.score));
+    }
+    let (text, pair) = match input {
+        Input::One(text) => (text, None),
+        Input::Pair(text, pair) => (text, Some(pair)),
+    };
+    Line { text, pair, label, labels, score, scores, dropped: classified.dropped }
+}
+
+fn print(line: &Line<'_>) -> anyhow::Result<()> {
+    output::line(line.text)?;
+    if let Some(pair) = line.pair {
+        output::line(pair)?;
+    }
+    let is_number = line.label.is_none() && line.labels.is_none();
+    for score in &line.scores {
+        if is_number {
+            output::line(&format!("    {:>10.4}  {}", score.score, score.label))?;
+            continue;
+        }
+        let given = line.labels.as_ref().map_or("", |given| if given.contains(&score.label) { "* " } else { "  " });
+        let bar = "█".repeat((score.score * 30.0).round() as usize);
+        output::line(&format!("    {:>6.2}%  {given}{:<16} {bar}", 100.0 * score.score, score.label))?;
+    }
+    Ok(())
+}

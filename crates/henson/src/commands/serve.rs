@@ -1,0 +1,109 @@
+//! `henson serve`.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use henson_serve::{Handle, Server, Settings, Source};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::flags::serve::Serve;
+use crate::{models, output};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Line {
+    address: String,
+}
+
+pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
+    let device = flags.compute.device()?;
+    let sources = flags.models.iter().map(|model| source(model, flags.download)).collect::<anyhow::Result<_>>()?;
+    let settings = Settings {
+        batch_tokens: flags.batch_tokens,
+        queue_tokens: flags.queue_tokens,
+        most_texts: flags.max_texts,
+        most_bytes: flags.max_bytes,
+        most_connections: flags.max_connections,
+        truncate: !flags.no_truncate,
+        request_timeout: Duration::from_secs(flags.timeout as u64),
+        // An empty variable counts as not set.
+        api_key: flags.api_key.clone().filter(|key| !key.is_empty()),
+        cors: flags.cors.clone(),
+        runs: flags.runs.clone(),
+        http_threads: flags.http_threads,
+        ..Settings::default()
+    };
+    if !flags.host.is_loopback() && settings.api_key.is_none() {
+        output::warn("other machines can reach this server, and it asks for no key: --api-key sets one");
+    }
+    let address = SocketAddr::new(flags.host, flags.port);
+    let server = Server::bind(address, sources, device, flags.compute.dtype, settings)?;
+    log(flags);
+    listen_to_signals(server.handle())?;
+    let address = format!("http://{}", server.address());
+    if flags.json {
+        output::json(&Line { address })?;
+    } else {
+        eprintln!("serving on {address}; ctrl-C stops it");
+    }
+    server.run()?;
+    Ok(())
+}
+
+/// `DIR`, `org/name`, or either with a name before it.
+fn source(text: &str, download: bool) -> anyhow::Result<Source> {
+    // A directory may have a = in its own name.
+    let named = if Path::new(text).exists() { None } else { text.split_once('=') };
+    let path = models::resolve(named.map_or(text, |(_, model)| model), download)?;
+    Ok(match named {
+        Some((name, _)) => Source { name: name.to_owned(), path },
+        // The cache's own directories are called by a hash.
+        None if !Path::new(text).exists() => {
+            let name = text.rsplit('/').next().unwrap_or(text).to_owned();
+            Source { name, path }
+        }
+        None => Source::of_path(&path),
+    })
+}
+
+/// Logs go to standard error. Only what our own crates say is shown.
+fn log(flags: &Serve) {
+    let level = if flags.log_requests { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    let filter = Targets::new().with_target("henson", level).with_target("henson_serve", level);
+    let registry = tracing_subscriber::registry().with(filter);
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    // Only this command logs, so nobody else can have begun to.
+    let _ = if flags.json { registry.with(layer.json()).try_init() } else { registry.with(layer).try_init() };
+}
+
+/// INT and TERM stop the server when all is answered, a second one at once; HUP loads changed models.
+fn listen_to_signals(handle: Handle) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::Builder::new().name("henson-signals".to_owned()).spawn(move || {
+        let mut stopping = false;
+        for signal in signals.forever() {
+            match signal {
+                SIGHUP => {
+                    let (loaded, errors) = handle.reload();
+                    tracing::info!(loaded, "looked for changed models");
+                    for error in errors {
+                        let error = format!("{:#}", anyhow::Error::from(error));
+                        tracing::error!(error, "the model stays as it was");
+                    }
+                }
+                _ if stopping => std::process::exit(130),
+                _ => {
+                    stopping = true;
+                    handle.stop();
+                }
+            }
+        }
+    })?;
+    Ok(())
+}

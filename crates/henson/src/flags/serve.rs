@@ -1,0 +1,88 @@
+//! The flags of `henson serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Compute, parse_count};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  henson serve --model DIR\n  \
+henson serve --model minilm=DIR --model sentiment=OTHER --dtype bf16 --port 8080\n  \
+HENSON_API_KEY=secret henson serve --model DIR --host 0.0.0.0\n\n\
+Then open http://127.0.0.1:8080 or:\n  curl localhost:8080/embed -H 'Content-Type: application/json' -d '{\"inputs\": \"Jim Henson\"}'\n\n\
+Signals: INT and TERM stop it after all accepted requests are answered, HUP loads models whose directories have changed. \
+docs/serving.md has every route with an example.")]
+pub(crate) struct Serve {
+    /// A model directory, or org/name from the local Hugging Face cache, under its own name or another; may be repeated
+    #[arg(long = "model", value_name = "[NAME=]DIR")]
+    pub(crate) models: Vec<String>,
+
+    /// Fetch org/name from the Hugging Face Hub if it is not in the cache
+    #[arg(long)]
+    pub(crate) download: bool,
+
+    /// The address to listen on; other machines reach 0.0.0.0
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+
+    /// The port; 0 takes any free one
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+
+    /// What clients must send as `Authorization: Bearer KEY`
+    #[arg(long, value_name = "KEY", env = "HENSON_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+
+    /// An origin whose pages may call this server, such as https://example.org, or *; may be repeated [default: none]
+    #[arg(long = "cors", value_name = "ORIGIN")]
+    pub(crate) cors: Vec<String>,
+
+    /// A directory of training runs to show
+    #[arg(long, value_name = "DIR")]
+    pub(crate) runs: Option<PathBuf>,
+
+    /// The most tokens that are computed at once
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = parse_count)]
+    pub(crate) batch_tokens: usize,
+
+    /// The most tokens that wait for a model; what comes then gets status 429
+    #[arg(long, value_name = "TOKENS", default_value_t = 65536, value_parser = parse_count)]
+    pub(crate) queue_tokens: usize,
+
+    /// The most texts of a request
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = parse_count)]
+    pub(crate) max_texts: usize,
+
+    /// The most bytes of a request
+    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000, value_parser = parse_count)]
+    pub(crate) max_bytes: usize,
+
+    /// The most connections at a time
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_count)]
+    pub(crate) max_connections: usize,
+
+    /// Refuse texts that are too long instead of cutting them, where a request does not say
+    #[arg(long)]
+    pub(crate) no_truncate: bool,
+
+    /// The most seconds that a request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = parse_count)]
+    pub(crate) timeout: usize,
+
+    /// Threads that speak HTTP and cut texts into pieces; --threads compute
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse_count)]
+    pub(crate) http_threads: usize,
+
+    /// Log every request, not only those that failed; texts are never logged
+    #[arg(long)]
+    pub(crate) log_requests: bool,
+
+    /// Print the address as one JSON object, and logs as JSON on standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}

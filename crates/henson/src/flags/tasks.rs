@@ -1,0 +1,179 @@
+//! The flags of `henson classify`, `tag`, `answer` and `choose`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Compute, LengthFlags, ModelName, Texts, parse_count};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  henson classify --model DIR 'A film to remember.'\n  \
+henson classify --model DIR --pair 'A man sleeps.' 'Somebody is asleep.'\n  \
+henson classify --model DIR --json --file reviews.txt > classes.jsonl\n\n\
+The labels and what they mean (one of them, any of them, or a number) are the model's: id2label and problem_type in \
+its config.json.")]
+pub(crate) struct Classify {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    #[command(flatten)]
+    pub(crate) texts: Texts,
+
+    /// Classify pairs: two arguments each, or two texts a line with a tab between them
+    #[arg(long)]
+    pub(crate) pair: bool,
+
+    /// For models with any number of labels a text: how likely a label must be to be given
+    #[arg(long, default_value_t = 0.5, value_parser = parse_probability)]
+    pub(crate) threshold: f32,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
+
+    /// Print one JSON object a text
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  henson tag --model DIR 'Jim Henson was born in Greenville.'\n  \
+henson tag --model DIR --json --windows --file notes.txt > entities.jsonl\n\n\
+Tags with prefixes (BIO, IOB1, BIOES) are joined to entities; others, such as parts of speech, are given word by word. \
+Offsets count characters (Unicode code points) from 0, the end not included.")]
+pub(crate) struct Tag {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    #[command(flatten)]
+    pub(crate) texts: Texts,
+
+    /// The texts are words with spaces between them already, as in a corpus: split nowhere else
+    #[arg(long)]
+    pub(crate) pre_tokenized: bool,
+
+    /// Give every word with its tag, not only entities
+    #[arg(long)]
+    pub(crate) each_word: bool,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
+
+    /// Print one JSON object a text
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+henson answer --model DIR --question 'Who was Jim Henson?' --passage 'Jim Henson was a puppeteer.'\n  \
+henson answer --model DIR --question 'Who was born?' --passage-file article.txt --top 3\n  \
+henson answer --model DIR --json --file questions.jsonl > answers.jsonl\n\n\
+Lines of --file or of standard input are passages, where --question is given; otherwise they hold both: a question, a tab \
+and a passage, or a JSON object with `question` and `context`. Passages may have any length. Offsets count characters \
+(Unicode code points) from 0, the end not included.")]
+pub(crate) struct Answer {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    /// A question; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) question: Vec<String>,
+
+    /// The passage to answer it from
+    #[arg(long, alias = "context", value_name = "TEXT", requires = "question")]
+    pub(crate) passage: Option<String>,
+
+    /// A file whose whole text is the passage
+    #[arg(long, value_name = "FILE", requires = "question", conflicts_with = "passage")]
+    pub(crate) passage_file: Option<PathBuf>,
+
+    /// A file with one passage, or one question and passage, a line; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["passage", "passage_file"])]
+    pub(crate) file: Option<PathBuf>,
+
+    /// How many answers to show
+    #[arg(long, short = 'k', default_value_t = 1, value_parser = parse_count)]
+    pub(crate) top: usize,
+
+    /// Let the model say that there is no answer: by how much that must beat the best one [default: what the model's
+    /// config says; without it, always answer]
+    #[arg(long, value_name = "THRESHOLD", allow_negative_numbers = true, value_parser = parse_finite)]
+    pub(crate) no_answer: Option<f64>,
+
+    /// The most tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 30, value_parser = parse_count)]
+    pub(crate) longest: usize,
+
+    /// The most tokens of a window, question included [default: 384, or what the model takes]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    pub(crate) max_length: Option<usize>,
+
+    /// From the beginning of one window of the passage to that of the next, as in the paper [default: 128]
+    #[arg(long, value_name = "PIECES", value_parser = parse_count)]
+    pub(crate) stride: Option<usize>,
+
+    /// What windows have in common, instead of --stride: transformers' doc_stride
+    #[arg(long, value_name = "PIECES", conflicts_with = "stride")]
+    pub(crate) overlap: Option<usize>,
+
+    /// Print one JSON object a question
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+henson choose --model DIR --context 'She opened the door and' 'went in.' 'ate it.' 'was a door.'\n  \
+henson choose --model DIR --json --file questions.tsv > choices.jsonl\n\n\
+Lines of --file or of standard input hold a context and its choices with tabs between them, or a JSON object with \
+`context` and `choices`.")]
+pub(crate) struct Choose {
+    #[command(flatten)]
+    pub(crate) model: ModelName,
+
+    /// What the choices follow
+    #[arg(long, value_name = "TEXT", requires = "choices")]
+    pub(crate) context: Option<String>,
+
+    /// The choices
+    #[arg(value_name = "CHOICE", requires = "context")]
+    pub(crate) choices: Vec<String>,
+
+    /// A file with one context and its choices a line; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "context")]
+    pub(crate) file: Option<PathBuf>,
+
+    /// The most tokens of a sequence, [CLS] and [SEP] included [default: the model's own]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    pub(crate) max_length: Option<usize>,
+
+    /// Print one JSON object a context
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+fn parse_probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
+        _ => Err("expected a number from 0 to 1".to_owned()),
+    }
+}
+
+fn parse_finite(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x.is_finite() => Ok(x),
+        _ => Err("expected a number".to_owned()),
+    }
+}

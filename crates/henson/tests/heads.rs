@@ -1,0 +1,203 @@
+//! `classify`, `tag`, `answer` and `choose` as a user meets them, on the golden models with the golden vocabulary.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A golden model; `keys` are set in its config.
+fn model(head: &str, keys: Value) -> TempDir {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data");
+    let directory = TempDir::new().unwrap();
+    let golden = data.join("bert-golden").join(head);
+    std::fs::copy(golden.join("model.safetensors"), directory.path().join("model.safetensors")).unwrap();
+    std::fs::copy(data.join("likelihood/vocab.txt"), directory.path().join("vocab.txt")).unwrap();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+    for (key, value) in keys.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    directory
+}
+
+fn henson(command: &str, model: &TempDir, arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
+        .args([command, "--model", model.path().to_str().unwrap(), "--threads", "1"])
+        .args(arguments)
+        .env_remove("HENSON_KERNELS")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may end before it has read everything; that is its right.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[track_caller]
+fn lines(command: &str, model: &TempDir, arguments: &[&str], input: &str) -> Vec<Value> {
+    let output = henson(command, model, &[&["--json"], arguments].concat(), input);
+    assert!(output.status.success(), "{command} {arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[track_caller]
+fn fails(code: i32, command: &str, model: &TempDir, arguments: &[&str], input: &str, parts: &[&str]) {
+    let output = henson(command, model, arguments, input);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{command} {arguments:?}: {message}");
+    assert!(output.stdout.is_empty() && !message.contains("panicked"), "{command} {arguments:?}: {message}");
+    for part in parts {
+        assert!(message.contains(part), "{command} {arguments:?}: expected `{part}` in: {message}");
+    }
+}
+
+/// The characters `start..end`, as Python counts them.
+fn cut(text: &str, span: &Value) -> String {
+    let at = |key: &str| span[key].as_u64().unwrap() as usize;
+    text.chars().skip(at("start")).take(at("end") - at("start")).collect()
+}
+
+#[test]
+fn classify() {
+    let directory = model("sequence", json!({"id2label": {"0": "bad", "1": "fair", "2": "good"}}));
+    let classes = lines("classify", &directory, &["The cat sat.", "cats"], "");
+    assert_eq!((classes.len(), &classes[0]["text"]), (2, &json!("The cat sat.")));
+    let scores = classes[0]["scores"].as_array().unwrap();
+    assert_eq!(
+        (scores.len(), &scores[0]["label"], &scores[0]["score"]),
+        (3, &classes[0]["label"], &classes[0]["score"])
+    );
+    assert!(scores[0]["score"].as_f64() > scores[1]["score"].as_f64() && scores[0]["logit"].is_f64());
+    assert!(["bad", "fair", "good"].contains(&classes[0]["label"].as_str().unwrap()));
+    assert_eq!(classes, lines("classify", &directory, &[], "The cat sat.\ncats\n"));
+
+    let pairs = lines("classify", &directory, &["--pair", "a cat", "a dog", "cats", ""], "");
+    assert_eq!((pairs.len(), &pairs[0]["pair"], &pairs[1]["pair"]), (2, &json!("a dog"), &json!("")));
+    assert_eq!(pairs, lines("classify", &directory, &["--pair"], "a cat\ta dog\ncats\t\n"));
+    assert_ne!(pairs[0]["scores"], lines("classify", &directory, &["a cat"], "")[0]["scores"]);
+    fails(1, "classify", &directory, &["--pair", "one"], "", &["two by two", "1 were given"]);
+    fails(1, "classify", &directory, &["--pair"], "a\tb\nno tab\n", &["line 2", "a tab between"]);
+    let people = text(&henson("classify", &directory, &["The cat sat."], "").stdout);
+    assert!(people.starts_with("The cat sat.\n") && people.contains('%') && people.contains("fair"), "{people}");
+
+    let any = model("multilabel", json!({}));
+    let labels = |threshold: &str| {
+        let line = lines("classify", &any, &["--threshold", threshold, "The cat sat."], "").remove(0);
+        assert!(line.get("label").is_none() && line.get("score").is_none());
+        line["labels"].as_array().unwrap().len()
+    };
+    assert_eq!((labels("0"), labels("1")), (4, 0));
+    fails(2, "classify", &any, &["--threshold", "7", "a"], "", &["from 0 to 1"]);
+
+    let number = lines("classify", &model("regression", json!({})), &["The cat sat."], "").remove(0);
+    assert!(number["score"].is_f64() && number.get("label").is_none(), "{number}");
+    assert_eq!(number["score"], number["scores"][0]["logit"]);
+
+    let long = "the cat sat on the dog . ".repeat(10);
+    let output = henson("classify", &directory, &["--json", &long], "");
+    assert!(text(&output.stderr).contains("--windows"), "{}", text(&output.stderr));
+    assert_eq!(lines("classify", &directory, &["--windows", &long], "")[0]["dropped"], 0);
+}
+
+#[test]
+fn tag() {
+    let names = json!({"0": "O", "1": "B-PER", "2": "I-PER", "3": "B-LOC", "4": "I-LOC"});
+    let directory = model("token", json!({"id2label": names}));
+    let words = "J\u{ed}m Henson's caf\u{e9}, and the \u{1f438} dogs were walking with the old man!";
+    let line = lines("tag", &directory, &["--each-word", words], "").remove(0);
+    let entities = line["entities"].as_array().unwrap();
+    assert!(!entities.is_empty());
+    for span in entities.iter().chain(line["words"].as_array().unwrap()) {
+        assert_eq!(cut(words, span), span["text"].as_str().unwrap());
+        assert!(span["score"].as_f64().unwrap() > 0.0 && span["label"].is_string());
+    }
+    assert_eq!(line["words"].as_array().unwrap().len(), 16);
+    assert!(lines("tag", &directory, &[words], "")[0].get("words").is_none());
+    let split = lines("tag", &directory, &["--each-word", "--pre-tokenized"], &format!("{words}\n")).remove(0);
+    assert_eq!(split["words"][1]["text"], "Henson's");
+    let people = text(&henson("tag", &directory, &[words], "").stdout);
+    assert_eq!(people.lines().count(), 1 + entities.len(), "{people}");
+}
+
+#[test]
+fn answer() {
+    let directory = model("qa", json!({}));
+    let passage = "\u{c9}t\u{e9}: the dog ran, and the cat sat.";
+    let asked = ["--question", "What ran?", "--passage", passage, "--top", "4"];
+    let line = lines("answer", &directory, &asked, "").remove(0);
+    assert_eq!(
+        (&line["question"], cut(passage, &line)),
+        (&json!("What ran?"), line["text"].as_str().unwrap().to_owned())
+    );
+    assert!(line.get("null_odds").is_none() && line["score"].as_f64().unwrap() > 0.0);
+    let candidates = line["candidates"].as_array().unwrap();
+    assert_eq!((candidates.len(), &candidates[0]["text"]), (4, &line["text"]));
+    candidates.iter().for_each(|span| assert_eq!(cut(passage, span), span["text"].as_str().unwrap()));
+
+    // The same from lines of several kinds, and from a file that is one passage.
+    let tabs = format!("What ran?\t{passage}\n");
+    assert_eq!(lines("answer", &directory, &["--top", "4"], &tabs).remove(0), line);
+    let object = json!({"question": "What ran?", "context": passage, "id": 7}).to_string();
+    assert_eq!(lines("answer", &directory, &["--top", "4"], &object).remove(0), line);
+    assert_eq!(lines("answer", &directory, &["--question", "What ran?", "--top", "4"], passage).remove(0), line);
+    let file = directory.path().join("passage.txt");
+    std::fs::write(&file, passage).unwrap();
+    let from_file = ["--question", "What ran?", "--question", "Who?", "--passage-file", file.to_str().unwrap()];
+    let both = lines("answer", &directory, &from_file, "");
+    assert_eq!((both.len(), &both[0]["text"]), (2, &line["text"]));
+
+    let nothing = lines("answer", &directory, &[&asked[..], &["--no-answer", "-100"]].concat(), "").remove(0);
+    assert_eq!((&nothing["text"], &nothing["start"], nothing["null_odds"].is_f64()), (&json!(""), &json!(null), true));
+    let stored = model("qa", json!({"henson_no_answer_threshold": -100}));
+    assert_eq!(lines("answer", &stored, &asked, "").remove(0), nothing);
+    let people = text(&henson("answer", &stored, &asked, "").stdout);
+    assert!(people.contains("(no answer)"), "{people}");
+
+    fails(1, "answer", &directory, &[], "no tab here\n", &["line 1", "--question"]);
+    fails(1, "answer", &directory, &[], "{\"question\": \"a\"}\n", &["line 1", "`context`"]);
+    fails(1, "answer", &directory, &["--question", "a", "--passage-file", "nowhere"], "", &["nowhere"]);
+    fails(2, "answer", &directory, &["--passage", "b"], "", &["--question"]);
+    fails(1, "answer", &directory, &["--question", "a", "--passage", "b", "--overlap", "90"], "", &["overlap by 90"]);
+    // Windows as in the paper, and as in transformers.
+    let long = "the cat sat on the dog . ".repeat(20);
+    for stride in [["--stride", "7"], ["--overlap", "7"]] {
+        let line = lines("answer", &directory, &[&["--question", "who", "--passage", &long], &stride[..]].concat(), "");
+        assert_eq!(cut(&long, &line[0]), line[0]["text"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn choose() {
+    let directory = model("choice", json!({}));
+    let line = lines("choose", &directory, &["--context", "The cat", "sat.", "ran.", "was a dog."], "").remove(0);
+    let best = line["index"].as_u64().unwrap() as usize;
+    assert_eq!((line["scores"].as_array().unwrap().len(), &line["choice"]), (3, &line["scores"][best]["choice"]));
+    assert_eq!(line["score"], line["scores"][best]["score"]);
+    let tabs = "The cat\tsat.\tran.\twas a dog.\n";
+    assert_eq!(lines("choose", &directory, &[], tabs).remove(0), line);
+    let object = json!({"context": "The cat", "choices": ["sat.", "ran.", "was a dog."]}).to_string();
+    assert_eq!(lines("choose", &directory, &[], &object).remove(0), line);
+    fails(1, "choose", &directory, &[], "The cat\n", &["line 1", "no choice"]);
+    fails(1, "choose", &directory, &[], "{\"context\": 3}\n", &["line 1", "`choices`"]);
+    fails(2, "choose", &directory, &["sat."], "", &["--context"]);
+}
+
+#[test]
+fn a_model_for_something_else_is_explained() {
+    for (command, head, parts) in [
+        ("classify", "mlm", ["masked language model", "henson finetune --task classify"]),
+        ("tag", "sequence", ["classifier of texts", "henson finetune --task tag"]),
+        ("answer", "model", ["encoder without a head", "henson finetune --task qa"]),
+        ("choose", "token", ["tagger of words", "henson finetune --task choice"]),
+    ] {
+        fails(1, command, &model(head, json!({})), &[], "", &parts);
+    }
+}

@@ -1,0 +1,86 @@
+//! Answers to questions from passages.
+
+use henson_models::Capture;
+use henson_text::{AnswerSettings, Answers, Features, QuestionSettings, QuestionWindows, SpanLogits, find_answers};
+
+use crate::{InferError, Model, Result, Task};
+
+/// A question and the passage that may answer it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// The question.
+    pub question: &'a str,
+    /// The passage, of any length.
+    pub passage: &'a str,
+}
+
+impl Model {
+    /// By how much "no answer" must beat the best answer, if the model may say so at all; config.json stores it with a
+    /// model that was trained on such questions.
+    pub fn no_answer_threshold(&self) -> Option<f64> {
+        self.bert().config().no_answer_threshold()
+    }
+
+    /// How questions are asked of this model unless told otherwise: the paper's settings, within the model's length.
+    pub fn question_settings(&self) -> QuestionSettings {
+        let paper = QuestionSettings::default();
+        QuestionSettings { max_length: paper.max_length.min(self.most_tokens()), ..paper }
+    }
+
+    /// Which answers are looked for unless told otherwise: the paper's, with the model's own threshold.
+    pub fn answer_settings(&self) -> AnswerSettings {
+        AnswerSettings { no_answer: self.no_answer_threshold(), ..AnswerSettings::default() }
+    }
+
+    /// The answers to each question. Passages are read whole, in windows.
+    pub fn answer(
+        &self,
+        questions: &[Question<'_>],
+        length: QuestionSettings,
+        settings: &AnswerSettings,
+    ) -> Result<Vec<Answers>> {
+        let logits = self.span_logits(questions, length)?;
+        let answers = questions.iter().zip(&logits);
+        Ok(answers.map(|(q, (windows, logits))| find_answers(windows, logits, q.passage, settings)).collect())
+    }
+
+    /// What [`answer`](Self::answer) chooses by: the windows of each question, and their logits. Averaged over several
+    /// models they make an ensemble.
+    pub fn span_logits(
+        &self,
+        questions: &[Question<'_>],
+        length: QuestionSettings,
+    ) -> Result<Vec<(QuestionWindows, Vec<SpanLogits>)>> {
+        self.check_task(Task::Answer)?;
+        let asked: Vec<QuestionWindows> =
+            questions.iter().map(|question| self.lay_out_question(*question, length)).collect::<Result<_>>()?;
+        let sequences: Vec<&Features> = asked.iter().flat_map(|question| &question.windows).collect();
+        let mut all = Vec::with_capacity(sequences.len());
+        self.encode(&sequences, Capture::default(), |pass, batch, encoded, _| {
+            let logits = self.bert().span_logits(pass, &encoded.last)?.tensor().to_f32()?;
+            for sequence in batch.layout.offsets().windows(2) {
+                let rows = logits[2 * sequence[0] as usize..2 * sequence[1] as usize].chunks_exact(2);
+                let (start, end) = rows.map(|row| (row[0], row[1])).unzip();
+                all.push(SpanLogits { start, end });
+            }
+            Ok(())
+        })?;
+        let mut all = all.into_iter();
+        let each = |(number, question): (usize, QuestionWindows)| {
+            let logits: Vec<SpanLogits> = all.by_ref().take(question.windows.len()).collect();
+            if logits.iter().any(|l| l.start.iter().chain(&l.end).any(|x| !x.is_finite())) {
+                return Err(InferError::NotFinite { text: number + 1 });
+            }
+            Ok((question, logits))
+        };
+        asked.into_iter().enumerate().map(each).collect()
+    }
+    /// The windows of a question, within the model's length; the question takes at most half of each, so that a model of few
+    /// positions has room for the passage.
+    pub fn lay_out_question(&self, question: Question<'_>, length: QuestionSettings) -> Result<QuestionWindows> {
+        let max_length = self.length_within(Some(length.max_length));
+        let room = max_length.saturating_sub(self.tokenizer().template().pair_specials());
+        let length = QuestionSettings { max_length, max_question: length.max_question.min(room / 2), ..length };
+        Ok(self.tokenizer().question(question.question, question.passage, &length)?)
+    }
+}

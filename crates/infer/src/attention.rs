@@ -1,0 +1,54 @@
+//! What the tokens of a text look at: attention's probabilities of every layer and head, to be shown to people.
+
+use henson_models::Capture;
+
+use crate::{Input, Length, Model, Result};
+
+/// The attention within one sequence of S tokens.
+#[derive(Clone, Debug)]
+pub struct AttentionMaps {
+    /// The texts of the tokens, special ones included.
+    pub tokens: Vec<String>,
+    /// Where each stands in its text, in bytes; none for special tokens.
+    pub offsets: Vec<Option<(usize, usize)>>,
+    /// The segments: 0, and 1 for the second text of a pair.
+    pub segments: Vec<u32>,
+    /// A.
+    pub heads: usize,
+    /// One for each layer: A×S×S. Row i of a head says how much token i looks at each; it adds up to 1.
+    pub layers: Vec<Vec<f32>>,
+    /// Pieces that were cut off because the text was too long.
+    pub dropped: usize,
+}
+
+impl AttentionMaps {
+    /// S×S numbers of one head.
+    pub fn head(&self, layer: usize, head: usize) -> Option<&[f32]> {
+        let size = self.tokens.len() * self.tokens.len();
+        self.layers.get(layer)?.chunks_exact(size).nth(head)
+    }
+}
+
+impl Model {
+    /// The attention within a text, or a pair, cut to `most` tokens or the model's limit: the numbers grow with the square
+    /// of the length.
+    pub fn attention(&self, input: Input<'_>, most: Option<usize>) -> Result<AttentionMaps> {
+        let (mut windows, dropped) = self.windows_of(input, Length { most, windows: false })?;
+        let sequence = windows.remove(0);
+        let mut layers = Vec::new();
+        let capture = Capture { hidden_states: false, attention_maps: true };
+        self.encode(&[&sequence], capture, |_, _, encoded, _| {
+            layers = encoded.attention_maps.iter().map(|maps| maps.to_f32()).collect::<Result<_, _>>()?;
+            Ok(())
+        })?;
+        let token = |id: &u32| self.tokenizer().token(*id).unwrap_or_else(|| format!("<{id}>"));
+        Ok(AttentionMaps {
+            tokens: sequence.ids.iter().map(token).collect(),
+            offsets: sequence.offsets,
+            segments: sequence.segments,
+            heads: self.bert().config().num_attention_heads,
+            layers,
+            dropped,
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! Which of several endings, answers or continuations fits a context.
+
+use henson_text::Features;
+
+use crate::numbers::softmax;
+use crate::{InferError, Model, Result, Task};
+
+/// A context and what may follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choices<'a> {
+    /// The context, or a question.
+    pub context: &'a str,
+    /// The choices, of any number.
+    pub choices: &'a [&'a str],
+}
+
+/// What the model thinks of the choices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chosen {
+    /// One for each choice.
+    pub logits: Vec<f32>,
+    /// How likely each is; they add up to 1.
+    pub probabilities: Vec<f32>,
+    /// Pieces that were cut off because context and choices were too long, in all of the sequences together.
+    pub dropped: usize,
+}
+
+impl Chosen {
+    /// The likeliest choice, the first of equals; `None` where there was none.
+    pub fn best(&self) -> Option<usize> {
+        let better = |best: usize, i: usize| if self.logits[i] > self.logits[best] { i } else { best };
+        (0..self.logits.len()).reduce(better)
+    }
+}
+
+impl Model {
+    /// Compares the choices of each context. A pair of context and choice that is longer than `most` tokens (or the model's
+    /// limit) loses the end of its longer text.
+    pub fn choose(&self, questions: &[Choices<'_>], most: Option<usize>) -> Result<Vec<Chosen>> {
+        self.check_task(Task::Choose)?;
+        let most = self.length_within(most);
+        let laid_out: Vec<Vec<Features>> = questions
+            .iter()
+            .map(|q| Ok(self.tokenizer().choices(q.context, q.choices, most)?))
+            .collect::<Result<_>>()?;
+        let sequences: Vec<&Features> = laid_out.iter().flatten().collect();
+        let mut logits = self.sequence_logits(&sequences)?.into_iter().flatten();
+        let each = |(number, sequences): (usize, &Vec<Features>)| {
+            let logits: Vec<f32> = logits.by_ref().take(sequences.len()).collect();
+            if logits.iter().any(|x| !x.is_finite()) {
+                return Err(InferError::NotFinite { text: number + 1 });
+            }
+            let dropped = sequences.iter().map(|sequence| sequence.dropped).sum();
+            Ok(Chosen { probabilities: softmax(&logits), logits, dropped })
+        };
+        laid_out.iter().enumerate().map(each).collect()
+    }
+}

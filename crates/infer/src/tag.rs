@@ -1,0 +1,151 @@
+//! Tags of words, and the entities that they make.
+
+use std::ops::Range;
+
+use henson_models::Capture;
+use henson_text::{Features, Stride, TagSet, WordWindows, join_words, split_words};
+
+use crate::numbers::softmax;
+use crate::{InferError, Length, Model, Result, Task};
+
+/// A text whose words are tagged.
+#[derive(Clone, Debug)]
+pub struct Tagged {
+    /// The text: as it was given, or the words with spaces between them.
+    pub text: String,
+    /// Its words, in order.
+    pub words: Vec<TaggedWord>,
+    /// Its entities, in order; one for each word where labels are not of the kind that makes entities.
+    pub entities: Vec<Entity>,
+    /// Pieces that were cut off because the text was too long.
+    pub dropped: usize,
+}
+
+/// A word with its tag.
+#[derive(Clone, Debug)]
+pub struct TaggedWord {
+    /// Its bytes in the text.
+    pub place: Range<usize>,
+    /// The likeliest label's number. `None` for a word in the part that was cut off, and for one of which the tokenizer
+    /// leaves nothing.
+    pub label: Option<usize>,
+    /// How likely that is; 0 without a label.
+    pub score: f32,
+    /// One for each label; empty without a label.
+    pub logits: Vec<f32>,
+}
+
+/// Several words that belong together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entity {
+    /// Its bytes in the text.
+    pub place: Range<usize>,
+    /// Its words.
+    pub words: Range<usize>,
+    /// Its kind: `PER`, not `B-PER`.
+    pub label: String,
+    /// The mean of its words' scores.
+    pub score: f32,
+}
+
+/// What is tagged.
+#[derive(Clone, Copy, Debug)]
+pub enum TagInput<'a> {
+    /// Running text, divided into words by [`split_words`].
+    Text(&'a str),
+    /// The words of a corpus, which know best what a word is.
+    Words(&'a [&'a str]),
+}
+
+/// A text whose words are to be tagged: what [`Model::lay_out_words`] makes.
+#[derive(Clone, Debug)]
+pub struct WordsToTag {
+    /// The text: as it was given, or the words with spaces between them.
+    pub text: String,
+    /// Its words, in bytes of the text.
+    pub words: Vec<Range<usize>>,
+    /// The sequences for the model, and where each word is read.
+    pub windows: WordWindows,
+}
+
+impl Model {
+    /// Tags the words of each text. With windows, each word is read where it has most context.
+    pub fn tag(&self, inputs: &[TagInput<'_>], length: Length) -> Result<Vec<Tagged>> {
+        self.check_task(Task::Tag)?;
+        let texts: Vec<WordsToTag> =
+            inputs.iter().map(|input| self.lay_out_words(*input, length)).collect::<Result<_>>()?;
+        let sequences: Vec<&Features> = texts.iter().flat_map(|text| &text.windows.windows).collect();
+        let mut logits = self.token_logits(&sequences)?.into_iter();
+        let read = |(number, text): (usize, WordsToTag)| {
+            let rows: Vec<Vec<f32>> = logits.by_ref().take(text.windows.windows.len()).collect();
+            if rows.iter().flatten().any(|x| !x.is_finite()) {
+                return Err(InferError::NotFinite { text: number + 1 });
+            }
+            Ok(self.read_tags(text, &rows))
+        };
+        texts.into_iter().enumerate().map(read).collect()
+    }
+
+    /// The first half of [`tag`](Self::tag): sequences for the model. Windows overlap by half, so that every word has
+    /// context on both sides.
+    pub fn lay_out_words(&self, input: TagInput<'_>, length: Length) -> Result<WordsToTag> {
+        let most = self.length_within(length.most);
+        let room = most.saturating_sub(self.tokenizer().template().single_specials());
+        let stride = length.windows.then_some(Stride::Step((room / 2).max(1)));
+        let (text, words) = match input {
+            TagInput::Text(text) => (text.to_owned(), split_words(text)),
+            TagInput::Words(words) => join_words(words),
+        };
+        let windows = self.tokenizer().words_in_windows(&text, &words, most, stride)?;
+        Ok(WordsToTag { text, words, windows })
+    }
+
+    /// The second half of [`tag`](Self::tag): tags and entities from the logits of each window, S×labels.
+    pub fn read_tags(&self, text: WordsToTag, logits: &[Vec<f32>]) -> Tagged {
+        let WordsToTag { text, words, windows } = text;
+        let labels = self.labels();
+        let row =
+            |(window, position): (usize, usize)| logits.get(window)?.chunks_exact(labels.len().max(1)).nth(position);
+        let rows = windows.places.iter().map(|place| place.and_then(row).unwrap_or_default());
+        let words: Vec<TaggedWord> = words.into_iter().zip(rows).map(|(word, row)| tagged(word, row)).collect();
+        let entities = entities(&words, TagSet::of_labels(&labels), &labels);
+        Tagged { text, words, entities, dropped: windows.dropped }
+    }
+
+    /// The head's logits at every position of every sequence: S×labels each.
+    fn token_logits(&self, sequences: &[&Features]) -> Result<Vec<Vec<f32>>> {
+        let labels = self.bert().config().labels();
+        let mut all = Vec::with_capacity(sequences.len());
+        self.encode(sequences, Capture::default(), |pass, batch, encoded, _| {
+            let logits = self.bert().token_logits(pass, encoded.last, &batch.layout)?.tensor().to_f32()?;
+            let rows = |sequence: &[u32]| sequence[0] as usize * labels..sequence[1] as usize * labels;
+            all.extend(batch.layout.offsets().windows(2).map(|sequence| logits[rows(sequence)].to_vec()));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+}
+
+fn tagged(place: Range<usize>, logits: &[f32]) -> TaggedWord {
+    let probabilities = softmax(logits);
+    let better = |best: usize, i: usize| if probabilities[i] > probabilities[best] { i } else { best };
+    let label = (0..probabilities.len()).reduce(better);
+    TaggedWord { place, label, score: label.map_or(0.0, |best| probabilities[best]), logits: logits.to_vec() }
+}
+
+fn entities(words: &[TaggedWord], set: TagSet, labels: &[String]) -> Vec<Entity> {
+    let tags: Vec<Option<&str>> =
+        words.iter().map(|word| word.label.and_then(|label| labels.get(label)).map(String::as_str)).collect();
+    let found = set.entities(&tags).into_iter();
+    found
+        .map(|(range, label)| {
+            let members = &words[range.clone()];
+            Entity {
+                place: members[0].place.start..members[members.len() - 1].place.end,
+                label: label.to_owned(),
+                score: members.iter().map(|word| word.score).sum::<f32>() / members.len() as f32,
+                words: range,
+            }
+        })
+        .collect()
+}

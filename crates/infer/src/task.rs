@@ -1,0 +1,108 @@
+//! What a model with a head of its own can be asked, and which head that takes.
+
+use std::fmt;
+use std::path::Path;
+
+use henson_models::Head;
+
+use crate::{InferError, Model, Result};
+
+/// A question for a fine-tuned model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Which class a text or a pair belongs to.
+    Classify,
+    /// Which words are entities, or what part of speech they are.
+    Tag,
+    /// What a passage answers to a question.
+    Answer,
+    /// Which of several endings fits.
+    Choose,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Task::Classify => "classify",
+            Task::Tag => "tag",
+            Task::Answer => "answer",
+            Task::Choose => "choose",
+        })
+    }
+}
+
+impl Task {
+    /// What a model with this head can be asked.
+    pub fn of_head(head: Head) -> Option<Self> {
+        match head {
+            Head::Sequence { .. } => Some(Task::Classify),
+            Head::Token { .. } => Some(Task::Tag),
+            Head::Span => Some(Task::Answer),
+            Head::Choice => Some(Task::Choose),
+            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => None,
+        }
+    }
+
+    /// The head that this takes.
+    pub(crate) fn head(self, labels: usize) -> Head {
+        match self {
+            Task::Classify => Head::Sequence { labels },
+            Task::Tag => Head::Token { labels },
+            Task::Answer => Head::Span,
+            Task::Choose => Head::Choice,
+        }
+    }
+
+    /// The name of the head's weights.
+    pub(crate) fn weights(self) -> &'static str {
+        match self {
+            Task::Answer => "qa_outputs.weight",
+            Task::Classify | Task::Tag | Task::Choose => "classifier.weight",
+        }
+    }
+
+    /// The word for `henson finetune --task`.
+    fn to_train(self) -> &'static str {
+        match self {
+            Task::Classify => "classify",
+            Task::Tag => "tag",
+            Task::Answer => "qa",
+            Task::Choose => "choice",
+        }
+    }
+
+    pub(crate) fn refused(self, path: &Path, has: Option<Head>) -> InferError {
+        let needed = self.head(0);
+        InferError::Head {
+            path: path.to_owned(),
+            task: self,
+            has: has.map_or("a model without such a head".to_owned(), described),
+            needs: described(needed),
+            next: format!("henson finetune --task {} --model {} --data … --out …", self.to_train(), path.display()),
+        }
+    }
+}
+
+/// A head in words.
+fn described(head: Head) -> String {
+    let words = match head {
+        Head::Encoder | Head::Pooler => "an encoder without a head",
+        Head::PreTraining | Head::MaskedLm => "a masked language model",
+        Head::Sequence { .. } => "a classifier of texts",
+        Head::Token { .. } => "a tagger of words",
+        Head::Span => "a question answerer",
+        Head::Choice => "a multiple-choice model",
+    };
+    format!("{words} ({})", head.architecture())
+}
+
+impl Model {
+    /// What its head can be asked; nothing where it has none, or was opened without.
+    pub fn task(&self) -> Option<Task> {
+        Task::of_head(self.bert().head())
+    }
+
+    pub(crate) fn check_task(&self, task: Task) -> Result<()> {
+        if self.task() == Some(task) { Ok(()) } else { Err(task.refused(self.path(), Some(self.bert().head()))) }
+    }
+}

@@ -1,0 +1,423 @@
+//! Dropout, LayerNorm, embeddings, and what is done with whole rows.
+
+use half::bf16;
+use henson_kernels::cpu::dropout::{Dropout as CpuDropout, RowId};
+use henson_kernels::cpu::layer_norm::reference;
+use henson_kernels::cpu::{embedding::reference as embedding_reference, rows::reference as rows_reference};
+use henson_kernels::cuda::embedding::{self as embeddings, Lookup};
+use henson_kernels::cuda::layer_norm::{self as kernels, Drops};
+use henson_kernels::cuda::reduce::Sum;
+use henson_kernels::cuda::rows::{self as whole_rows, Sorted};
+use henson_kernels::cuda::{DType, Dropout, Native, Result, Step};
+
+use crate::check::{Checks, Number, bits, exact, indices, numbers, places, tolerance};
+
+/// The masks are those of the CPU, bit for bit.
+pub(crate) fn dropout(checks: &mut Checks<'_>) -> Result<()> {
+    let step = checks.up(&[3u32])?;
+    for h in [1, 7, 8, 33, 128, 129, 300, 768] {
+        for p in [0.1, 0.5, 1e-4] {
+            let rows: Vec<RowId> = (0..9).map(|i| RowId { sequence: 4 * i + 1, position: i * i * 31 }).collect();
+            let places = checks.up_places(&rows)?;
+            let seed = 0x1234_5678_9abc_def0;
+            let Some(on_cpu) = CpuDropout::new(p, seed, 3, 5) else { continue };
+            for at in [Step::Value(3), Step::At(step.view())] {
+                let Some(dropout) = Dropout::new(p, seed, at, 5) else { continue };
+                let x = checks.out::<f32>(&vec![1.0; rows.len() * h])?;
+                whole_rows::drop(checks.gpu, x.view(), h, dropout, places.view())?;
+                let got = checks.read::<f32>("drop", &x)?;
+                let expected = |i: usize| if on_cpu.keeps(rows[i / h], h, i % h) { on_cpu.scale() } else { 0.0 };
+                let same = (0..got.len()).all(|i| got[i].to_bits() == expected(i).to_bits());
+                checks.verify(|| format!("mask of {h} columns, p = {p}"), same);
+            }
+        }
+    }
+    checks.verify(|| "p = 0 drops".into(), Dropout::new(0.0, 1, Step::Value(1), 1).is_none());
+    Ok(())
+}
+
+/// 0 or the scale for every element, as the references take it.
+fn mask(dropout: Option<CpuDropout>, rows: &[RowId], h: usize) -> Option<Vec<f64>> {
+    let dropout = dropout?;
+    let keep = |i: usize| dropout.keeps(rows[i / h], h, i % h);
+    Some((0..rows.len() * h).map(|i| if keep(i) { f64::from(dropout.scale()) } else { 0.0 }).collect())
+}
+
+/// The same dropout on both sides.
+fn both(on: bool, site: u32) -> (Option<CpuDropout>, Option<Dropout<'static>>) {
+    if !on {
+        return (None, None);
+    }
+    (CpuDropout::new(0.1, 5, 2, site), Dropout::new(0.1, 5, Step::Value(2), site))
+}
+
+pub(crate) fn layer_norm(checks: &mut Checks<'_>) -> Result<()> {
+    for t in [1, 7, 33, 129] {
+        for h in [3, 24, 128, 300, 512, 768] {
+            norm::<f32>(checks, t, h, true, true, false)?;
+            norm::<bf16>(checks, t, h, true, true, false)?;
+            norm::<f32>(checks, t, h, false, false, true)?;
+            norm::<bf16>(checks, t, h, false, false, true)?;
+        }
+    }
+    for (t, h) in [(7, 64), (40, 1024), (11, 1030), (9, 2048), (5, 4100), (3, 4352)] {
+        norm::<f32>(checks, t, h, true, false, false)?;
+        norm::<bf16>(checks, t, h, true, false, false)?;
+        norm::<f32>(checks, t, h, false, true, true)?;
+        norm::<bf16>(checks, t, h, false, true, true)?;
+    }
+    if !checks.small {
+        // More rows than one turn of all blocks.
+        norm::<f32>(checks, 3001, 768, true, true, false)?;
+        norm::<bf16>(checks, 3001, 768, true, true, false)?;
+        norm::<bf16>(checks, 5003, 256, true, true, true)?;
+    }
+    Ok(())
+}
+
+fn norm<E: Number>(
+    checks: &mut Checks<'_>,
+    t: usize,
+    h: usize,
+    with_residual: bool,
+    before: bool,
+    after: bool,
+) -> Result<()> {
+    let what = format!("layer_norm {t}×{h}, residual {with_residual}, drops {before} {after}");
+    let (x, residual, dy) = (numbers::<E>(1, t * h), numbers::<E>(2, t * h), numbers::<E>(3, t * h));
+    let (gamma, beta) = (numbers::<f32>(4, h), numbers::<f32>(5, h));
+    let rows = places(t);
+    let ((cpu_before, before), (cpu_after, after)) = (both(before, 1), both(after, 2));
+    let masks = (mask(cpu_before, &rows, h), mask(cpu_after, &rows, h));
+    let (gplaces, ggamma, gbeta) = (checks.up_places(&rows)?, checks.up(&gamma)?, checks.up(&beta)?);
+    let gresidual = checks.up(&residual)?;
+    let drops = Drops { before, after, rows: Some(gplaces.view()) };
+
+    let (sum, y, statistics) = (checks.out(&x)?, checks.poisoned::<E>(t * h)?, checks.poisoned::<f32>(2 * t)?);
+    let gresidual = with_residual.then(|| gresidual.view());
+    let (g, b) = (ggamma.view(), gbeta.view());
+    // The bias of the layer before comes with the dropout of its output.
+    let bias = numbers::<f32>(6, h);
+    let (gbias, has_bias) = (checks.up(&bias)?, before.is_some());
+    let bias_view = has_bias.then(|| gbias.view());
+    kernels::forward(checks.gpu, sum.view(), bias_view, gresidual, g, b, 1e-12, drops, y.view(), statistics.view())?;
+    let mut wide_x = exact(&x);
+    if has_bias {
+        wide_x.iter_mut().enumerate().for_each(|(i, x)| *x += f64::from(bias[i % h]));
+    }
+    let residual = with_residual.then(|| exact(&residual));
+    let (wide_gamma, wide_beta) = (exact(&gamma), exact(&beta));
+    let expected = reference::forward(
+        &wide_x,
+        residual.as_deref(),
+        &wide_gamma,
+        &wide_beta,
+        1e-12,
+        masks.0.as_deref(),
+        masks.1.as_deref(),
+    );
+    checks.close::<E>(&format!("sum of {what}"), &sum, &expected.sum)?;
+    checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
+
+    // The backward starts from what the forward stored, so the reference does too.
+    let stored = reference::Output {
+        sum: exact(&checks.read::<E>(&what, &sum)?),
+        y: vec![],
+        statistics: checks.read::<f32>(&what, &statistics)?.chunks(2).map(|s| [s[0], s[1]].map(f64::from)).collect(),
+    };
+    let expected = reference::backward(&exact(&dy), &stored, &wide_gamma, masks.0.as_deref(), masks.1.as_deref());
+    let gdy = checks.up(&dy)?;
+    let mut run = || -> Result<Vec<u32>> {
+        let (dsum, dx) = (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?);
+        let (dgamma, dbeta) = (checks.out(&vec![1.0f32; h])?, checks.out(&vec![2.0f32; h])?);
+        let dbias = checks.out(&vec![3.0f32; h])?;
+        kernels::backward(
+            checks.gpu,
+            gdy.view(),
+            sum.view(),
+            statistics.view(),
+            g,
+            drops,
+            dsum.view(),
+            before.map(|_| dx.view()),
+            Sum::add(dgamma.view()),
+            Sum::add(dbeta.view()),
+            Some(Sum::add(dbias.view())),
+        )?;
+        if before.is_some() {
+            checks.close::<E>(&format!("dx of {what}"), &dx, &expected[0])?;
+        }
+        checks.close::<E>(&format!("dsum of {what}"), &dsum, &expected[1])?;
+        // Masked dy is rounded to E once more before it is summed, hence E's tolerance for these f32 sums.
+        let added = |g: &[f64], by: f64| g.iter().map(|g| g + by).collect::<Vec<_>>();
+        let bound = tolerance::<E>();
+        checks.within::<f32>(&format!("dgamma of {what}"), &dgamma, &added(&expected[2], 1.0), bound)?;
+        checks.within::<f32>(&format!("dbeta of {what}"), &dbeta, &added(&expected[3], 2.0), bound)?;
+        let mut columns = vec![3.0; h];
+        henson_kernels::cpu::reduce::reference::column_sums(&expected[0], &mut columns);
+        // A sum of numbers that nearly cancel: the error is that of the terms.
+        let largest = expected[0].iter().fold(0.0f64, |m, x| m.max(x.abs()));
+        let scale =
+            columns.iter().fold(largest, |m, x| m.max(x.abs())) / columns.iter().fold(1e-3, |m: f64, x| m.max(x.abs()));
+        checks.within::<f32>(&format!("dbias of {what}"), &dbias, &columns, bound * scale.max(1.0))?;
+        let all =
+            [bits::<f32>(checks.gpu, &dgamma)?, bits::<f32>(checks.gpu, &dbeta)?, bits::<f32>(checks.gpu, &dbias)?];
+        Ok([all.concat(), bits::<E>(checks.gpu, &dsum)?].concat())
+    };
+    let (first, second) = (run()?, run()?);
+    checks.verify(|| format!("{what}: two runs differ"), first == second);
+
+    // Without the columns' sums, where a caller does not want them.
+    let (dsum, dx) = (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?);
+    let (dgamma, dbeta) = (checks.poisoned::<f32>(h)?, checks.out(&vec![0.0f32; h])?);
+    let wanted = before.map(|_| dx.view());
+    let (gdy, dsum_view, dgamma_view, dbeta_view) =
+        (gdy.view(), dsum.view(), Sum { to: dgamma.view(), add: false }, Sum::add(dbeta.view()));
+    let (sum, statistics) = (sum.view(), statistics.view());
+    kernels::backward(checks.gpu, gdy, sum, statistics, g, drops, dsum_view, wanted, dgamma_view, dbeta_view, None)?;
+    checks.within::<f32>(&format!("dgamma alone of {what}"), &dgamma, &expected[2], tolerance::<E>())
+}
+
+/// Rows of the tables: words, positions, segments, one more.
+const TABLES: [usize; 4] = [50, 17, 2, 1];
+
+pub(crate) fn embedding(checks: &mut Checks<'_>) -> Result<()> {
+    for t in [1, 7, 33, 129] {
+        for h in [3, 24, 128, 300, 768] {
+            for tables in 1..=4 {
+                tables_alone::<f32, f32>(checks, t, h, tables)?;
+                tables_alone::<f32, bf16>(checks, t, h, tables)?;
+                tables_alone::<bf16, f32>(checks, t, h, tables)?;
+                tables_alone::<bf16, bf16>(checks, t, h, tables)?;
+            }
+            tables_normalised::<f32>(checks, t, h)?;
+            tables_normalised::<bf16>(checks, t, h)?;
+            table_gradient::<f32>(checks, t, h)?;
+            table_gradient::<bf16>(checks, t, h)?;
+        }
+    }
+    tables_normalised::<bf16>(checks, 9, 1536)?;
+    // Runs that cross many borders of chunks, and of the groups that add them.
+    table_gradient::<f32>(checks, 3000, 24)?;
+    table_gradient::<bf16>(checks, 3001, 300)?;
+    if !checks.small {
+        table_gradient::<bf16>(checks, 20_000, 768)?;
+    }
+    Ok(())
+}
+
+fn table<W: Number>(i: usize, h: usize) -> Vec<W> {
+    numbers::<W>(i as u64, TABLES[i] * h)
+}
+
+fn tables_alone<E: Number, W: Number>(checks: &mut Checks<'_>, t: usize, h: usize, count: usize) -> Result<()> {
+    let ids: Vec<Vec<u32>> = (0..count).map(|i| indices(8 + i as u64, t, TABLES[i])).collect();
+    let values: Vec<Vec<W>> = (0..count).map(|i| table::<W>(i, h)).collect();
+    let gids = ids.iter().map(|ids| checks.up(ids)).collect::<Result<Vec<_>>>()?;
+    let gvalues = values.iter().map(|v| checks.up(v)).collect::<Result<Vec<_>>>()?;
+    let lookups: Vec<Lookup<'_>> =
+        gids.iter().zip(&gvalues).map(|(ids, table)| Lookup { ids: ids.view(), table: table.view() }).collect();
+    let out = checks.poisoned::<E>(t * h)?;
+    embeddings::forward(checks.gpu, &lookups, h, out.view())?;
+    let wide: Vec<Vec<f64>> = values.iter().map(|v| exact(v)).collect();
+    let lookups: Vec<(&[u32], &[f64])> = ids.iter().zip(&wide).map(|(i, v)| (&i[..], &v[..])).collect();
+    let expected = embedding_reference::forward(&lookups, h);
+    checks.close::<E>(&format!("embedding {t}×{h} of {count} tables {:?}", W::DTYPE), &out, &expected)
+}
+
+fn tables_normalised<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<()> {
+    let what = format!("embedding with LayerNorm, {t}×{h}");
+    let ids: Vec<Vec<u32>> = (0..3).map(|i| indices(8 + i as u64, t, TABLES[i])).collect();
+    let values: Vec<Vec<E>> = (0..3).map(|i| table::<E>(i, h)).collect();
+    let gids = ids.iter().map(|ids| checks.up(ids)).collect::<Result<Vec<_>>>()?;
+    let gvalues = values.iter().map(|v| checks.up(v)).collect::<Result<Vec<_>>>()?;
+    let lookups: Vec<Lookup<'_>> =
+        gids.iter().zip(&gvalues).map(|(ids, table)| Lookup { ids: ids.view(), table: table.view() }).collect();
+    let (gamma, beta) = (numbers::<f32>(4, h), numbers::<f32>(5, h));
+    let (ggamma, gbeta) = (checks.up(&gamma)?, checks.up(&beta)?);
+    let rows = places(t);
+    let gplaces = checks.up_places(&rows)?;
+    let (on_cpu, dropout) = both(true, 7);
+    let (sum, y, statistics) =
+        (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?, checks.poisoned::<f32>(2 * t)?);
+    let dropout = dropout.map(|d| (d, gplaces.view()));
+    let (g, b) = (ggamma.view(), gbeta.view());
+    embeddings::forward_layer_norm(
+        checks.gpu,
+        &lookups,
+        g,
+        b,
+        1e-12,
+        dropout,
+        sum.view(),
+        y.view(),
+        statistics.view(),
+    )?;
+    let wide: Vec<Vec<f64>> = values.iter().map(|v| exact(v)).collect();
+    let lookups: Vec<(&[u32], &[f64])> = ids.iter().zip(&wide).map(|(i, v)| (&i[..], &v[..])).collect();
+    let expected = embedding_reference::forward(&lookups, h);
+    checks.close::<E>(&format!("sum of {what}"), &sum, &expected)?;
+    let mask = mask(on_cpu, &rows, h);
+    let stored = exact(&checks.read::<E>(&what, &sum)?);
+    let expected = reference::forward(&stored, None, &exact(&gamma), &exact(&beta), 1e-12, None, mask.as_deref());
+    checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
+    let expected: Vec<f64> = expected.statistics.concat();
+    checks.within::<f32>(&format!("statistics of {what}"), &statistics, &expected, 1e-5)
+}
+
+/// The scatter of each table's gradient: same numbers, and the same bits twice.
+fn table_gradient<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<()> {
+    let dy = numbers::<E>(7, t * h);
+    let gdy = checks.up(&dy)?;
+    for table in 0..3 {
+        let what = format!("gradient of table {table}, {t}×{h}");
+        let ids = indices(8 + table as u64, t, TABLES[table]);
+        let gids = checks.up(&ids)?;
+        let (keys, order) = (checks.gpu.empty(t, DType::U32)?, checks.gpu.empty(t, DType::U32)?);
+        let sorted = Sorted { keys: keys.view(), order: order.view() };
+        whole_rows::sort(checks.gpu, gids.view(), TABLES[table], sorted)?;
+        let mut expected = vec![0.5; TABLES[table] * h];
+        embedding_reference::backward(&exact(&dy), &ids, &mut expected, h);
+        let mut run = || -> Result<Vec<u32>> {
+            let dtable = checks.out(&vec![0.5f32; TABLES[table] * h])?;
+            whole_rows::scatter_add(checks.gpu, gdy.view(), h, sorted, dtable.view(), false)?;
+            checks.close::<f32>(&what, &dtable, &expected)?;
+            bits::<f32>(checks.gpu, &dtable)
+        };
+        let (first, second) = (run()?, run()?);
+        checks.verify(|| format!("{what}: two runs differ"), first == second);
+    }
+    Ok(())
+}
+
+pub(crate) fn sort(checks: &mut Checks<'_>) -> Result<()> {
+    let cases =
+        [(1, 1), (5, 3), (31, 256), (2048, 257), (2049, 70_000), (5000, 30_522), (30_000, 2), (66_000, 1 << 25)];
+    for (n, limit) in cases {
+        let keys = indices(n as u64, n, limit);
+        let gkeys = checks.up(&keys)?;
+        let (sorted_keys, order) = (checks.gpu.empty(n, DType::U32)?, checks.gpu.empty(n, DType::U32)?);
+        let sorted = Sorted { keys: sorted_keys.view(), order: order.view() };
+        whole_rows::sort(checks.gpu, gkeys.view(), limit, sorted)?;
+        let (got, order) = (checks.gpu.read::<u32>(sorted.keys)?, checks.gpu.read::<u32>(sorted.order)?);
+        let mut expected: Vec<u32> = (0..n as u32).collect();
+        expected.sort_by_key(|i| keys[*i as usize]);
+        checks.verify(|| format!("order of {n} below {limit}"), order == expected);
+        let expected: Vec<u32> = expected.iter().map(|i| keys[*i as usize]).collect();
+        checks.verify(|| format!("keys of {n} below {limit}"), got == expected);
+    }
+    Ok(())
+}
+
+/// Rows in no order, some of them twice: a third as many as there are.
+fn picked(t: usize) -> Vec<u32> {
+    (0..t.div_ceil(3)).map(|i| (i * 7 % t / 2) as u32).collect()
+}
+
+/// Sequences of 0, 1, 2, … rows, the last one cut off.
+fn offsets(t: usize) -> Vec<u32> {
+    let ends = (0..).map(|i: u32| i * (i + 1) / 2);
+    ends.take_while(|end| (*end as usize) < t).chain([t as u32]).collect()
+}
+
+pub(crate) fn rows(checks: &mut Checks<'_>) -> Result<()> {
+    for t in [1, 7, 33, 129] {
+        for h in [3, 24, 128, 300] {
+            some_rows::<f32>(checks, t, h)?;
+            some_rows::<bf16>(checks, t, h)?;
+        }
+    }
+    let (mut x, out) = (numbers::<f32>(1, 5 * 20), checks.poisoned::<f32>(20)?);
+    x[2 * 20 + 9] = f32::NAN;
+    let (gx, ends) = (checks.out(&x)?, checks.up(&[0u32, 5])?);
+    whole_rows::segment_max(checks.gpu, gx.view(), 20, ends.view(), out.view())?;
+    let got = checks.read::<f32>("segment_max", &out)?;
+    checks.verify(|| format!("segment_max of a NaN: {got:?}"), (0..20).all(|c| got[c].is_nan() == (c == 9)));
+    whole_rows::l2_normalise(checks.gpu, gx.view(), 20)?;
+    let got = checks.read::<f32>("l2_normalise", &gx)?;
+    checks.verify(|| "l2_normalise of a NaN".into(), (0..100).all(|i| got[i].is_nan() == (i / 20 == 2)));
+    Ok(())
+}
+
+fn some_rows<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<()> {
+    let what = format!("{t}×{h}");
+    let x = numbers::<E>(1, t * h);
+    let (gx, wide) = (checks.up(&x)?, exact(&x));
+    let picked = picked(t);
+    let gpicked = checks.up(&picked)?;
+    let out = checks.poisoned::<E>(picked.len() * h)?;
+    whole_rows::gather(checks.gpu, gx.view(), h, gpicked.view(), out.view())?;
+    let expected = rows_reference::gather(&wide, h, &picked);
+    checks.within::<E>(&format!("gather of {what}"), &out, &expected, 0.0)?;
+    let out = checks.poisoned::<f32>(picked.len() * h)?;
+    whole_rows::gather(checks.gpu, gx.view(), h, gpicked.view(), out.view())?;
+    checks.within::<f32>(&format!("widening gather of {what}"), &out, &expected, 0.0)?;
+
+    let dy = numbers::<E>(2, picked.len() * h);
+    let gdy = checks.up(&dy)?;
+    let mut expected = vec![0.0; t * h];
+    rows_reference::scatter_add(&exact(&dy), h, &picked, &mut expected);
+    let (keys, order) = (checks.gpu.empty(picked.len(), DType::U32)?, checks.gpu.empty(picked.len(), DType::U32)?);
+    let sorted = Sorted { keys: keys.view(), order: order.view() };
+    whole_rows::sort(checks.gpu, gpicked.view(), t, sorted)?;
+    let dx = checks.poisoned::<E>(t * h)?;
+    whole_rows::scatter_add(checks.gpu, gdy.view(), h, sorted, dx.view(), true)?;
+    checks.close::<E>(&format!("scatter_add of {what}"), &dx, &expected)?;
+    let dx = checks.out(&x)?;
+    whole_rows::scatter_add(checks.gpu, gdy.view(), h, sorted, dx.view(), false)?;
+    let added: Vec<f64> = expected.iter().zip(&wide).map(|(d, x)| d + x).collect();
+    checks.close::<E>(&format!("scatter_add to what is there, {what}"), &dx, &added)?;
+
+    let distinct: Vec<u32> = (0..t.div_ceil(3) as u32).map(|i| (t as u32 - 1) - 2 * i).collect();
+    let gdistinct = checks.up(&distinct)?;
+    let mut expected = vec![0.0; t * h];
+    rows_reference::scatter_add(&exact(&dy), h, &distinct, &mut expected);
+    let dx = checks.poisoned::<E>(t * h)?;
+    whole_rows::scatter_distinct(checks.gpu, gdy.view(), h, gdistinct.view(), dx.view(), true)?;
+    checks.within::<E>(&format!("scatter_distinct of {what}"), &dx, &expected, 0.0)?;
+    let dx = checks.out(&x)?;
+    whole_rows::scatter_distinct(checks.gpu, gdy.view(), h, gdistinct.view(), dx.view(), false)?;
+    let added: Vec<f64> = expected.iter().zip(&wide).map(|(d, x)| d + x).collect();
+    checks.close::<E>(&format!("scatter_distinct to what is there, {what}"), &dx, &added)?;
+
+    let ids: Vec<RowId> = (0..t as u32).map(|position| RowId { sequence: 6, position }).collect();
+    let gids = checks.up_places(&ids)?;
+    if let (Some(on_cpu), Some(dropout)) = (CpuDropout::new(0.2, 3, 1, 4), Dropout::new(0.2, 3, Step::Value(1), 4)) {
+        let y = checks.out(&x)?;
+        whole_rows::drop(checks.gpu, y.view(), h, dropout, gids.view())?;
+        let keeps = |i: usize| f64::from(u8::from(on_cpu.keeps(ids[i / h], h, i % h)));
+        let expected: Vec<f64> = (0..t * h).map(|i| wide[i] * keeps(i) * f64::from(on_cpu.scale())).collect();
+        checks.close::<E>(&format!("drop of {what}"), &y, &expected)?;
+    }
+
+    let offsets = offsets(t);
+    let goffsets = checks.up(&offsets)?;
+    let count = (offsets.len() - 1) * h;
+    let (mean, largest) =
+        (rows_reference::segment_mean(&wide, h, &offsets), rows_reference::segment_max(&wide, h, &offsets));
+    let out = checks.poisoned::<f32>(count)?;
+    whole_rows::segment_mean(checks.gpu, gx.view(), h, goffsets.view(), out.view())?;
+    checks.close::<f32>(&format!("segment_mean of {what}"), &out, &mean)?;
+    let out = checks.poisoned::<bf16>(count)?;
+    whole_rows::segment_mean(checks.gpu, gx.view(), h, goffsets.view(), out.view())?;
+    checks.close::<bf16>(&format!("segment_mean of {what}"), &out, &mean)?;
+    let out = checks.poisoned::<f32>(count)?;
+    whole_rows::segment_max(checks.gpu, gx.view(), h, goffsets.view(), out.view())?;
+    checks.within::<f32>(&format!("segment_max of {what}"), &out, &largest, 0.0)?;
+
+    let mut y = x.clone();
+    // Rows of zeros, and of a very small length.
+    y[..h].fill(E::default());
+    y.chunks_mut(h).skip(1).step_by(2).for_each(|row| row[1..].fill(E::from_f32(1e-7)));
+    y.chunks_mut(h).skip(1).step_by(4).for_each(|row| row[0] = E::from_f32(1e-7));
+    let expected = rows_reference::l2_normalise(&exact(&y), h);
+    let out = checks.out(&y)?;
+    whole_rows::l2_normalise(checks.gpu, out.view(), h)?;
+    checks.close::<E>(&format!("l2_normalise of {what}"), &out, &expected)?;
+
+    let bias = numbers::<f32>(9, h);
+    let (gbias, out) = (checks.up(&bias)?, checks.out(&x)?);
+    whole_rows::add_bias(checks.gpu, out.view(), gbias.view())?;
+    let expected: Vec<f64> = (0..t * h).map(|i| wide[i] + f64::from(bias[i % h])).collect();
+    checks.close::<E>(&format!("add_bias of {what} in {:?}", f32::DTYPE), &out, &expected)
+}

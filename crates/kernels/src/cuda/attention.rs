@@ -1,0 +1,424 @@
+//! Attention over flat tokens, forward and backward. The definition is [`crate::cpu::attention`]; scores are
+//! never written to device memory.
+//!
+//! Legend: T tokens of the flat batch, S tokens of one sequence, A heads, D = head size, H = A·D. `qkv` is T×3H, `out`
+//! T×H, `log_sums` A×T in f32.
+//!
+//! bf16 with a head size of 32, 64, 96 or 128 runs on tensor cores (attention.cu; for 64 on Hopper,
+//! attention_hopper.cu); f32 and every other head size up to 256 runs one warp a row (attention_plain.cu), which is
+//! right but not fast.
+
+use super::compile::Source;
+use super::error::Result;
+use super::gpu::{Argument, DType, Dropout, Gpu, Launch, Purpose, STORES, View, store};
+
+/// Attention on tensor cores.
+pub static SOURCE: Source = Source {
+    name: "attention.cu",
+    text: concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention.cu")),
+    variants: &[&[HEAD_SIZES, DROPOUTS]],
+};
+
+/// The same for Hopper and a head size of 64. For other targets it is empty.
+pub static HOPPER: Source = Source {
+    name: "attention_hopper.cu",
+    text: concat!(
+        "#define HEAD_SIZE 64\n",
+        include_str!("kernels/attention.cuh"),
+        include_str!("kernels/attention_hopper.cu")
+    ),
+    variants: &[&[DROPOUTS]],
+};
+
+/// Attention for everything else.
+pub static PLAIN: Source =
+    Source { name: "attention_plain.cu", text: include_str!("kernels/attention_plain.cu"), variants: &[&[STORES]] };
+
+const HEAD_SIZES: &[&str] = &["HEAD_SIZE=32", "HEAD_SIZE=64", "HEAD_SIZE=96", "HEAD_SIZE=128"];
+const DROPOUTS: &[&str] = &["DROPOUT=false", "DROPOUT=true"];
+
+/// Rows that a block of threads works on.
+const TILE: usize = 128;
+
+/// Head sizes above this do not fit the registers of a warp.
+pub const LARGEST_HEAD: usize = 256;
+
+/// u32 numbers of an item: first token, tokens, number in the global batch, which 128 rows.
+const ITEM: usize = 4;
+
+/// How many items a table has: one for every 128 tokens of a sequence with more than 128, one for every other sequence.
+///
+/// A recorded graph is played with the room that it was recorded with: items that a batch does not need do nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Items of sequences with more than 128 tokens.
+    pub long: usize,
+    /// Items of sequences with 65 to 128 tokens.
+    pub middle: usize,
+    /// Items of the others.
+    pub short: usize,
+}
+
+impl Room {
+    /// What a batch needs: `offsets` tells where each sequence begins, and the end of the last.
+    pub fn of(offsets: &[u32]) -> Self {
+        let mut room = Self::default();
+        for tokens in lengths(offsets) {
+            let [long, middle, short] = [&mut room.long, &mut room.middle, &mut room.short];
+            *[short, middle, long][class(tokens)] += tokens.div_ceil(TILE);
+        }
+        room
+    }
+
+    /// How many u32 numbers a table of this room has.
+    pub fn numbers(self) -> usize {
+        ITEM * self.items()
+    }
+
+    fn items(self) -> usize {
+        self.long + self.middle + self.short
+    }
+
+    /// Whether a batch that needs this much fits.
+    pub fn holds(self, needed: Self) -> bool {
+        needed.long <= self.long && needed.middle <= self.middle && needed.short <= self.short
+    }
+
+    /// Room for both, with some to spare where it had to grow, so that it seldom has to again.
+    pub fn grown_for(self, needed: Self) -> Self {
+        let grown = |have: usize, need: usize| {
+            if need <= have { have } else { need.next_multiple_of(need.div_ceil(16).max(8)) }
+        };
+        Self {
+            long: grown(self.long, needed.long),
+            middle: grown(self.middle, needed.middle),
+            short: grown(self.short, needed.short),
+        }
+    }
+}
+
+/// 0 for at most 64 tokens, 1 for at most 128, else 2.
+fn class(tokens: usize) -> usize {
+    usize::from(tokens > TILE / 2) + usize::from(tokens > TILE)
+}
+
+/// Writes the table of a batch, to be copied to the GPU with it: long sequences first, then middle, then short ones, of
+/// each kind the longest first, so that no block of threads begins its long work when the others are done.
+///
+/// `numbers` are the sequences' numbers in the global batch, by which dropout draws. Every token of the batch belongs
+/// to a sequence: what fills a batch up is a sequence too. `table` has [`Room::numbers`] numbers, for at least
+/// [`Room::of`] the batch.
+pub fn write_table(offsets: &[u32], numbers: &[u32], room: Room, table: &mut [u32]) {
+    assert!(table.len() == room.numbers(), "attention: the table has {} numbers", table.len());
+    let needed = Room::of(offsets);
+    assert!(room.holds(needed), "attention: {needed:?} does not fit {room:?}");
+    table.fill(0);
+    let (long, rest) = table.split_at_mut(ITEM * room.long);
+    let (middle, short) = rest.split_at_mut(ITEM * room.middle);
+    let mut classes = [short, middle, long].map(|items| items.chunks_exact_mut(ITEM));
+    for sequence in by_length(offsets) {
+        let (first, tokens) = (offsets[sequence], offsets[sequence + 1] - offsets[sequence]);
+        for (block, item) in (0..tokens.div_ceil(TILE as u32)).zip(&mut classes[class(tokens as usize)]) {
+            item.copy_from_slice(&[first, tokens, numbers[sequence], block]);
+        }
+    }
+}
+
+fn lengths(offsets: &[u32]) -> impl Iterator<Item = usize> {
+    offsets.windows(2).map(|w| (w[1] - w[0]) as usize)
+}
+
+/// Sequences, the longest first; equal ones in their order.
+fn by_length(offsets: &[u32]) -> Vec<usize> {
+    assert!(offsets.first().is_none_or(|first| *first == 0), "attention: offsets begin with 0");
+    assert!(offsets.windows(2).all(|w| w[0] < w[1]), "attention: every sequence has at least one token");
+    let mut order: Vec<usize> = (0..offsets.len().saturating_sub(1)).collect();
+    order.sort_by_key(|i| std::cmp::Reverse(offsets[i + 1] - offsets[*i]));
+    order
+}
+
+/// The sizes of an attention over a flat batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// What [`write_table`] gives, on the GPU.
+    pub table: View<'a>,
+    /// The table's room.
+    pub room: Room,
+    /// T: where the last sequence of the table ends.
+    pub tokens: usize,
+    /// A.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+    /// Whether a token sees only itself and what stands before it.
+    pub causal: bool,
+}
+
+/// What kernels take; as `struct Arguments` of attention.cu.
+#[repr(C)]
+struct Arguments<'a> {
+    qkv: u64,
+    out: u64,
+    dout: u64,
+    result: u64,
+    log_sums: u64,
+    terms: u64,
+    dqueries: u64,
+    items: u64,
+    tokens: u32,
+    heads: u32,
+    head_size: u32,
+    causal: u32,
+    keys: [u32; 20],
+    dropout: Dropout<'a>,
+}
+
+// SAFETY: `struct Arguments` of both sources has the same fields.
+unsafe impl Argument for Arguments<'_> {}
+
+impl<'a> Attention<'a> {
+    fn hidden(&self) -> usize {
+        self.heads * self.head_size
+    }
+
+    #[track_caller]
+    fn check(&self, qkv: View<'_>, out: View<'_>, log_sums: View<'_>) {
+        let (t, h) = (self.tokens, self.hidden());
+        assert!(matches!(qkv.dtype(), DType::F32 | DType::Bf16), "attention: qkv is {:?}", qkv.dtype());
+        assert!((1..=LARGEST_HEAD).contains(&self.head_size), "attention: a head size of {}", self.head_size);
+        qkv.expect("attention", "qkv", t * 3 * h, qkv.dtype());
+        out.expect("attention", "the output", t * h, qkv.dtype());
+        log_sums.expect("attention", "the log-sums", self.heads * t, DType::F32);
+        self.table.expect("attention", "the table", self.room.numbers(), DType::U32);
+    }
+
+    fn arguments(
+        &self,
+        qkv: View<'_>,
+        log_sums: View<'_>,
+        result: View<'_>,
+        dropout: Option<Dropout<'a>>,
+    ) -> Arguments<'a> {
+        Arguments {
+            qkv: qkv.address(),
+            out: 0,
+            dout: 0,
+            result: result.address(),
+            log_sums: log_sums.address(),
+            terms: 0,
+            dqueries: 0,
+            items: 0,
+            tokens: self.tokens as u32,
+            heads: self.heads as u32,
+            head_size: self.head_size as u32,
+            causal: u32::from(self.causal),
+            keys: dropout.map_or([0; 20], |dropout| dropout.keys()),
+            dropout: Dropout::argument(dropout),
+        }
+    }
+
+    /// Whether attention_hopper.cu applies, where attention.cu does.
+    fn hopper(&self, gpu: &Gpu) -> bool {
+        gpu.capability() == (9, 0) && self.head_size == 64
+    }
+
+    /// The variant of attention.cu for these sizes; none where it does not apply.
+    fn fast(&self, gpu: &Gpu, views: &[View<'_>], shared: usize, dropout: bool) -> Option<[&'static str; 2]> {
+        let size = match self.head_size {
+            32 => 0,
+            64 => 1,
+            96 => 2,
+            128 => 3,
+            _ => return None,
+        };
+        let even = views.iter().all(|view| view.dtype() == DType::Bf16 && view.is_aligned());
+        (even && shared <= largest_shared(gpu)).then_some([HEAD_SIZES[size], DROPOUTS[usize::from(dropout)]])
+    }
+
+    /// Launches a kernel for `count` items from `first` on.
+    ///
+    /// # Safety
+    /// As [`Gpu::launch`].
+    unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        (source, variant, kernel): (&'static Source, &[&str], &'static str),
+        (first, count): (usize, usize),
+        (threads, shared): (usize, usize),
+        arguments: &mut Arguments<'_>,
+    ) -> Result<()> {
+        // A grid has at most 65,535 rows.
+        for start in (0..count).step_by(65_535) {
+            let rows = (count - start).min(65_535);
+            arguments.items = self.table.part(ITEM * (first + start), ITEM * rows).address();
+            let grid = (self.heads as u32, rows as u32);
+            let launch = Launch { grid, threads: threads as u32, shared: shared as u32 };
+            // SAFETY: the caller's promise.
+            unsafe { gpu.launch(source, variant, kernel, launch, &[arguments])? };
+        }
+        Ok(())
+    }
+
+    /// Threads of a block of attention.cu: 32 rows a warp, or 16.
+    fn threads(&self) -> usize {
+        if self.head_size <= 64 { 128 } else { 256 }
+    }
+
+    /// Bytes of a tile of queries, keys, values or gradients.
+    fn tile(&self) -> usize {
+        TILE * self.head_size * 2
+    }
+}
+
+/// Threads of a block of attention_hopper.cu.
+const HOPPER_THREADS: usize = 256;
+
+/// Threads of a block of attention_plain.cu.
+const PLAIN_THREADS: usize = 256;
+
+/// The shared memory that a block of threads can have, by the compute capability (CUDA C++ Programming Guide, table of
+/// technical specifications).
+fn largest_shared(gpu: &Gpu) -> usize {
+    match gpu.capability() {
+        (8, 0) | (8, 7) => 163 << 10,
+        (9, 0) | (10, _) => 227 << 10,
+        _ => 99 << 10,
+    }
+}
+
+/// out (T×H) = attention of `qkv` (T×3H); `log_sums` (A×T) gets the logarithm of each softmax's denominator.
+pub fn forward<'a>(
+    gpu: &Gpu,
+    qkv: View<'_>,
+    shape: Attention<'a>,
+    dropout: Option<Dropout<'a>>,
+    out: View<'_>,
+    log_sums: View<'_>,
+) -> Result<()> {
+    shape.check(qkv, out, log_sums);
+    let mut arguments = shape.arguments(qkv, log_sums, out, dropout);
+    let shared = 3 * shape.tile();
+    let items = (0, shape.room.items());
+    // SAFETY: all lengths were checked; the kernels stay within the sequences of the table.
+    unsafe {
+        let Some(variant) = shape.fast(gpu, &[qkv, out], shared, dropout.is_some()) else {
+            let kernel = (&PLAIN, &[store(qkv.dtype())][..], "forward");
+            return shape.launch(gpu, kernel, items, (PLAIN_THREADS, 0), &mut arguments);
+        };
+        let kernel = (&SOURCE, &variant[..], "forward");
+        let block = (shape.threads(), shared);
+        if !shape.hopper(gpu) {
+            return shape.launch(gpu, kernel, items, block, &mut arguments);
+        }
+        // For short sequences more and smaller blocks of threads are faster; where there are many of them, they take
+        // the middle ones along, because two launches one after the other cost more than they gain.
+        let Room { long, middle, short } = shape.room;
+        let others = if short > middle / 4 { long } else { long + middle };
+        let hopper = (&HOPPER, &variant[1..], "forward");
+        shape.launch(gpu, hopper, (0, others), (HOPPER_THREADS, shared), &mut arguments)?;
+        shape.launch(gpu, kernel, (others, items.1 - others), block, &mut arguments)
+    }
+}
+
+/// Gradients of [`forward`]: `dqkv` (T×3H) is written. `out` and `log_sums` are what it gave.
+pub fn backward<'a>(
+    gpu: &Gpu,
+    qkv: View<'_>,
+    shape: Attention<'a>,
+    dropout: Option<Dropout<'a>>,
+    out: View<'_>,
+    log_sums: View<'_>,
+    dout: View<'_>,
+    dqkv: View<'_>,
+) -> Result<()> {
+    shape.check(qkv, out, log_sums);
+    dout.expect("attention", "the output's gradient", out.len(), qkv.dtype());
+    dqkv.expect("attention", "the gradient", qkv.len(), qkv.dtype());
+    let (t, long) = (shape.tokens, shape.room.long);
+    let mut arguments = shape.arguments(qkv, log_sums, dqkv, dropout);
+    (arguments.out, arguments.dout) = (out.address(), dout.address());
+    // Sums and queries of 128 rows, keys, values and gradients; then the scores' gradients, 128 × 128 or 128 × 64.
+    let (shared, shared_long) = (1024 + 4 * shape.tile() + 2 * TILE * TILE, 1024 + 4 * shape.tile() + TILE * TILE);
+    let (items, rest) = (shape.room.items(), shape.room.items() - long);
+    // SAFETY: all lengths were checked; the kernels stay within the sequences of the table, and the work space has a
+    // pair of numbers for every token and head, and a number for every number of the queries.
+    unsafe {
+        let Some(variant) = shape.fast(gpu, &[qkv, out, dout, dqkv], shared, dropout.is_some()) else {
+            arguments.terms = gpu.scratch(Purpose::Attention, 4 * shape.heads * t)?;
+            for name in ["backward_queries", "backward_keys"] {
+                let kernel = (&PLAIN, &[store(qkv.dtype())][..], name);
+                shape.launch(gpu, kernel, (0, items), (PLAIN_THREADS, 0), &mut arguments)?;
+            }
+            return Ok(());
+        };
+        let (source, variant, threads) = match shape.hopper(gpu) {
+            true => (&HOPPER, &variant[1..], HOPPER_THREADS),
+            false => (&SOURCE, &variant[..], shape.threads()),
+        };
+        if long > 0 {
+            let terms = (8 * shape.heads * t).next_multiple_of(16);
+            arguments.terms = gpu.scratch(Purpose::Attention, terms + 4 * t * shape.hidden())?;
+            arguments.dqueries = arguments.terms + terms as u64;
+            let kernel = (source, variant, "backward_long");
+            shape.launch(gpu, kernel, (0, long), (threads, shared_long), &mut arguments)?;
+        }
+        shape.launch(gpu, (source, variant, "backward"), (long, rest), (threads, shared), &mut arguments)
+    }
+}
+
+/// The probabilities of every sequence, one after the other: A×S×S each, before dropout. For people to look at.
+///
+/// `offsets` are those that the table was written from, without room to spare.
+pub fn probabilities(gpu: &Gpu, qkv: View<'_>, shape: Attention<'_>, offsets: &[u32], out: View<'_>) -> Result<()> {
+    let squares = |tokens: usize| shape.heads * tokens * tokens;
+    let all = lengths(offsets).map(squares).sum();
+    out.expect("attention", "the probabilities", all, DType::F32);
+    assert!(Room::of(offsets) == shape.room, "attention: the table has room to spare");
+    let starts: Vec<usize> = lengths(offsets)
+        .scan(0, |end, tokens| {
+            *end += squares(tokens);
+            Some(*end - squares(tokens))
+        })
+        .collect();
+    // By length: the order of the table.
+    let mut next = 0;
+    for sequence in by_length(offsets) {
+        let tokens = (offsets[sequence + 1] - offsets[sequence]) as usize;
+        let count = tokens.div_ceil(TILE);
+        let part = out.part(starts[sequence], squares(tokens));
+        let mut arguments = shape.arguments(qkv, part, qkv, None);
+        let kernel = (&PLAIN, &[store(qkv.dtype())][..], "probabilities");
+        // SAFETY: the kernel reads `qkv` and writes A·S² numbers where log-sums go otherwise.
+        unsafe { shape.launch(gpu, kernel, (next, count), (PLAIN_THREADS, 0), &mut arguments)? };
+        next += count;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_hold_every_row_once_and_the_longest_first() {
+        let offsets = [0, 5, 305, 433, 434, 563, 1263];
+        let numbers = [10, 11, 12, 13, 14, 15];
+        assert_eq!(Room::of(&offsets), Room { long: 3 + 2 + 6, middle: 1, short: 2 });
+        let room = Room { long: 12, middle: 1, short: 4 };
+        let mut table = vec![7; room.numbers()];
+        write_table(&offsets, &numbers, room, &mut table);
+        let items: Vec<&[u32]> = table.chunks(ITEM).collect();
+        assert_eq!(items[0], [563, 700, 15, 0]);
+        assert_eq!(items[5], [563, 700, 15, 5]);
+        assert_eq!(items[6], [5, 300, 11, 0]);
+        assert_eq!(items[10], [434, 129, 14, 1]);
+        assert_eq!(items[11], [0; 4]);
+        assert_eq!(items[12..15], [[305, 128, 12, 0], [0, 5, 10, 0], [433, 1, 13, 0]]);
+        assert_eq!(items[15..], [[0; 4]; 2]);
+    }
+
+    #[test]
+    fn the_arguments_are_as_long_as_the_kernels_take_them() {
+        assert_eq!(size_of::<Arguments<'_>>(), 8 * 8 + 4 * 4 + 20 * 4 + 32);
+    }
+}

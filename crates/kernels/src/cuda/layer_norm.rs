@@ -1,0 +1,191 @@
+//! LayerNorm with what BERT puts around it: y = drop(LN(residual + drop(x + bias))). The definition is
+//! [`crate::cpu::layer_norm`].
+//!
+//! Legend: T rows, H columns. The statistics are f32 and kept for the backward.
+
+use super::compile::Source;
+use super::error::Result;
+use super::gpu::{Argument, DType, Dropout, EVENS, Gpu, Launch, Purpose, STORES, View, address, even, store};
+use super::reduce::{self, Sum};
+use super::rows::warps;
+
+/// LayerNorm and the embeddings before it.
+pub static SOURCE: Source = Source {
+    name: "layer_norm.cu",
+    text: include_str!("kernels/layer_norm.cu"),
+    variants: &[
+        &[STORES, &["EVEN=true"], &["UNITS=1", "UNITS=2", "UNITS=3", "UNITS=4"]],
+        &[STORES, &["EVEN=false"], &["UNITS=4"]],
+        &[STORES, EVENS, &["LONG"]],
+        &[STORES, EVENS, &["TABLE=float", "TABLE=bf16"]],
+        &[&["STORE=float"], EVENS, &["BLOCK_THREADS=640 AHEAD_OF=2", "BLOCK_THREADS=1024 AHEAD_OF=1"], AFTERS],
+        &[&["STORE=bf16"], EVENS, &["BLOCK_THREADS=640 AHEAD_OF=4", "BLOCK_THREADS=1024 AHEAD_OF=2"], AFTERS],
+    ],
+};
+
+const AFTERS: &[&str] = &["AFTER=false", "AFTER=true"];
+
+/// Where dropout is applied around the normalisation, and how its rows are counted.
+#[derive(Clone, Copy, Default)]
+pub struct Drops<'a> {
+    /// On x, before the residual is added.
+    pub before: Option<Dropout<'a>>,
+    /// On the output.
+    pub after: Option<Dropout<'a>>,
+    /// T×2: sequence and position of each row; unused where both are off.
+    pub rows: Option<View<'a>>,
+}
+
+impl Drops<'_> {
+    fn check(&self, rows: usize) {
+        match self.rows {
+            Some(view) => view.expect("layer_norm", "the rows' places", 2 * rows, DType::U32),
+            None => assert!(self.before.is_none() && self.after.is_none(), "layer_norm: dropout without places"),
+        }
+    }
+}
+
+/// The most columns of a row that a warp holds in registers.
+pub(crate) const REGISTERS: usize = 1024;
+
+/// How many units of 256 columns a row has; odd rows have room for the most.
+pub(crate) fn units(h: usize, even: &str) -> &'static str {
+    match h.div_ceil(256) {
+        _ if h > REGISTERS => "LONG",
+        _ if even == EVENS[1] => "UNITS=4",
+        1 => "UNITS=1",
+        2 => "UNITS=2",
+        3 => "UNITS=3",
+        _ => "UNITS=4",
+    }
+}
+
+/// Normalises rows: `x` (T×H) becomes residual + drop(x + bias), `y` gets the output, `statistics` (T×2, f32) mean and
+/// 1/deviation of each row.
+///
+/// The bias (H, f32) is that of the layer that made x: added here it costs nothing, added by the product it costs up to a
+/// sixth of the product.
+pub fn forward(
+    gpu: &Gpu,
+    x: View<'_>,
+    bias: Option<View<'_>>,
+    residual: Option<View<'_>>,
+    gamma: View<'_>,
+    beta: View<'_>,
+    epsilon: f32,
+    drops: Drops<'_>,
+    y: View<'_>,
+    statistics: View<'_>,
+) -> Result<()> {
+    let h = gamma.len();
+    let rows = x.rows("layer_norm", h);
+    gamma.expect("layer_norm", "gamma", h, DType::F32);
+    beta.expect("layer_norm", "beta", h, DType::F32);
+    y.expect("layer_norm", "the output", x.len(), x.dtype());
+    statistics.expect("layer_norm", "the statistics", 2 * rows, DType::F32);
+    if let Some(residual) = residual {
+        residual.expect("layer_norm", "the residual", x.len(), x.dtype());
+    }
+    drops.check(rows);
+    if let Some(bias) = bias {
+        bias.expect("layer_norm", "the bias", h, DType::F32);
+    }
+    let even = even(h, &[x, y, residual.unwrap_or(x), gamma, beta, bias.unwrap_or(gamma)]);
+    let variant = [store(x.dtype()), even, units(h, even)];
+    let launch = if h > REGISTERS { Launch::new(rows, 256) } else { warps(rows) };
+    let (before, after) = (Dropout::argument(drops.before), Dropout::argument(drops.after));
+    // SAFETY: rows×h numbers, h of gamma and beta, two statistics and two numbers of the place for each row.
+    unsafe {
+        let arguments: [&dyn Argument; 13] = [
+            &x.address(),
+            &address(bias),
+            &address(residual),
+            &gamma.address(),
+            &beta.address(),
+            &epsilon,
+            &before,
+            &after,
+            &address(drops.rows),
+            &y.address(),
+            &statistics.address(),
+            &(rows as u32),
+            &(h as u32),
+        ];
+        gpu.launch(&SOURCE, &variant, "forward", launch, &arguments)
+    }
+}
+
+/// The gradient of [`forward`]: `dsum` (T×H) gets the residual's gradient, `dx`, where dropout stood before, that of x
+/// (without it they are the same). `dgamma` and `dbeta` get their sums, and so does `dbias`, where given: the sums of the
+/// columns of x's gradient, which is the gradient of the bias of the layer that made x.
+pub fn backward(
+    gpu: &Gpu,
+    dy: View<'_>,
+    sum: View<'_>,
+    statistics: View<'_>,
+    gamma: View<'_>,
+    drops: Drops<'_>,
+    dsum: View<'_>,
+    dx: Option<View<'_>>,
+    dgamma: Sum<'_>,
+    dbeta: Sum<'_>,
+    dbias: Option<Sum<'_>>,
+) -> Result<()> {
+    let h = gamma.len();
+    let rows = sum.rows("layer_norm", h);
+    gamma.expect("layer_norm", "gamma", h, DType::F32);
+    dy.expect("layer_norm", "the output's gradient", sum.len(), sum.dtype());
+    dsum.expect("layer_norm", "the sum's gradient", sum.len(), sum.dtype());
+    statistics.expect("layer_norm", "the statistics", 2 * rows, DType::F32);
+    assert!(dx.is_some() == drops.before.is_some(), "layer_norm: dx is wanted just where dropout stands before");
+    if let Some(dx) = dx {
+        dx.expect("layer_norm", "the input's gradient", sum.len(), sum.dtype());
+    }
+    assert!(h <= 8192, "layer_norm: {h} columns are more than its backward can hold");
+    drops.check(rows);
+    if rows == 0 {
+        return Ok(());
+    }
+    // A group of threads has whole rows; a block has as many groups as there is room for. Each thread needs 64 bytes for a
+    // pair of rows in bf16, and one for sums.
+    let threads = h.div_ceil(8).next_multiple_of(32);
+    let even = even(h, &[dy, sum, dsum, dx.unwrap_or(dsum), gamma]);
+    let (size, most, each) = match (threads > 640, sum.dtype()) {
+        (false, DType::Bf16) => ("BLOCK_THREADS=640 AHEAD_OF=4", 640, 1 + 4 * 64),
+        (false, _) => ("BLOCK_THREADS=640 AHEAD_OF=2", 640, 1 + 2 * 128),
+        (true, DType::Bf16) => ("BLOCK_THREADS=1024 AHEAD_OF=2", 1024, 1 + 2 * 64),
+        (true, _) => ("BLOCK_THREADS=1024 AHEAD_OF=1", 1024, 1 + 128),
+    };
+    let groups = (most.min(gpu.shared_memory() / each) / threads).clamp(1, 15);
+    let blocks = gpu.multiprocessors().min(rows.div_ceil(2 * groups));
+    let sets = if dbias.is_some() { 3 } else { 2 };
+    let partial = gpu.scratch(Purpose::Sums, blocks * sets * h * 4)?;
+    let launch = Launch {
+        grid: (blocks as u32, 1),
+        threads: (groups * threads) as u32,
+        shared: (groups * threads * each) as u32,
+    };
+    let variant = [store(sum.dtype()), even, size, AFTERS[usize::from(drops.after.is_some())]];
+    let (before, after) = (Dropout::argument(drops.before), Dropout::argument(drops.after));
+    // SAFETY: as in `forward`, and room for the sums of each block.
+    unsafe {
+        let arguments: [&dyn Argument; 14] = [
+            &dy.address(),
+            &sum.address(),
+            &statistics.address(),
+            &gamma.address(),
+            &before,
+            &after,
+            &address(drops.rows),
+            &dsum.address(),
+            &address(dx),
+            &partial,
+            &(rows as u32),
+            &(h as u32),
+            &(threads as u32),
+            &u32::from(dbias.is_some()),
+        ];
+        gpu.launch(&SOURCE, &variant, "backward", launch, &arguments)?;
+    }
+    reduce::finish_sets(gpu, partial, blocks, h, sets, [Some(dgamma), Some(dbeta), dbias])
+}

@@ -1,0 +1,263 @@
+//! What is done with whole rows of a T×H matrix: picking, adding back, dropout, pooling over sequences, and the plain
+//! passes over any numbers. The definition is [`crate::cpu::rows`].
+
+use crate::cpu::activation::Activation;
+
+use super::activation::{self, STRIPS, aligned, blocks};
+use super::compile::Source;
+use super::error::Result;
+use super::gpu::{Argument, DType, Dropout, EVENS, Gpu, Launch, Native, Purpose, STORES, View, even, store};
+use super::reduce::Strips;
+
+/// Picking, adding back, pooling.
+pub static SOURCE: Source =
+    Source { name: "rows.cu", text: include_str!("kernels/rows.cu"), variants: &[&[STORES, OUTS, EVENS]] };
+
+/// Sorting of indices.
+pub static SORT: Source = Source { name: "sort.cu", text: include_str!("kernels/sort.cu"), variants: &[&[]] };
+
+const OUTS: &[&str] = &["OUT=float", "OUT=bf16"];
+
+fn variant(x: View<'_>, out: View<'_>, h: usize) -> [&'static str; 3] {
+    [store(x.dtype()), OUTS[usize::from(out.dtype() == DType::Bf16)], even(h, &[x, out])]
+}
+
+/// Warps of a block where each has a row.
+const WARPS: usize = 4;
+
+/// A warp for each row.
+pub(crate) fn warps(rows: usize) -> Launch {
+    Launch::new(rows.div_ceil(WARPS), WARPS * 32)
+}
+
+/// A row that stands for nothing: what fills rows up to the number that a graph was recorded with.
+pub const NOWHERE: u32 = u32::MAX;
+
+/// Row i of `out` becomes row `rows[i]` of `x`, in the dtype of `out`; zeros where that is [`NOWHERE`]. Rows have `h` columns.
+pub fn gather(gpu: &Gpu, x: View<'_>, h: usize, rows: View<'_>, out: View<'_>) -> Result<()> {
+    rows.expect("gather", "the rows", out.rows("gather", h), DType::U32);
+    let variant = variant(x, out, h);
+    let (count, limit, h) = (rows.len() as u32, x.rows("gather", h) as u32, h as u32);
+    // SAFETY: the kernel checks rows against the limit.
+    unsafe {
+        let (x, rows, out) = (x.address(), rows.address(), out.address());
+        let arguments: [&dyn Argument; 7] = [&x, &rows, &out, &count, &limit, &h, &gpu.fault()];
+        gpu.launch(&SOURCE, &variant, "gather", warps(count as usize), &arguments)
+    }
+}
+
+/// Row i of `dy` is added to row `rows[i]` of `dx`, or written over it, with zeros in all rows that are not named: the
+/// gradient of [`gather`] where no row but [`NOWHERE`] is named twice, as it is with predicted tokens.
+///
+/// Of a row that is named twice, one of the two would be lost: use [`scatter_add`] there.
+pub fn scatter_distinct(
+    gpu: &Gpu,
+    dy: View<'_>,
+    h: usize,
+    rows: View<'_>,
+    dx: View<'_>,
+    zero_first: bool,
+) -> Result<()> {
+    rows.expect("scatter", "the rows", dy.rows("scatter", h), DType::U32);
+    if zero_first {
+        gpu.fill_zero(dx)?;
+    }
+    let variant = variant(dy, dx, h);
+    let (count, limit, h) = (rows.len() as u32, dx.rows("scatter", h) as u32, h as u32);
+    // SAFETY: the kernel checks rows against the limit.
+    unsafe {
+        let (dy, rows, dx, add) = (dy.address(), rows.address(), dx.address(), u32::from(!zero_first));
+        let arguments: [&dyn Argument; 8] = [&dy, &rows, &dx, &count, &limit, &h, &add, &gpu.fault()];
+        gpu.launch(&SOURCE, &variant, "scatter", warps(count as usize), &arguments)
+    }
+}
+
+/// Room for indices in ascending order and the places that they come from; equal ones in the order of their places.
+#[derive(Clone, Copy, Debug)]
+pub struct Sorted<'a> {
+    /// The indices, ascending (u32).
+    pub keys: View<'a>,
+    /// Where each of them stood (u32).
+    pub order: View<'a>,
+}
+
+/// Keys of a block of sort.cu.
+const TILE: usize = 8 * 8 * 32;
+
+/// Sorts indices below `limit` into `sorted`. One at or above it stands somewhere among the others, and [`scatter_add`]
+/// reports it.
+pub fn sort(gpu: &Gpu, indices: View<'_>, limit: usize, sorted: Sorted<'_>) -> Result<()> {
+    let n = indices.len();
+    indices.expect("sort", "the indices", n, DType::U32);
+    sorted.keys.expect("sort", "the keys", n, DType::U32);
+    sorted.order.expect("sort", "the order", n, DType::U32);
+    if n == 0 {
+        return Ok(());
+    }
+    // Eight bits a pass.
+    let passes = (usize::BITS - limit.saturating_sub(1).leading_zeros()).div_ceil(8).max(1) as usize;
+    let tiles = n.div_ceil(TILE);
+    let counts = 256 * tiles;
+    let scratch = gpu.scratch(Purpose::Sort, (counts + 2 * n) * 4)?;
+    let spare = [scratch + (counts * 4) as u64, scratch + ((counts + n) * 4) as u64];
+    let own = [sorted.keys.address(), sorted.order.address()];
+    let (mut keys, mut order) = (indices.address(), 0u64);
+    for pass in 0..passes {
+        // The last pass writes to `sorted`, the one before to the spare room, and so on.
+        let to = if (passes - 1 - pass).is_multiple_of(2) { own } else { spare };
+        let (count, shift) = (n as u32, 8 * pass as u32);
+        let launch = Launch::new(tiles, 256);
+        // SAFETY: n indices on each side, 256 counts a tile; no pass writes what it reads.
+        unsafe {
+            gpu.launch(&SORT, &[], "histogram", launch, &[&keys, &scratch, &count, &shift])?;
+            gpu.launch(&SORT, &[], "exclusive_sums", Launch::new(1, 1024), &[&scratch, &(counts as u32)])?;
+            gpu.launch(&SORT, &[], "reorder", launch, &[&keys, &order, &scratch, &to[0], &to[1], &count, &shift])?;
+        }
+        [keys, order] = to;
+    }
+    Ok(())
+}
+
+/// Sorted indices that a block of `scatter_chunks` takes.
+const CHUNK: usize = 32;
+
+/// Row i of `dy` is added to row `rows[i]` of `dx`, which is zeroed first on demand; `sorted` holds those rows.
+///
+/// Rows may repeat. Their sum is taken in f32 in the order of `rows`, in pieces with fixed borders, and rounded once.
+pub fn scatter_add(
+    gpu: &Gpu,
+    dy: View<'_>,
+    h: usize,
+    sorted: Sorted<'_>,
+    dx: View<'_>,
+    zero_first: bool,
+) -> Result<()> {
+    sorted.keys.expect("scatter_add", "the rows", dy.rows("scatter_add", h), DType::U32);
+    if zero_first {
+        gpu.fill_zero(dx)?;
+    }
+    let (count, limit) = (sorted.keys.len(), dx.rows("scatter_add", h) as u32);
+    let chunks = count.div_ceil(CHUNK);
+    let partial = gpu.scratch(Purpose::Sums, chunks * 2 * h * 4)?;
+    let variant = variant(dy, dx, h);
+    let (threads, strips) = columns(h);
+    let launch = Launch { grid: (chunks as u32, strips), threads, shared: 0 };
+    let (count, h) = (count as u32, h as u32);
+    // SAFETY: places are below the count since `sort` made them, the kernel checks keys against the limit, and there is room
+    // for two rows of sums a chunk.
+    unsafe {
+        let (keys, order) = (sorted.keys.address(), sorted.order.address());
+        let (dy, dx, fault) = (dy.address(), dx.address(), gpu.fault());
+        let arguments: [&dyn Argument; 9] = [&dy, &keys, &order, &dx, &partial, &count, &limit, &h, &fault];
+        gpu.launch(&SOURCE, &variant, "scatter_chunks", launch, &arguments)?;
+        let launch = Launch { grid: (chunks as u32, h.div_ceil(256)), threads: 256, shared: 0 };
+        let arguments: [&dyn Argument; 7] = [&keys, &partial, &dx, &count, &limit, &h, &fault];
+        gpu.launch(&SOURCE, &variant, "scatter_runs", launch, &arguments)
+    }
+}
+
+/// (threads, blocks) that cover h columns, eight a thread.
+fn columns(h: usize) -> (u32, u32) {
+    let threads = h.div_ceil(8).next_multiple_of(32).min(128);
+    (threads as u32, h.div_ceil(threads * 8) as u32)
+}
+
+/// Dropout of rows in place; `ids` is T×2: sequence and position of each. It is its own backward.
+pub fn drop(gpu: &Gpu, x: View<'_>, h: usize, dropout: Dropout<'_>, ids: View<'_>) -> Result<()> {
+    let rows = x.rows("drop", h);
+    ids.expect("drop", "the rows' places", 2 * rows, DType::U32);
+    let strips = Strips::short(h, rows);
+    let variant = [store(x.dtype()), even(h, &[x])];
+    // SAFETY: rows×h numbers.
+    unsafe {
+        let sizes = (rows as u32, h as u32, strips.chunk);
+        let arguments: [&dyn Argument; 6] = [&x.address(), &dropout, &ids.address(), &sizes.0, &sizes.1, &sizes.2];
+        gpu.launch(&STRIPS, &variant, "drop", strips.launch(), &arguments)
+    }
+}
+
+/// Row i of `out` becomes the mean of the rows `offsets[i]..offsets[i + 1]` of `x`; zeros where there are none.
+pub fn segment_mean(gpu: &Gpu, x: View<'_>, h: usize, offsets: View<'_>, out: View<'_>) -> Result<()> {
+    pool(gpu, x, h, offsets, out, false)
+}
+
+/// Row i of `out` becomes the largest of the rows `offsets[i]..offsets[i + 1]` of `x`, column by column; zeros where
+/// there are none, NaN where one of the numbers is a NaN or infinite.
+pub fn segment_max(gpu: &Gpu, x: View<'_>, h: usize, offsets: View<'_>, out: View<'_>) -> Result<()> {
+    pool(gpu, x, h, offsets, out, true)
+}
+
+/// Offsets come from a layout, which checked them: they ascend and end within x.
+fn pool(gpu: &Gpu, x: View<'_>, h: usize, offsets: View<'_>, out: View<'_>, largest: bool) -> Result<()> {
+    let segments = out.rows("pooling", h);
+    offsets.expect("pooling", "the offsets", segments + 1, DType::U32);
+    let _ = x.rows("pooling", h);
+    let (threads, strips) = columns(h);
+    let launch = Launch { grid: (segments as u32, strips), threads, shared: 0 };
+    let variant = variant(x, out, h);
+    // SAFETY: segments×h numbers go out; offsets are the caller's promise.
+    unsafe {
+        let (x, offsets, out) = (x.address(), offsets.address(), out.address());
+        let (h, largest) = (h as u32, u32::from(largest));
+        gpu.launch(&SOURCE, &variant, "pool", launch, &[&x, &offsets, &out, &h, &largest])
+    }
+}
+
+/// Divides each row by its length √Σx², or by 10⁻¹² where that is larger, in place.
+pub fn l2_normalise(gpu: &Gpu, x: View<'_>, h: usize) -> Result<()> {
+    let rows = x.rows("l2_normalise", h);
+    let (variant, sizes) = (variant(x, x, h), (rows as u32, h as u32));
+    // SAFETY: rows×h numbers.
+    unsafe { gpu.launch(&SOURCE, &variant, "l2_normalise", warps(rows), &[&x.address(), &sizes.0, &sizes.1]) }
+}
+
+/// y += x.
+pub fn add(gpu: &Gpu, x: View<'_>, y: View<'_>) -> Result<()> {
+    pass(gpu, "add", x, y)
+}
+
+/// y *= x.
+pub fn multiply(gpu: &Gpu, x: View<'_>, y: View<'_>) -> Result<()> {
+    pass(gpu, "multiply", x, y)
+}
+
+fn pass(gpu: &Gpu, kernel: &'static str, x: View<'_>, y: View<'_>) -> Result<()> {
+    y.expect(kernel, "the result", x.len(), x.dtype());
+    let (n, wide) = (x.len() as u64, aligned(&[x, y]));
+    let arguments: [&dyn Argument; 4] = [&x.address(), &y.address(), &n, &wide];
+    // SAFETY: both have n numbers.
+    unsafe { gpu.launch(&activation::SOURCE, &[store(x.dtype())], kernel, blocks(x.len()), &arguments) }
+}
+
+/// Adds a bias (f32 or the dtype of x) to every row, in place.
+pub fn add_bias(gpu: &Gpu, x: View<'_>, bias: View<'_>) -> Result<()> {
+    activation::forward(gpu, Activation::None, x, Some(bias), x)
+}
+
+/// Sets every number.
+pub fn fill(gpu: &Gpu, x: View<'_>, value: f32) -> Result<()> {
+    let _ = x.rows("fill", 1);
+    let n = x.len() as u64;
+    let launch = Launch::new(x.len().div_ceil(1024).min(16 * gpu.multiprocessors()), 256);
+    // SAFETY: n numbers.
+    unsafe { gpu.launch(&activation::SOURCE, &[store(x.dtype())], "fill", launch, &[&x.address(), &n, &value]) }
+}
+
+/// As kernels take them.
+#[repr(C)]
+struct Words([u32; 16]);
+
+// SAFETY: `struct FewWords` of elementwise.cu has the same field.
+unsafe impl Argument for Words {}
+
+/// Sets up to 64 bytes, without waiting: they travel with the launch.
+pub fn set<T: Native>(gpu: &Gpu, x: View<'_>, numbers: &[T]) -> Result<()> {
+    x.expect("set", "the target", numbers.len(), T::DTYPE);
+    let bytes: &[u8] = bytemuck::cast_slice(numbers);
+    assert!(bytes.len() <= 64 && bytes.len().is_multiple_of(4), "set: {} bytes", bytes.len());
+    let mut words = Words([0; 16]);
+    bytemuck::cast_slice_mut(&mut words.0)[..bytes.len()].copy_from_slice(bytes);
+    let count = (bytes.len() / 4) as u32;
+    // SAFETY: the target has these words.
+    unsafe { gpu.launch(&activation::SOURCE, &[STORES[0]], "set", Launch::new(1, 32), &[&x.address(), &words, &count]) }
+}

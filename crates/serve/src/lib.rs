@@ -1,0 +1,37 @@
+//! Models behind HTTP. Text Embeddings Inference's routes and OpenAI's embeddings, so that clients switch by changing a
+//! URL; beside them what those have not: masked words, entities, answers, choices, and a look inside.
+//!
+//! The way of a request: a route parses it and turns its texts into sequences (`wire`, `routes`), a model's queue joins
+//! the sequences of all requests into flat batches by their tokens (`queue`), one thread for each model computes them
+//! (`compute`), and the route makes the answer.
+//!
+//! Deliberately absent: TLS and accounts, which a proxy in front does better; signals, the environment and printing, which
+//! are the binary's; padding. Users' texts are never logged.
+#![forbid(unsafe_code)]
+
+mod answers;
+mod app;
+mod compute;
+mod error;
+mod inside;
+mod metrics;
+mod models;
+mod openapi;
+mod page;
+mod queue;
+mod routes;
+mod runs;
+mod server;
+mod settings;
+mod wire;
+
+pub use error::ServeError;
+pub use models::Source;
+pub use server::{Handle, Server};
+pub use settings::Settings;
+
+/// The request parsers over bytes in memory: for the targets in `fuzz/`, and for nothing else.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::wire::fuzz as requests;
+}

