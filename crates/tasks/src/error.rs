@@ -26,7 +26,8 @@ pub enum TaskError {
 
     /// A table has no column for something that the task needs.
     #[error(
-        "{} has no column for {role}: expected {expected}, found {found}; name the column by {flag}",
+        "{} has no column for {role}: expected {expected}, found {found}; name the column by {flag}, or by its \
+         number and with --header=false where the first row is no header",
         path.display()
     )]
     NoColumn {

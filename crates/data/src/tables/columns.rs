@@ -7,7 +7,7 @@ use super::{bad_row, text_of};
 use crate::DataError;
 use crate::documents::{LARGEST, Line, Lines, Meter, open};
 
-/// The most words of a sentence: a file without empty lines is hardly meant.
+/// The most words of a sentence, and its most bytes are [`LARGEST`]: a file without empty lines is hardly meant.
 const LONGEST_SENTENCE: usize = 1 << 16;
 
 /// A sentence of a column file.
@@ -31,7 +31,7 @@ pub fn read_sentences(
     let (source, start) = open(path, &meter)?;
     let mut lines = Lines::new(source, &start, path, &meter)?;
     let mut document = 0;
-    let mut words: Vec<(u64, Vec<String>)> = Vec::new();
+    let (mut words, mut size): (Vec<(u64, Vec<String>)>, usize) = (Vec::new(), 0);
     // What is wrong with the sentence that is being read.
     let mut problem = None;
     let mut seen = false;
@@ -54,14 +54,14 @@ pub fn read_sentences(
             false => text.starts_with("-DOCSTART-"),
         };
         if text.trim_matches([' ', '\t']).is_empty() || begins_document {
+            size = 0;
             seen |= finish(document, &mut words, &mut problem, each)?;
             document += u64::from(begins_document && seen);
             seen &= !begins_document;
         } else if !(comments && text.starts_with('#')) {
-            if words.len() == LONGEST_SENTENCE {
-                let text = format!(
-                    "a sentence of more than {LONGEST_SENTENCE} words: expected an empty line after each sentence"
-                );
+            size += text.len();
+            if words.len() == LONGEST_SENTENCE || size > LARGEST {
+                let text = "the sentence is too long: expected an empty line after each sentence";
                 problem = problem.or_else(|| Some(bad_row(path, number, text)));
                 continue;
             }

@@ -87,6 +87,10 @@ fn sentences() {
         1,
     );
     check("ner", "x.conll", "a X O\n\nb X\n", &["line 3", "2 columns", "3"], 1);
+    // A file without empty lines: refused before it fills the memory.
+    let place = Place::new();
+    let path = place.file("endless.conll", "a O\n".repeat(70_000) + "\nb O\n");
+    says(&read_as("ner", &path).unwrap_err(), &path, &["line 65537", "empty line"]);
     let reading = Reading { labels: vec!["O".to_owned(), "B-X".to_owned()], ..Reading::new(task("ner")) };
     let place = Place::new();
     let path = place.file("y.conll", "a O\n\nb O\nc B-Y\n");

@@ -106,6 +106,33 @@ fn answers_with_candidates_and_odds() {
 }
 
 #[test]
+fn answers_of_decoded_logits() {
+    use henson_text::{AnswerCandidate, Answers};
+    let candidate = |place: Option<std::ops::Range<usize>>, start_logit| AnswerCandidate {
+        place,
+        start_logit,
+        end_logit: 0.5,
+        probability: 0.5,
+    };
+    let mut answers = Answers {
+        candidates: vec![candidate(None, 2.0), candidate(Some(4..9), 1.0)],
+        chosen: Some(1),
+        null_odds: Some(1.0),
+    };
+    let Prediction::Answer { text, null_odds, candidates } = Prediction::from_answers(&answers, "Jim sings.") else {
+        panic!()
+    };
+    assert_eq!((text.as_str(), null_odds), ("sings", Some(1.0)));
+    let texts: Vec<&str> = candidates.iter().map(|candidate| candidate.text.as_str()).collect();
+    assert_eq!((texts, candidates[1].start_logit), (vec!["", "sings"], 1.0));
+    answers.chosen = Some(0);
+    assert_eq!(
+        Prediction::from_answers(&answers, "Jim sings."),
+        Prediction::Answer { text: String::new(), null_odds, candidates }
+    );
+}
+
+#[test]
 fn predictions_find_their_examples() {
     let place = Place::new();
     let data = place.file("dev.tsv", "id\tquestion1\tquestion2\tis_duplicate\n70\ta\tb\t0\n60\tc\td\t1\n");
