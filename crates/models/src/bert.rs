@@ -248,10 +248,9 @@ impl Bert {
             position: self.position_embeddings,
             segment: self.token_type_embeddings,
         };
-        let x = pass.embeddings(tables, &batch.ids, batch.layout.positions(), &batch.segments)?;
-        let norm = &self.embedding_norm;
+        let norm = (self.embedding_norm.weight, self.embedding_norm.bias, self.embedding_norm.epsilon);
         let dropout = (self.config.hidden_dropout_prob as f32, EMBEDDING_SITE);
-        pass.layer_norm_dropout(x, norm.weight, norm.bias, norm.epsilon, &batch.layout, dropout)
+        pass.embeddings_layer_norm(tables, &batch.ids, &batch.segments, &batch.layout, norm, dropout)
     }
 
     /// tanh(dense(first token)): B×H.

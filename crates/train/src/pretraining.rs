@@ -172,7 +172,9 @@ impl Plan {
             }
             Some((path, old)) => self.started_from(path, old, builder, device, dtype)?,
         };
-        Engine::new(model, parameters, self.recipe.optimizer(), self.recipe.seed)
+        let mut engine = Engine::new(model, parameters, self.recipe.optimizer(), self.recipe.seed)?;
+        engine.tape.set_recompute(self.recipe.recompute);
+        Ok(engine)
     }
 
     /// The weights of a directory; new heads and pieces start anew.

@@ -117,6 +117,8 @@ pub struct Recipe {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
 
+    /// Whether feed-forward layers compute their inner values again on the way back instead of keeping them.
+    pub recompute: bool,
     /// Steps between checkpoints; 0 for one at the end alone.
     pub checkpoint_every: u64,
     /// How many of the last checkpoints are kept, beside the best.
@@ -222,6 +224,7 @@ impl Default for Recipe {
             epsilon: 1e-6,
             clip: 1.0,
             dropout: None,
+            recompute: false,
             checkpoint_every: 1000,
             keep_checkpoints: 2,
             eval_every: 500,
@@ -234,9 +237,18 @@ impl Default for Recipe {
     }
 }
 
-/// What only watches a run, or says where the data lies (its digest is compared): it may change when the run goes on.
-const WATCHING: [&str; 7] =
-    ["data", "checkpoint_every", "keep_checkpoints", "eval_every", "eval_sequences", "log_every", "samples"];
+/// What only watches a run, changes no bit of it, or says where the data lies (its digest is compared): it may change when
+/// the run goes on.
+const WATCHING: [&str; 8] = [
+    "data",
+    "recompute",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "eval_every",
+    "eval_sequences",
+    "log_every",
+    "samples",
+];
 
 impl Recipe {
     /// Reads a recipe. `place` names it in errors; `sets` are `key=value`, applied in order on top.

@@ -321,6 +321,22 @@ fn a_left_to_right_model_trains_and_says_what_it_is() {
     assert!(config.contains("BertLMHeadModel") && config.contains("\"is_decoder\": true"), "{config}");
 }
 
+#[test]
+fn recomputing_changes_no_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let runs = ["false", "true"].map(|on| {
+        let path = directory.path().join(on);
+        run(&plan(&[&format!("recompute={on}"), "steps=6"]), &path, 2, None).unwrap();
+        (losses(&path), weights(&path))
+    });
+    assert!(runs[0] == runs[1]);
+    // It may be switched on in the middle of a run.
+    let path = directory.path().join("legs");
+    run(&plan(&["steps=6"]), &path, 2, Some(3)).unwrap();
+    run(&plan(&["recompute=true", "steps=6"]), &path, 2, None).unwrap();
+    assert!(weights(&path) == runs[0].1);
+}
+
 fn gpu() -> Device {
     Device::cuda(&CudaOptions::default()).unwrap()
 }
@@ -341,6 +357,7 @@ fn cpu_and_gpu_follow_each_other() {
         ("f32", &["steps=100", "dropout=0.1"][..], 1e-3),
         ("accumulated", &["steps=40", "accumulation=2"], 1e-3),
         ("bf16", &["steps=100", "dtype=bf16", "config.hidden_size=128"], 2e-2),
+        ("recomputed", &["steps=10", "recompute=true"], 1e-3),
     ] {
         let plan = plan(sets);
         let (cpu, cuda) = (directory.path().join(format!("{name}-cpu")), directory.path().join(format!("{name}-cuda")));

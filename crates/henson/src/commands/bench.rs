@@ -1,5 +1,6 @@
 //! Speed as users get it: whole steps through the same code as training and inference, medians of several runs.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use anyhow::Context;
 use henson_data::{Corpus, InstanceSettings, Instances, Loader, Place, Split};
 use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
 use henson_tensor::philox::Stream;
-use henson_tensor::{Builder, DType, Device, Isa, Tensor};
+use henson_tensor::{Builder, DType, Device, Isa, Reading, Tensor};
 use henson_train::objective::{self, Masked, Scales};
 use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
@@ -106,6 +107,8 @@ struct Measured<'a> {
     kernels: Option<String>,
     threads: usize,
     ms: f64,
+    /// Of a step that begins when the one before is done; the same on the CPU.
+    ms_alone: f64,
     tokens_per_s: f64,
     tflops: f64,
     peak_tflops: f64,
@@ -137,29 +140,44 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     if mode == Mode::Infer {
         bench.engine.parameters.keep_packed();
     }
-    let mut times = Vec::new();
-    for i in 0..flags.warmup + flags.steps {
-        let start = Instant::now();
-        match mode {
-            Mode::Train => bench.train_step(i as u32)?,
-            Mode::Infer => bench.infer()?,
-        }
-        if i >= flags.warmup {
-            times.push(start.elapsed().as_secs_f64());
+    let mut step = |i: u32| match mode {
+        Mode::Train => bench.train_step(i),
+        Mode::Infer => bench.infer(),
+    };
+    // On a GPU a pass runs once to see what it needs and once to be recorded.
+    for i in 0..flags.warmup.max(3) {
+        step(i as u32)?.wait()?;
+    }
+    // As the loop of training does: a few steps are under way before the first one's results are waited for.
+    let (mut times, mut under_way, mut before) = (Vec::new(), VecDeque::new(), Instant::now());
+    for i in 0..flags.steps + device.ahead() {
+        under_way.push_back(step(i as u32)?);
+        if under_way.len() > device.ahead()
+            && let Some(results) = under_way.pop_front()
+        {
+            results.wait()?;
+            times.push(before.elapsed().as_secs_f64());
+            before = Instant::now();
         }
     }
-    times.sort_by(f64::total_cmp);
-    let seconds = times[times.len() / 2];
+    for results in under_way {
+        results.wait()?;
+    }
+    let seconds = median(&mut times);
+    let mut times = Vec::new();
+    for i in 0..flags.steps {
+        let start = Instant::now();
+        step(i as u32)?.wait()?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    let alone = median(&mut times);
     let peak_mib = match device {
         Device::Cpu(_) => peak_mib(),
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
     let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
     let operations = match flags.profile {
-        true => Some(profile(&device, peak * 1e12, flags.steps, |i| match mode {
-            Mode::Train => bench.train_step(i),
-            Mode::Infer => bench.infer(),
-        })?),
+        true => Some(profile(&device, peak * 1e12, flags.steps, |i| step(i)?.wait())?),
         false => None,
     };
     let measured = Measured {
@@ -172,6 +190,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         kernels: device.isa().map(|isa: Isa| isa.to_string()),
         threads: device.threads(),
         ms: round(seconds * 1e3, 3),
+        ms_alone: round(alone * 1e3, 3),
         tokens_per_s: round((flags.batch * flags.seq) as f64 / seconds, 0),
         tflops: round(tflops, 4),
         peak_tflops: round(peak, 4),
@@ -186,6 +205,9 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     let what = if mode == Mode::Train { "a training step" } else { "a forward pass" };
     output::line(&format!("{what} of {model}, {batch}×{seq} tokens, {dtype} on {device}"))?;
     output::line(&format!("  {ms:.2} ms (median of {}), {tokens_per_s:.0} tokens/s", flags.steps))?;
+    if device.ahead() > 0 {
+        output::line(&format!("  {:.2} ms where each step waits for the one before", measured.ms_alone))?;
+    }
     output::line(&format!(
         "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
         100.0 * tflops / peak
@@ -279,7 +301,7 @@ impl ModelBench {
         Ok(Self { engine, ids, segments, rows, labels })
     }
 
-    fn train_step(&mut self, step: u32) -> anyhow::Result<()> {
+    fn train_step(&mut self, step: u32) -> anyhow::Result<Results> {
         let Self { engine, ids, segments, rows, labels } = self;
         engine.gradients.zero();
         let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / labels.len() as f32 };
@@ -298,14 +320,12 @@ impl ModelBench {
             },
         )?;
         let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
-        let (loss, norm): (f64, f64) = (loss.wait()?.iter().sum(), norm.wait()?.iter().sum());
-        anyhow::ensure!(loss.is_finite() && norm.is_finite(), "step {step}: loss {loss}, gradients' norm {norm}");
-        Ok(engine.parameters.device().synchronise()?)
+        Ok(Results(vec![loss, norm]))
     }
 
-    fn infer(&mut self) -> anyhow::Result<()> {
+    fn infer(&mut self) -> anyhow::Result<Results> {
         let Self { engine, ids, segments, .. } = self;
-        engine.look(
+        let done = engine.look(
             &[],
             |device, config| Ok(batch(device, config, ids, segments)?),
             |model, pass, batch| {
@@ -313,8 +333,26 @@ impl ModelBench {
                 Ok(Vec::new())
             },
         )?;
-        Ok(engine.parameters.device().synchronise()?)
+        Ok(Results(vec![done]))
     }
+}
+
+/// What a step will give.
+struct Results(Vec<Reading>);
+
+impl Results {
+    fn wait(self) -> anyhow::Result<()> {
+        for reading in self.0 {
+            let numbers = reading.wait()?;
+            anyhow::ensure!(numbers.iter().all(|x| x.is_finite()), "a loss or the gradients' norm is not finite: {numbers:?}");
+        }
+        Ok(())
+    }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn batch(

@@ -175,7 +175,7 @@ impl<'a> Facts<'a> {
 
 fn estimate(config: &BertConfig, parameters: usize, tokens: usize) -> Memory {
     let mib = |bytes: u64| (bytes as f64 / (1 << 20) as f64 * 10.0).round() / 10.0;
-    let memory = |dtype| henson_train::memory(config, parameters, tokens, 0.15, dtype);
+    let memory = |dtype| henson_train::memory(config, parameters, tokens, 0.15, dtype, false);
     let (f32, bf16) = (memory(DType::F32), memory(DType::Bf16));
     Memory {
         train_f32: mib(f32.training),

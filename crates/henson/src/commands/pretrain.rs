@@ -210,7 +210,8 @@ fn needed(plan: &Plan) -> u64 {
             henson_data::Objective::Causal => 1.0,
             _ => phase.instances.mask_probability,
         };
-        memory(&plan.config, plan.parameters(), tokens, predicted, plan.recipe.dtype.into()).training
+        let recipe = &plan.recipe;
+        memory(&plan.config, plan.parameters(), tokens, predicted, recipe.dtype.into(), recipe.recompute).training
     };
     plan.phases.iter().map(of_phase).max().unwrap_or(0)
 }
@@ -229,7 +230,7 @@ fn check_memory(plan: &Plan, device: &Device) -> anyhow::Result<()> {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         anyhow::bail!(
             "this run needs about {:.1} GiB, and {:.1} GiB are free: raise accumulation (now {}), lower batch_size ({}) or \
-             sequence_length ({}), use --dtype bf16, or take a smaller model",
+             sequence_length ({}), set recompute=true, use --dtype bf16, or take a smaller model",
             gib(needed),
             gib(available),
             plan.recipe.accumulation,

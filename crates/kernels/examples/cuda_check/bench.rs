@@ -168,14 +168,14 @@ fn normalisations(bench: &mut Bench<'_>) -> Result<()> {
     let (g, b, st) = (gamma.view(), beta.view(), statistics.view());
     for (name, drops) in [("dropout + residual + LayerNorm", before), ("residual + LayerNorm", none)] {
         bench.line(&format!("{name}, forward"), Work::Bytes(4 * matrix), &|| {
-            layer_norm::forward(gpu, x.view(), None, Some(residual.view()), g, b, 1e-12, drops, y.view(), st)
+            layer_norm::forward(gpu, x.view(), None, Some(residual.view()), g, b, 1e-12, drops, y.view(), Some(st))
         })?;
     }
     bench.line("bias + dropout + residual + LayerNorm, forward", Work::Bytes(4 * matrix), &|| {
         let bias = Some(sums[0].view());
-        layer_norm::forward(gpu, x.view(), bias, Some(residual.view()), g, b, 1e-12, before, y.view(), st)
+        layer_norm::forward(gpu, x.view(), bias, Some(residual.view()), g, b, 1e-12, before, y.view(), Some(st))
     })?;
-    layer_norm::forward(gpu, x.view(), None, None, g, b, 1e-12, none, y.view(), st)?;
+    layer_norm::forward(gpu, x.view(), None, None, g, b, 1e-12, none, y.view(), Some(st))?;
     for with_bias in [false, true] {
         let name = if with_bias { ", with the bias' gradient" } else { "" };
         bench.line(&format!("dropout + residual + LayerNorm, backward{name}"), Work::Bytes(4 * matrix), &|| {
@@ -192,7 +192,7 @@ fn normalisations(bench: &mut Bench<'_>) -> Result<()> {
     let wide = 4 * T * H;
     let (x32, r32, y32) = (f32s(gpu, 1, T * H)?, f32s(gpu, 2, T * H)?, gpu.empty(T * H, DType::F32)?);
     bench.line("dropout + residual + LayerNorm, forward, f32", Work::Bytes(4 * wide), &|| {
-        layer_norm::forward(gpu, x32.view(), None, Some(r32.view()), g, b, 1e-12, before, y32.view(), st)
+        layer_norm::forward(gpu, x32.view(), None, Some(r32.view()), g, b, 1e-12, before, y32.view(), Some(st))
     })?;
     let (d32, dx32) = (gpu.empty(T * H, DType::F32)?, gpu.empty(T * H, DType::F32)?);
     bench.line("dropout + residual + LayerNorm, backward, f32", Work::Bytes(4 * wide), &|| {
@@ -293,7 +293,7 @@ fn tables(bench: &mut Bench<'_>) -> Result<()> {
     // Two matrices out; what is read of the tables is small or in the cache.
     bench.line("embeddings + LayerNorm + dropout, forward", Work::Bytes(2 * 2 * T * H), &|| {
         let (g, b, st) = (gamma.view(), beta.view(), statistics.view());
-        embedding::forward_layer_norm(gpu, &lookups, g, b, 1e-12, dropout, sum.view(), y.view(), st)
+        embedding::forward_layer_norm(gpu, &lookups, g, b, 1e-12, dropout, sum.view(), y.view(), Some(st))
     })?;
     for (i, name) in ["word", "position", "segment"].into_iter().enumerate() {
         let (keys, order) = (gpu.empty(T, DType::U32)?, gpu.empty(T, DType::U32)?);

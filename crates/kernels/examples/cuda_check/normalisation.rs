@@ -100,7 +100,8 @@ fn norm<E: Number>(
     let bias = numbers::<f32>(6, h);
     let (gbias, has_bias) = (checks.up(&bias)?, before.is_some());
     let bias_view = has_bias.then(|| gbias.view());
-    kernels::forward(checks.gpu, sum.view(), bias_view, gresidual, g, b, 1e-12, drops, y.view(), statistics.view())?;
+    let kept = Some(statistics.view());
+    kernels::forward(checks.gpu, sum.view(), bias_view, gresidual, g, b, 1e-12, drops, y.view(), kept)?;
     let mut wide_x = exact(&x);
     if has_bias {
         wide_x.iter_mut().enumerate().for_each(|(i, x)| *x += f64::from(bias[i % h]));
@@ -118,6 +119,10 @@ fn norm<E: Number>(
     );
     checks.close::<E>(&format!("sum of {what}"), &sum, &expected.sum)?;
     checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
+    // Without a way back, in place.
+    let alone = checks.out(&x)?;
+    kernels::forward(checks.gpu, alone.view(), bias_view, gresidual, g, b, 1e-12, drops, alone.view(), None)?;
+    checks.close::<E>(&format!("y in place of {what}"), &alone, &expected.y)?;
 
     // The backward starts from what the forward stored, so the reference does too.
     let stored = reference::Output {
@@ -251,7 +256,7 @@ fn tables_normalised<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> 
         dropout,
         sum.view(),
         y.view(),
-        statistics.view(),
+        Some(statistics.view()),
     )?;
     let wide: Vec<Vec<f64>> = values.iter().map(|v| exact(v)).collect();
     let lookups: Vec<(&[u32], &[f64])> = ids.iter().zip(&wide).map(|(i, v)| (&i[..], &v[..])).collect();

@@ -66,7 +66,8 @@ pub fn forward(gpu: &Gpu, lookups: &[Lookup<'_>], h: usize, out: View<'_>) -> Re
     }
 }
 
-/// `sum` (T×H) becomes the sum of the tables' rows, `y` = drop(LN(sum)): what BERT begins with, in one pass.
+/// `sum` (T×H) becomes the sum of the tables' rows, `y` = drop(LN(sum)): what BERT begins with, in one pass. Without statistics
+/// there is no way back: what `sum` holds is undefined, and y may be it.
 pub fn forward_layer_norm(
     gpu: &Gpu,
     lookups: &[Lookup<'_>],
@@ -76,7 +77,7 @@ pub fn forward_layer_norm(
     dropout: Option<(Dropout<'_>, View<'_>)>,
     sum: View<'_>,
     y: View<'_>,
-    statistics: View<'_>,
+    statistics: Option<View<'_>>,
 ) -> Result<()> {
     let h = gamma.len();
     let tokens = sum.rows("embedding", h);
@@ -90,7 +91,9 @@ pub fn forward_layer_norm(
     gamma.expect("embedding", "gamma", h, DType::F32);
     beta.expect("embedding", "beta", h, DType::F32);
     y.expect("embedding", "the output", sum.len(), sum.dtype());
-    statistics.expect("embedding", "the statistics", 2 * tokens, DType::F32);
+    if let Some(statistics) = statistics {
+        statistics.expect("embedding", "the statistics", 2 * tokens, DType::F32);
+    }
     if let Some(rows) = drops.rows {
         rows.expect("embedding", "the rows' places", 2 * tokens, DType::U32);
     }
@@ -108,7 +111,7 @@ pub fn forward_layer_norm(
             &after,
             &address(drops.rows),
             &y.address(),
-            &statistics.address(),
+            &address(statistics),
             &(tokens as u32),
             &(h as u32),
             &gpu.fault(),

@@ -61,7 +61,7 @@ pub(crate) fn units(h: usize, even: &str) -> &'static str {
 }
 
 /// Normalises rows: `x` (T×H) becomes residual + drop(x + bias), `y` gets the output, `statistics` (T×2, f32) mean and
-/// 1/deviation of each row.
+/// 1/deviation of each row. Without statistics there is no way back: what x holds afterwards is undefined, and y may be x.
 ///
 /// The bias (H, f32) is that of the layer that made x: added here it costs nothing, added by the product it costs up to a
 /// sixth of the product.
@@ -75,14 +75,16 @@ pub fn forward(
     epsilon: f32,
     drops: Drops<'_>,
     y: View<'_>,
-    statistics: View<'_>,
+    statistics: Option<View<'_>>,
 ) -> Result<()> {
     let h = gamma.len();
     let rows = x.rows("layer_norm", h);
     gamma.expect("layer_norm", "gamma", h, DType::F32);
     beta.expect("layer_norm", "beta", h, DType::F32);
     y.expect("layer_norm", "the output", x.len(), x.dtype());
-    statistics.expect("layer_norm", "the statistics", 2 * rows, DType::F32);
+    if let Some(statistics) = statistics {
+        statistics.expect("layer_norm", "the statistics", 2 * rows, DType::F32);
+    }
     if let Some(residual) = residual {
         residual.expect("layer_norm", "the residual", x.len(), x.dtype());
     }
@@ -107,7 +109,7 @@ pub fn forward(
             &after,
             &address(drops.rows),
             &y.address(),
-            &statistics.address(),
+            &address(statistics),
             &(rows as u32),
             &(h as u32),
         ];

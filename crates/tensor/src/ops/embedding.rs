@@ -5,10 +5,11 @@ use henson_kernels::cpu::embedding::{self as kernels, Lookup};
 use henson_kernels::cuda::embedding as cuda_kernels;
 use henson_kernels::cuda::rows::{self as cuda_rows, Sorted};
 
+use super::layer_norm::{Around, LayerNorm};
 use super::rows::check_indices;
 use super::{Op, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{DType, Device, Kind, Param, Pass, Result, Tensor, Var};
+use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, Var};
 
 /// The tables of an embedding layer; each has one index a token.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,75 @@ impl EmbeddingTables {
 }
 
 impl Pass<'_> {
+    /// dropout(LN(`word[ids] + position[place within the sequence] + segment[segments]`)): what BERT begins with; T×H.
+    pub fn embeddings_layer_norm(
+        &mut self,
+        tables: EmbeddingTables,
+        ids: &Tensor,
+        segments: &Tensor,
+        layout: &Layout,
+        (gamma, beta, epsilon): (Param, Param, f32),
+        (p, site): (f32, u32),
+    ) -> Result<Var> {
+        let Device::Cuda(cuda) = self.device() else {
+            let x = self.embeddings(tables, ids, layout.positions(), segments)?;
+            return self.layer_norm_dropout(x, gamma, beta, epsilon, layout, (p, site));
+        };
+        let indices = [ids, layout.positions(), segments];
+        let values = self.check_tables(&tables, indices)?;
+        let (t, h) = (ids.shape().elements(), values[0].columns());
+        let (scale, shift) = (self.parameters().vector(gamma), self.parameters().vector(beta));
+        scale.check_shape("embeddings_layer_norm", "gamma", [h])?;
+        shift.check_shape("embeddings_layer_norm", "beta", [h])?;
+        let sum = Tensor::empty(self.device(), [t, h], self.dtype())?;
+        let (y, statistics) = match self.is_training() {
+            true => {
+                let y = Tensor::empty(self.device(), [t, h], self.dtype())?;
+                (y, Some(Tensor::empty(self.device(), [t, 2], DType::F32)?))
+            }
+            false => (sum.clone(), None),
+        };
+        let around = Around { after: self.dropout(p, site), rows: Some(layout.token_rows().clone()), before: None };
+        let drops = around.drops_on_gpu();
+        let timer = self.device().timer(Kind::Embedding, 0, &[&sum, &sum, &sum, &sum, &y]);
+        cuda_kernels::forward_layer_norm(
+            &cuda.gpu,
+            &lookups(&indices, &values),
+            scale.on_gpu(),
+            shift.on_gpu(),
+            epsilon,
+            drops.after.zip(drops.rows),
+            sum.on_gpu(),
+            y.on_gpu(),
+            statistics.as_ref().map(Tensor::on_gpu),
+        )?;
+        drop(timer);
+        let y = self.var(y);
+        if let (Some(out), Some(statistics)) = (y.slot(), statistics) {
+            let x = self.var(sum.clone()).slot();
+            if let Some(out) = x {
+                let indices = indices.map(Tensor::clone);
+                self.record(Op::Embedding(Embedding { tables, indices, out }));
+            }
+            let norm = LayerNorm { x, residual: None, sum, statistics, gamma, beta, bias: None, around, out };
+            self.record(Op::LayerNorm(norm));
+        }
+        Ok(y)
+    }
+
+    /// The tables' values, where all sizes are right.
+    fn check_tables(&self, tables: &EmbeddingTables, indices: [&Tensor; 3]) -> Result<[Tensor; 3]> {
+        let values = tables.all().map(|table| self.parameters().matrix(table));
+        let (t, h) = (indices[0].shape().elements(), values[0].columns());
+        for ((index, table), what) in indices.iter().zip(&values).zip(["token id", "position", "segment"]) {
+            index.check_shape("embeddings", what, [t])?;
+            index.check_dtype("embeddings", what, DType::U32)?;
+            table.check_shape("embeddings", what, [table.rows(), h])?;
+            check_indices("embeddings", what, self.device(), index, table.rows())?;
+        }
+        Ok(values)
+    }
+
     /// `word[ids] + position[positions] + segment[segments]`: T×H.
     pub fn embeddings(
         &mut self,
@@ -37,14 +107,8 @@ impl Pass<'_> {
         segments: &Tensor,
     ) -> Result<Var> {
         let indices = [ids, positions, segments];
-        let values = tables.all().map(|table| self.parameters().matrix(table));
+        let values = self.check_tables(&tables, indices)?;
         let (t, h) = (ids.shape().elements(), values[0].columns());
-        for ((index, table), what) in indices.iter().zip(&values).zip(["token id", "position", "segment"]) {
-            index.check_shape("embeddings", what, [t])?;
-            index.check_dtype("embeddings", what, DType::U32)?;
-            table.check_shape("embeddings", what, [table.rows(), h])?;
-            check_indices("embeddings", what, self.device(), index, table.rows())?;
-        }
         let out = Tensor::empty(self.device(), [t, h], self.dtype())?;
         let timer = self.device().timer(Kind::Embedding, 0, &[&out, &out, &out, &out]);
         match self.device() {
@@ -53,13 +117,7 @@ impl Pass<'_> {
                     std::array::from_fn(|i| Lookup { ids: indices[i].slice(), table: values[i].slice() });
                 kernels::forward(&cpu.kernels, &lookups, h, out.slice_mut::<E>());
             }),
-            Device::Cuda(cuda) => {
-                let lookups: [cuda_kernels::Lookup<'_>; 3] = std::array::from_fn(|i| cuda_kernels::Lookup {
-                    ids: indices[i].on_gpu(),
-                    table: values[i].on_gpu(),
-                });
-                cuda_kernels::forward(&cuda.gpu, &lookups, h, out.on_gpu())?;
-            }
+            Device::Cuda(cuda) => cuda_kernels::forward(&cuda.gpu, &lookups(&indices, &values), h, out.on_gpu())?,
         }
         drop(timer);
         let y = self.var(out);
@@ -69,6 +127,11 @@ impl Pass<'_> {
         }
         Ok(y)
     }
+}
+
+/// As kernels take them.
+fn lookups<'a>(indices: &'a [&Tensor; 3], values: &'a [Tensor; 3]) -> [cuda_kernels::Lookup<'a>; 3] {
+    std::array::from_fn(|i| cuda_kernels::Lookup { ids: indices[i].on_gpu(), table: values[i].on_gpu() })
 }
 
 /// A recorded embedding.

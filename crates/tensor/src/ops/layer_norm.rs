@@ -69,8 +69,10 @@ impl Pass<'_> {
         };
         // The sum takes the place of x, whose value nobody needs on the way back.
         let sum = own(self.device(), x.into_tensor())?;
-        let y = Tensor::empty(self.device(), shape, sum.dtype())?;
-        let statistics = Tensor::empty(self.device(), [sum.rows(), 2], DType::F32)?;
+        // Without a way back, a GPU leaves the output in the same place, and no statistics.
+        let in_place = !self.is_training() && matches!(self.device(), Device::Cuda(_));
+        let y = if in_place { sum.clone() } else { Tensor::empty(self.device(), shape, sum.dtype())? };
+        let statistics = Tensor::empty(self.device(), [if in_place { 0 } else { sum.rows() }, 2], DType::F32)?;
         let moved = [&sum, &sum, &y, &y];
         let moved = if residual.is_some() { &moved[..] } else { &moved[..3] };
         let timer = self.device().timer(Kind::LayerNorm, 0, moved);
@@ -96,7 +98,7 @@ impl Pass<'_> {
                 epsilon,
                 around.drops_on_gpu(),
                 y.on_gpu(),
-                statistics.on_gpu(),
+                (!in_place).then(|| statistics.on_gpu()),
             )?,
         }
         drop(timer);
@@ -121,10 +123,10 @@ impl Pass<'_> {
 
 /// Dropout before and after the normalisation.
 #[derive(Default)]
-struct Around {
-    before: Option<Dropout>,
-    after: Option<Dropout>,
-    rows: Option<Tensor>,
+pub(super) struct Around {
+    pub(super) before: Option<Dropout>,
+    pub(super) after: Option<Dropout>,
+    pub(super) rows: Option<Tensor>,
 }
 
 impl Around {
@@ -134,7 +136,7 @@ impl Around {
         Drops { before, after, rows }
     }
 
-    fn drops_on_gpu(&self) -> cuda_kernels::Drops<'_> {
+    pub(super) fn drops_on_gpu(&self) -> cuda_kernels::Drops<'_> {
         let [before, after] = [&self.before, &self.after].map(|d| d.as_ref().and_then(Dropout::on_gpu));
         cuda_kernels::Drops { before, after, rows: self.rows.as_ref().map(Tensor::on_gpu) }
     }
@@ -142,16 +144,16 @@ impl Around {
 
 /// A recorded normalisation.
 pub(crate) struct LayerNorm {
-    x: Option<Slot>,
-    residual: Option<Slot>,
-    sum: Tensor,
-    statistics: Tensor,
-    gamma: Param,
-    beta: Param,
+    pub(super) x: Option<Slot>,
+    pub(super) residual: Option<Slot>,
+    pub(super) sum: Tensor,
+    pub(super) statistics: Tensor,
+    pub(super) gamma: Param,
+    pub(super) beta: Param,
     /// The bias of the layer that made x, whose gradient is computed here.
-    bias: Option<Param>,
-    around: Around,
-    out: Slot,
+    pub(super) bias: Option<Param>,
+    pub(super) around: Around,
+    pub(super) out: Slot,
 }
 
 impl LayerNorm {

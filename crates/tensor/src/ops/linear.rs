@@ -9,7 +9,7 @@ use henson_kernels::cuda::{self, Gpu};
 
 use super::{Op, cast, sum_into, with_float};
 use crate::tape::{Backward, Slot};
-use crate::{Activation, DType, Device, Kind, Native, Param, Pass, Result, Tensor, Var};
+use crate::{Activation, DType, Device, Kind, Native, Param, Parameters, Pass, Result, Tensor, Var};
 
 impl Pass<'_> {
     /// activation(x·weightᵀ + bias): T×K → T×N, in the pass's dtype.
@@ -32,7 +32,7 @@ impl Pass<'_> {
         dtype: DType,
     ) -> Result<Var> {
         let keep = self.is_training() && activation != Activation::None;
-        let (y, slope) = apply(self, x.tensor(), weight, bias, activation, dtype, keep)?;
+        let (y, slope) = apply(self.weights(), x.tensor(), weight, bias, activation, dtype, keep)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
             self.record(Op::Linear(Linear { x: x.clone(), weight, bias, activation, slope, out }));
@@ -49,22 +49,35 @@ impl Pass<'_> {
         down: (Param, Param),
     ) -> Result<Var> {
         let dtype = self.dtype();
-        let (inner, slope) = apply(self, x.tensor(), up.0, Some(up.1), activation, dtype, self.is_training())?;
-        let (y, _) = apply(self, &inner, down.0, Some(down.1), Activation::None, dtype, false)?;
+        // The slope comes along even where it is dropped at once: the activation's last bits may depend on that.
+        let (weights, keep) = (self.weights(), self.is_training());
+        let (inner, slope) = apply(weights, x.tensor(), up.0, Some(up.1), activation, dtype, keep)?;
+        let (y, _) = apply(weights, &inner, down.0, Some(down.1), Activation::None, dtype, false)?;
         let y = self.var(y);
-        if let (Some(out), Some(slope)) = (y.slot(), slope) {
-            let down_bias = Some(down.1);
-            let x = x.clone();
-            self.record(Op::FeedForward(FeedForward { x, up, activation, slope, inner, down: down.0, down_bias, out }));
+        if let Some(out) = y.slot() {
+            let kept = slope.filter(|_| !self.recompute()).map(|slope| (inner, slope));
+            let (x, down_bias) = (x.clone(), Some(down.1));
+            self.record(Op::FeedForward(FeedForward { x, up, activation, kept, down: down.0, down_bias, out }));
         }
         Ok(y)
     }
+
+    fn weights(&self) -> Weights<'_> {
+        Weights { parameters: self.parameters(), packed: !self.is_training() }
+    }
+}
+
+/// What layers multiply with, and whether packed copies of it are used where there are some.
+#[derive(Clone, Copy)]
+struct Weights<'a> {
+    parameters: &'a Parameters,
+    packed: bool,
 }
 
 /// The layer's output, and what the way back needs of the activation where it is to be kept: on the CPU its derivative, on a
 /// GPU its input.
 fn apply(
-    pass: &Pass<'_>,
+    Weights { parameters, packed }: Weights<'_>,
     x: &Tensor,
     weight: Param,
     bias: Option<Param>,
@@ -72,8 +85,8 @@ fn apply(
     dtype: DType,
     keep: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let parameters = pass.parameters();
-    let packed = if pass.is_training() { None } else { parameters.packed(weight) };
+    let device = parameters.device();
+    let packed = if packed { parameters.packed(weight) } else { None };
     let bias_param = bias;
     let (weight, bias) = (parameters.matrix(weight), bias.map(|bias| parameters.vector(bias)));
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
@@ -82,12 +95,12 @@ fn apply(
     if let Some(bias) = &bias {
         bias.check_shape("linear", "the bias", [n])?;
     }
-    let y = Tensor::empty(pass.device(), [t, n], dtype)?;
-    let slope = if keep { Some(Tensor::empty(pass.device(), [t, n], dtype)?) } else { None };
+    let y = Tensor::empty(device, [t, n], dtype)?;
+    let slope = if keep { Some(Tensor::empty(device, [t, n], dtype)?) } else { None };
     let moved = [x, &weight, &y, &y];
     let moved = if keep { &moved[..] } else { &moved[..3] };
-    let _timer = pass.device().timer(Kind::Linear, 2 * t * n * k, moved);
-    match pass.device() {
+    let _timer = device.timer(Kind::Linear, 2 * t * n * k, moved);
+    match device {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => with_float!(dtype, O => {
             let finish = Finish {
                 bias: bias.as_ref().map(|bias| bias.slice::<f32>()),
@@ -222,9 +235,8 @@ pub(crate) struct FeedForward {
     x: Var,
     up: (Param, Param),
     activation: Activation,
-    /// What [`apply`] kept of the activation.
-    slope: Tensor,
-    inner: Tensor,
+    /// The inner values and what [`apply`] kept of the activation; nothing where both are computed again.
+    kept: Option<(Tensor, Tensor)>,
     down: Param,
     /// Nothing where somebody else computes its gradient.
     down_bias: Option<Param>,
@@ -238,9 +250,19 @@ impl FeedForward {
 
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
-        parameter_gradients(back, &dy, &self.inner, self.down, self.down_bias)?;
+        let (inner, slope) = match self.kept {
+            Some(kept) => kept,
+            None => {
+                let weights = Weights { parameters: back.parameters, packed: false };
+                let (x, dtype) = (self.x.tensor(), back.parameters.dtype());
+                let (inner, slope) = apply(weights, x, self.up.0, Some(self.up.1), self.activation, dtype, true)?;
+                let slope = slope.unwrap_or_else(|| inner.clone());
+                (inner, slope)
+            }
+        };
+        parameter_gradients(back, &dy, &inner, self.down, self.down_bias)?;
         // The gradient of the activation's input takes the place of its output, which is not needed any more.
-        let Self { inner: dz, slope, .. } = self;
+        let dz = inner;
         let weight = back.parameters.matrix(self.down);
         let (t, n, k) = (dy.rows(), dz.columns(), dy.columns());
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);

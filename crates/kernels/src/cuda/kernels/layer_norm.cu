@@ -33,7 +33,7 @@ __device__ __forceinline__ void normalise(float (&v)[N][8], const float *gamma, 
         }
     }
     const float inverse = 1.0f / sqrtf(warp_sum(squares) / h + epsilon);
-    if (lane == 0) statistics[row] = make_float2(mean, inverse);
+    if (lane == 0 && statistics) statistics[row] = make_float2(mean, inverse);
     const RowId id = after.threshold ? ids[row] : RowId{0, 0};
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void forward(E *x, const float *bias, const E *residu
             // The statistics are those of the sum as it is stored, which the backward sees.
 #pragma unroll
             for (int i = 0; i < 8; i++) v[n][i] = rounded<E>(v[n][i]);
-            store8<ALIGNED>(own, c, h, v[n]);
+            if (statistics) store8<ALIGNED>(own, c, h, v[n]);
         }
     }
     normalise<E, N, ALIGNED>(v, gamma, beta, epsilon, after, ids, y, statistics, row, h);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void embed_normalise(const Tables<E> &tables, E *sum,
             sum_tables<ALIGNED>(tables, id, c, h, v[n]);
 #pragma unroll
             for (int i = 0; i < 8; i++) v[n][i] = rounded<E>(v[n][i]);
-            store8<ALIGNED>(sum + (u64)row * h, c, h, v[n]);
+            if (statistics) store8<ALIGNED>(sum + (u64)row * h, c, h, v[n]);
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[n][i] = 0.0f;
@@ -218,7 +218,7 @@ __device__ __forceinline__ void forward_long(E *x, const float *bias, const E *r
             if (c + i < h) squares = fmaf(v[i] - mean, v[i] - mean, squares);
     }
     const float inverse = 1.0f / sqrtf(block_sum(squares, space) / h + epsilon);
-    if (threadIdx.x == 0) statistics[row] = make_float2(mean, inverse);
+    if (threadIdx.x == 0 && statistics) statistics[row] = make_float2(mean, inverse);
     for (u32 c = threadIdx.x * 8; c < h; c += step) {
         float v[8], g[8], b[8];
         load8<ALIGNED>(own, c, h, v);
