@@ -23,7 +23,9 @@ async fn main() -> Result<(), Error> {
     let (rate, seconds): (f64, f64) = (rate.parse()?, seconds.parse()?);
     let request = |body: &str| {
         let length = body.len();
-        format!("POST /embed HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}")
+        format!(
+            "POST /embed HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
     };
     let requests: Vec<Arc<str>> = std::fs::read_to_string(file)?.lines().map(|body| request(body).into()).collect();
     let results: Arc<Mutex<BTreeMap<u16, Vec<f64>>>> = Arc::default();
@@ -52,7 +54,8 @@ async fn main() -> Result<(), Error> {
         times.sort_by(f64::total_cmp);
     }
     let at = |times: &Vec<f64>, share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(0.0);
-    let counts: BTreeMap<String, usize> = results.iter().map(|(status, times)| (status.to_string(), times.len())).collect();
+    let counts: BTreeMap<String, usize> =
+        results.iter().map(|(status, times)| (status.to_string(), times.len())).collect();
     let good = results.get(&200).cloned().unwrap_or_default();
     let summary = serde_json::json!({
         "rate": rate, "seconds": begin.elapsed().as_secs_f64(), "answers": counts,
@@ -77,7 +80,9 @@ async fn ask(known: Option<TcpStream>, address: &str, request: &str) -> Result<(
         }
         let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") else { continue };
         let head = std::str::from_utf8(&bytes[..end])?;
-        let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
+        let length = head
+            .lines()
+            .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
         let length: usize = length.ok_or("no length")?;
         if bytes.len() >= end + 4 + length {
             let status = head.split(' ').nth(1).ok_or("no status")?.parse()?;

@@ -35,6 +35,16 @@ pub enum ServeError {
         /// Why not.
         source: InferError,
     },
+    /// A file of sentence-transformers that cannot be understood.
+    #[error("cannot load the model {name:?}: {} is not what sentence-transformers writes: {source}", path.display())]
+    Prompts {
+        /// The model's name.
+        name: String,
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: serde_json::Error,
+    },
     /// Two models with one name.
     #[error("two models are called {0:?}: give one another name, as in --model other={0}")]
     SameName(String),

@@ -10,7 +10,7 @@ use henson_infer::{EmbedSettings, Model, Want};
 use henson_models::Head;
 use henson_tensor::{DType, Device};
 use henson_text::{Features, Pieces};
-use serde_json::Value;
+use serde::Deserialize;
 
 use crate::compute::{Output, Task};
 use crate::error::{ApiError, Kind, ServeError};
@@ -125,7 +125,7 @@ impl Registry {
         let want = if source.path.join("modules.json").is_file() { Want::Encoder } else { Want::AsSaved };
         let model = Arc::new(Model::open(&source.path, &self.device, self.dtype, want).map_err(told)?);
         let embed = EmbedSettings::of_directory(&source.path).map_err(told)?;
-        let (prompts, default_prompt) = prompts(&source.path);
+        let Prompts { prompts, default_prompt_name: default_prompt } = Prompts::of(source)?;
         let settings = &self.settings;
         let queue = Queue::start(
             Arc::clone(&model),
@@ -229,13 +229,23 @@ fn fingerprint(directory: &Path) -> Fingerprint {
     found
 }
 
-/// The prompts of config_sentence_transformers.json, and which of them is the default.
-fn prompts(directory: &Path) -> (BTreeMap<String, String>, Option<String>) {
-    let text = std::fs::read_to_string(directory.join("config_sentence_transformers.json")).unwrap_or_default();
-    let config: Value = serde_json::from_str(&text).unwrap_or_default();
-    let prompts = config.get("prompts").and_then(Value::as_object).into_iter().flatten();
-    let prompts = prompts.filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_owned()))).collect();
-    (prompts, config.get("default_prompt_name").and_then(Value::as_str).map(str::to_owned))
+/// What config_sentence_transformers.json says of prompts.
+#[derive(Default, Deserialize)]
+struct Prompts {
+    #[serde(default)]
+    prompts: BTreeMap<String, String>,
+    #[serde(default)]
+    default_prompt_name: Option<String>,
+}
+
+impl Prompts {
+    fn of(source: &Source) -> Result<Self, ServeError> {
+        let path = source.path.join("config_sentence_transformers.json");
+        // Most models have no such file.
+        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Self::default()) };
+        let told = |error| ServeError::Prompts { name: source.name.clone(), path, source: error };
+        serde_json::from_str(&text).map_err(told)
+    }
 }
 
 #[cfg(test)]
