@@ -5,9 +5,11 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool for the terminal")]
 
+mod kernels;
 mod layers;
 mod minilm;
 mod readme;
+mod wheel;
 mod workspace;
 
 use std::process::ExitCode;
@@ -26,11 +28,12 @@ struct Step {
 }
 
 /// The steps of `ci`, those that fail fastest first.
-const CI: [Step; 6] = [
+const CI: [Step; 7] = [
     Step { name: "fmt", what: "the code is formatted", run: fmt },
     Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: layers::run },
     Step { name: "clippy", what: "no lint warns", run: clippy },
     Step { name: "test", what: "all tests pass; fetches MiniLM first", run: test },
+    Step { name: "kernels", what: "the CUDA kernels compile; fetches NVRTC first", run: kernels::run },
     Step { name: "doc", what: "the API documentation builds without a warning", run: doc },
     Step { name: "readme", what: "the documents' links lead somewhere and their commands work", run: readme::run },
 ];
