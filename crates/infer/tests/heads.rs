@@ -1,13 +1,15 @@
 //! Every head from text to answer against `transformers`, on every kernel set of the machine; `tools/golden/heads.py`
 //! tells how the values were made.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use henson_infer::{
     AnswerSettings, Choices, InferError, Input, Length, Model, Problem, Question, QuestionSettings, Stride, TagInput,
     Task, Want,
 };
-use henson_tensor::{DType, Device, Isa};
+use henson_tensor::{DType, Isa};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -39,7 +41,7 @@ fn open(head: &str, isa: Option<Isa>, dtype: DType, want: Want) -> Model {
 }
 
 fn open_directory(path: &Path, isa: Option<Isa>, dtype: DType, want: Want) -> henson_infer::Result<Model> {
-    Model::open(path, &Device::cpu(isa, Some(2)).unwrap(), dtype, want)
+    Model::open(path, &common::device(isa, Some(2)), dtype, want)
 }
 
 fn golden(task: &str) -> Value {

@@ -1,11 +1,13 @@
 //! Pseudo-log-likelihoods and left-to-right ones against `transformers`, on every kernel set of the machine.
 //! `tools/golden/likelihood.py` tells how the values were made.
 
+mod common;
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use henson_infer::{InferError, Model, ScoreProgress, Scored, Scoring, Want};
-use henson_tensor::{DType, Device, Isa};
+use henson_tensor::{DType, Isa};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -34,7 +36,7 @@ fn directory(causal: bool) -> TempDir {
 }
 
 fn open(causal: bool, isa: Option<Isa>, dtype: DType) -> Model {
-    let device = Device::cpu(isa, Some(2)).unwrap();
+    let device = common::device(isa, Some(2));
     Model::open(directory(causal).path(), &device, dtype, Want::MaskedLm).unwrap()
 }
 

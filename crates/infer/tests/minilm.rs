@@ -2,10 +2,12 @@
 //!
 //! `cargo xtask minilm` fetches the model; without it these tests fail, they never pass by doing nothing.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use henson_infer::{EmbedSettings, Layers, Length, Model, Pooling, Want};
-use henson_tensor::{DType, Device, Isa};
+use henson_tensor::{DType, Isa};
 use safetensors::SafeTensors;
 
 /// The promise for hidden states of a real model in f32; measured is about 5·10⁻⁶.
@@ -21,7 +23,7 @@ fn model_directory() -> PathBuf {
 }
 
 fn open(isa: Isa, dtype: DType) -> Model {
-    let device = Device::cpu(Some(isa), None).unwrap();
+    let device = common::device(Some(isa), None);
     Model::open(&model_directory(), &device, dtype, Want::Encoder).unwrap()
 }
 
@@ -88,7 +90,7 @@ fn company_order_and_threads_change_nothing() {
     let (sentences, _) = golden();
     let texts: Vec<&str> = sentences.iter().map(String::as_str).take(20).collect();
     let reversed: Vec<&str> = texts.iter().rev().copied().collect();
-    let device = |threads| Device::cpu(None, Some(threads)).unwrap();
+    let device = |threads| common::device(None, Some(threads));
     let run = |threads, texts: &[&str]| {
         let model = Model::open(&model_directory(), &device(threads), DType::F32, Want::Encoder).unwrap();
         model.features(texts, Layers::One(-1), Length::CUT).unwrap()

@@ -1,9 +1,11 @@
 //! A tiny model with a tokenizer of its own: filling, features, windows, and directories that do not fit.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use henson_infer::{EmbedSettings, Layers, Length, Model, Pooling, Want};
-use henson_tensor::{DType, Device};
+use henson_tensor::DType;
 use tempfile::TempDir;
 
 fn golden(head: &str) -> PathBuf {
@@ -30,7 +32,7 @@ fn write_vocabulary(directory: &Path, pieces: usize) {
 }
 
 fn open(directory: &Path, want: Want) -> henson_infer::Result<Model> {
-    Model::open(directory, &Device::cpu(None, Some(2)).unwrap(), DType::F32, want)
+    Model::open(directory, &common::device(None, Some(2)), DType::F32, want)
 }
 
 #[track_caller]

@@ -20,6 +20,7 @@ pub static SOURCE: Source = Source {
         &[STORES, EVENS, &["TABLE=float", "TABLE=bf16"]],
         &[&["STORE=float"], EVENS, &["BLOCK_THREADS=640 AHEAD_OF=2", "BLOCK_THREADS=1024 AHEAD_OF=1"], AFTERS],
         &[&["STORE=bf16"], EVENS, &["BLOCK_THREADS=640 AHEAD_OF=4", "BLOCK_THREADS=1024 AHEAD_OF=2"], AFTERS],
+        &[&["STORE=bf16"], &["EVEN=true"], &["ROWS=1", "ROWS=2", "ROWS=3", "ROWS=4"], AFTERS],
     ],
 };
 
@@ -148,10 +149,19 @@ pub fn backward(
     if rows == 0 {
         return Ok(());
     }
+    let even = even(h, &[dy, sum, dsum, dx.unwrap_or(dsum), gamma]);
+    let units = h.div_ceil(256);
+    if sum.dtype() == DType::Bf16 && even == EVENS[0] && units <= 4 {
+        // A warp has whole rows; as many blocks of four as the registers allow (see the kernel's bounds).
+        let blocks = (gpu.multiprocessors() * [4, 3, 3, 2][units - 1]).min(rows.div_ceil(4));
+        let launch = Launch { grid: (blocks as u32, 1), threads: 128, shared: (4 * h * 4) as u32 };
+        let shape = ["ROWS=1", "ROWS=2", "ROWS=3", "ROWS=4"][units - 1];
+        let place = (launch, shape, blocks, 32);
+        return launch_backward(gpu, dy, sum, statistics, gamma, drops, dsum, dx, [dgamma, dbeta], dbias, even, place);
+    }
     // A group of threads has whole rows; a block has as many groups as there is room for. Each thread needs 64 bytes for a
     // pair of rows in bf16, and one for sums.
     let threads = h.div_ceil(8).next_multiple_of(32);
-    let even = even(h, &[dy, sum, dsum, dx.unwrap_or(dsum), gamma]);
     let (size, most, each) = match (threads > 640, sum.dtype()) {
         (false, DType::Bf16) => ("BLOCK_THREADS=640 AHEAD_OF=4", 640, 1 + 4 * 64),
         (false, _) => ("BLOCK_THREADS=640 AHEAD_OF=2", 640, 1 + 2 * 128),
@@ -160,14 +170,35 @@ pub fn backward(
     };
     let groups = (most.min(gpu.shared_memory() / each) / threads).clamp(1, 15);
     let blocks = gpu.multiprocessors().min(rows.div_ceil(2 * groups));
-    let sets = if dbias.is_some() { 3 } else { 2 };
-    let partial = gpu.scratch(Purpose::Sums, blocks * sets * h * 4)?;
     let launch = Launch {
         grid: (blocks as u32, 1),
         threads: (groups * threads) as u32,
         shared: (groups * threads * each) as u32,
     };
-    let variant = [store(sum.dtype()), even, size, AFTERS[usize::from(drops.after.is_some())]];
+    let place = (launch, size, blocks, threads);
+    launch_backward(gpu, dy, sum, statistics, gamma, drops, dsum, dx, [dgamma, dbeta], dbias, even, place)
+}
+
+/// Launches a kernel of the backward, whose every block leaves sums, and adds those.
+fn launch_backward(
+    gpu: &Gpu,
+    dy: View<'_>,
+    sum: View<'_>,
+    statistics: View<'_>,
+    gamma: View<'_>,
+    drops: Drops<'_>,
+    dsum: View<'_>,
+    dx: Option<View<'_>>,
+    [dgamma, dbeta]: [Sum<'_>; 2],
+    dbias: Option<Sum<'_>>,
+    even: &'static str,
+    (launch, shape, blocks, threads): (Launch, &'static str, usize, usize),
+) -> Result<()> {
+    let h = gamma.len();
+    let rows = sum.rows("layer_norm", h);
+    let sets = if dbias.is_some() { 3 } else { 2 };
+    let partial = gpu.scratch(Purpose::Sums, blocks * sets * h * 4)?;
+    let variant = [store(sum.dtype()), even, shape, AFTERS[usize::from(drops.after.is_some())]];
     let (before, after) = (Dropout::argument(drops.before), Dropout::argument(drops.after));
     // SAFETY: as in `forward`, and room for the sums of each block.
     unsafe {

@@ -5,8 +5,8 @@
 // registers over all rows of the group; the next rows are copied to shared memory meanwhile.
 //
 // Compiled for a storage type STORE, EVEN rows or not, and one of: UNITS of 256 columns for the forward, LONG for longer
-// rows, a TABLE type for embeddings alone, BLOCK_THREADS for the backward, AHEAD_OF the reader that many pairs of rows, with dropout
-// AFTER the normalisation or not.
+// rows, a TABLE type for embeddings alone, BLOCK_THREADS for the backward, AHEAD_OF the reader that many pairs of rows, or ROWS of
+// as many units for rows that a warp holds, with dropout AFTER the normalisation or not.
 #include "common.cuh"
 
 // --- forward ---------------------------------------------------------------------------------------------------------
@@ -423,7 +423,121 @@ __device__ __forceinline__ void backward(const E *dy, const E *sum, const float2
     }
 }
 
-#if defined(BLOCK_THREADS)
+// The same for even rows of bf16 that a warp can hold: no thread waits for another warp, and the next row is on its way
+// meanwhile. The sums of all rows of a warp stay in registers.
+template <class E, int N, bool DROPPED_AFTER>
+__device__ __forceinline__ void backward_rows(const E *dy, const E *sum, const float2 *statistics, const float *gamma,
+                                              Dropout before, Dropout after, const RowId *ids, E *dsum, E *dx, float *partial,
+                                              u32 rows, u32 h, u32 with_columns) {
+    extern __shared__ float space[];
+    before.begin();
+    if (DROPPED_AFTER) after.begin();
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const u32 step = gridDim.x * warps;
+    const float share = 1.0f / h;
+    float dgamma[N][8] = {}, dbeta[N][8] = {}, columns[N][8] = {};
+    u32 row = blockIdx.x * warps + warp;
+    Raw<E> next_d[N], next_s[N];
+    float2 next_st = make_float2(0.0f, 0.0f);
+    RowId next_id = {0, 0};
+    auto fetch = [&](u32 row) {
+        if (row >= rows) return;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const u32 c = (lane + 32 * n) * 8;
+            if (c >= h) continue;
+            next_d[n] = load_raw(dy + (u64)row * h + c);
+            next_s[n] = load_raw(sum + (u64)row * h + c);
+        }
+        next_st = statistics[row];
+        if (before.threshold || DROPPED_AFTER) next_id = ids[row];
+    };
+    fetch(row);
+    for (; row < rows; row += step) {
+        Raw<E> d_raw[N], s_raw[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) d_raw[n] = next_d[n], s_raw[n] = next_s[n];
+        const float2 st = next_st;
+        const RowId id = next_id;
+        fetch(row + step);
+        float weighted_sum = 0.0f, normal_sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const u32 c = (lane + 32 * n) * 8;
+            if (c >= h) continue;
+            float d[8], s[8], g[8];
+            unpack(d_raw[n], d);
+            if (DROPPED_AFTER) {
+                drop8(after, draw(after, id, h, c / 8), d);
+                repack(d, d_raw[n]);
+                unpack(d_raw[n], d);
+            }
+            unpack(s_raw[n], s);
+            load8<true>(gamma, c, h, g);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float normal = (s[i] - st.x) * st.y, weighted = d[i] * g[i];
+                weighted_sum += weighted;
+                normal_sum = fmaf(weighted, normal, normal_sum);
+                dgamma[n][i] = fmaf(d[i], normal, dgamma[n][i]);
+                dbeta[n][i] += d[i];
+            }
+        }
+        // inverse·(d·γ − a − normal·b), with what is the same for all columns taken together.
+        const float a = -st.y * warp_sum(weighted_sum) * share, b = -st.y * st.y * warp_sum(normal_sum) * share;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const u32 c = (lane + 32 * n) * 8;
+            if (c >= h) continue;
+            float d[8], s[8], g[8];
+            unpack(d_raw[n], d);
+            unpack(s_raw[n], s);
+            load8<true>(gamma, c, h, g);
+#pragma unroll
+            for (int i = 0; i < 8; i++) d[i] = fmaf(d[i] * g[i], st.y, fmaf(s[i] - st.x, b, a));
+            store8<true>(dsum + (u64)row * h, c, h, d);
+            if (before.threshold) {
+                drop8(before, draw(before, id, h, c / 8), d);
+                store8<true>(dx + (u64)row * h, c, h, d);
+            }
+            if (with_columns) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) columns[n][i] += d[i];
+            }
+        }
+    }
+
+    // The warps' sums, in order.
+    const u32 sets = with_columns ? 3 : 2;
+    for (u32 set = 0; set < sets; set++) {
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const u32 c = (lane + 32 * n) * 8;
+            if (c >= h) continue;
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = set == 0 ? dgamma[n][i] : set == 1 ? dbeta[n][i] : columns[n][i];
+            store8<true>(space + warp * h, c, h, v);
+        }
+        __syncthreads();
+        for (u32 k = threadIdx.x; k < h; k += blockDim.x) {
+            float total = 0.0f;
+            for (u32 w = 0; w < warps; w++) total += space[w * h + k];
+            partial[((u64)blockIdx.x * sets + set) * h + k] = total;
+        }
+    }
+}
+
+#if defined(ROWS)
+
+extern "C" __global__ void __launch_bounds__(128, ROWS == 1 ? 4 : ROWS <= 3 ? 3 : 2)
+    backward(const STORE *dy, const STORE *sum, const float2 *statistics, const float *gamma, Dropout before, Dropout after,
+             const RowId *ids, STORE *dsum, STORE *dx, float *partial, u32 rows, u32 h, u32 threads, u32 with_columns) {
+    backward_rows<STORE, ROWS, AFTER>(dy, sum, statistics, gamma, before, after, ids, dsum, dx, partial, rows, h, with_columns);
+}
+
+#elif defined(BLOCK_THREADS)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward(const STORE *dy, const STORE *sum, const float2 *statistics, const float *gamma, Dropout before, Dropout after,
