@@ -1,4 +1,4 @@
-//! Philox 4×32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011): random bits
+//! Philox 4×32 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011): random bits
 //! as a pure function of a key and a counter.
 //!
 //! Nothing has a state to save: the same (seed, counter) gives the same bits on every device and for every thread
@@ -7,19 +7,32 @@
 pub(crate) const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
+/// Rounds for everything but dropout, as its authors recommend.
+const ROUNDS: usize = 10;
+
+/// Rounds for dropout, which draws for every element of every activation: the fewest for which the authors found no test of
+/// TestU01's BigCrush that fails.
+pub const DROPOUT_ROUNDS: usize = 7;
+
 /// 128 random bits for one counter.
 #[inline(always)]
 pub fn philox(seed: u64, counter: [u32; 4]) -> [u32; 4] {
-    let wide = philox_lanes::<1>(seed, [[counter[0]], [counter[1]], [counter[2]], [counter[3]]]);
+    philox_of::<ROUNDS>(seed, counter)
+}
+
+/// The same with another number of rounds.
+#[inline(always)]
+pub(crate) fn philox_of<const R: usize>(seed: u64, counter: [u32; 4]) -> [u32; 4] {
+    let wide = philox_lanes::<1, R>(seed, [[counter[0]], [counter[1]], [counter[2]], [counter[3]]]);
     [wide[0][0], wide[1][0], wide[2][0], wide[3][0]]
 }
 
 /// 128 random bits for each of `N` counters, word by word: `counters[w][i]` is word w of counter i.
 #[inline(always)]
-pub fn philox_lanes<const N: usize>(seed: u64, counters: [[u32; N]; 4]) -> [[u32; N]; 4] {
+pub(crate) fn philox_lanes<const N: usize, const R: usize>(seed: u64, counters: [[u32; N]; 4]) -> [[u32; N]; 4] {
     let [mut c0, mut c1, mut c2, mut c3] = counters;
     let mut key = [seed as u32, (seed >> 32) as u32];
-    for _ in 0..10 {
+    for _ in 0..R {
         for i in 0..N {
             let a = u64::from(MULTIPLIER[0]) * u64::from(c0[i]);
             let b = u64::from(MULTIPLIER[1]) * u64::from(c2[i]);
@@ -96,12 +109,16 @@ mod tests {
         let seed = 0x299f_31d0_a409_3822;
         let counter = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
         assert_eq!(philox(seed, counter), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        let dropout = |seed, counter| philox_of::<DROPOUT_ROUNDS>(seed, counter);
+        assert_eq!(dropout(0, [0; 4]), [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
+        assert_eq!(dropout(u64::MAX, [u32::MAX; 4]), [0x5207_ddc2, 0x4516_5e59, 0x4d8e_e751, 0x8c52_f662]);
+        assert_eq!(dropout(seed, counter), [0x4dfc_caba, 0x190a_87f0, 0xc473_62ba, 0xb6b5_242a]);
     }
 
     #[test]
     fn lanes_equal_single_calls() {
         let counters: [[u32; 16]; 4] = std::array::from_fn(|w| std::array::from_fn(|i| (w * 1000 + i * 7) as u32));
-        let wide = philox_lanes(42, counters);
+        let wide = philox_lanes::<16, ROUNDS>(42, counters);
         for i in 0..16 {
             let one = philox(42, std::array::from_fn(|w| counters[w][i]));
             assert_eq!(one, std::array::from_fn(|w| wide[w][i]));

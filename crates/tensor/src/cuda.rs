@@ -1,11 +1,13 @@
 //! One GPU with what tensors need of it beyond kernels: memory of two kinds, inputs that travel ahead, results that are
 //! read later, and passes that are recorded once and played again.
 //!
-//! A device is for one thread at a time: kernels share its work space.
+//! A device is for one thread at a time, because kernels share its work space: a pass takes a [`Turn`], and another thread's
+//! pass waits for it. Training has a device to itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 use henson_kernels::cuda::attention::Room;
 use henson_kernels::cuda::{self as kernels, Block, Event, Graph, Pinned, Pool, View, matmul};
@@ -43,7 +45,26 @@ pub struct CudaDevice {
     passing: Pool,
     /// Whether a pass runs that is, or will be, recorded.
     recording: AtomicBool,
+    /// Whose turn it is, and how many passes of that thread are alive.
+    turn: (Mutex<Option<(ThreadId, usize)>>, Condvar),
     pub(crate) gpu: Gpu,
+}
+
+/// The right to use a GPU, as long as it is alive.
+pub(crate) struct Turn<'a>(&'a CudaDevice);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let (turn, changed) = &self.0.turn;
+        let mut whose = lock(turn);
+        if let Some((_, passes)) = &mut *whose {
+            *passes -= 1;
+            if *passes == 0 {
+                *whose = None;
+                changed.notify_one();
+            }
+        }
+    }
 }
 
 /// Inputs on their way.
@@ -98,6 +119,7 @@ impl CudaDevice {
             profile: Mutex::default(),
             passing: Pool::default(),
             recording: AtomicBool::new(false),
+            turn: Default::default(),
             gpu,
         })
     }
@@ -105,6 +127,24 @@ impl CudaDevice {
     /// The GPU itself.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Waits until no other thread's pass is alive.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        let (turn, changed) = &self.turn;
+        let me = std::thread::current().id();
+        let mut whose = lock(turn);
+        loop {
+            match &mut *whose {
+                Some((thread, passes)) if *thread == me => *passes += 1,
+                Some(_) => {
+                    whose = changed.wait(whose).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+                none => *none = Some((me, 1)),
+            }
+            return Turn(self);
+        }
     }
 
     pub(crate) fn take(&self, bytes: usize) -> Result<Arc<Block>> {

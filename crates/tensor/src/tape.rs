@@ -6,6 +6,7 @@
 use henson_kernels::cpu;
 use henson_kernels::cuda;
 
+use crate::cuda::Turn;
 use crate::ops::{self, Op};
 use crate::{DType, Device, Gradients, Parameters, Result, Tensor, TensorError};
 
@@ -102,21 +103,29 @@ pub struct Pass<'a> {
     parameters: &'a Parameters,
     training: Option<Training>,
     step_at: Option<Tensor>,
+    /// Where other threads may want the device.
+    _turn: Option<Turn<'a>>,
 }
 
 impl<'a> Pass<'a> {
     /// A pass with dropout, recorded for [`Pass::backward`].
     pub fn training(tape: &'a mut Tape, parameters: &'a Parameters, training: Training) -> Self {
-        tape.ops.clear();
-        tape.slots.clear();
-        Self { tape, parameters, training: Some(training), step_at: None }
+        Self::new(tape, parameters, Some(training))
     }
 
     /// A pass without dropout that remembers nothing.
     pub fn inference(tape: &'a mut Tape, parameters: &'a Parameters) -> Self {
+        Self::new(tape, parameters, None)
+    }
+
+    fn new(tape: &'a mut Tape, parameters: &'a Parameters, training: Option<Training>) -> Self {
         tape.ops.clear();
         tape.slots.clear();
-        Self { tape, parameters, training: None, step_at: None }
+        let turn = match parameters.device() {
+            Device::Cpu(_) => None,
+            Device::Cuda(cuda) => Some(cuda.turn()),
+        };
+        Self { tape, parameters, training, step_at: None, _turn: turn }
     }
 
     /// Lets a training pass on a GPU read the step's number (one u32) from device memory, so that it can be recorded and

@@ -350,6 +350,7 @@ fn held_out(directory: &Path) -> Vec<f64> {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+#[allow(clippy::print_stdout, reason = "how near they are is worth knowing")]
 fn cpu_and_gpu_follow_each_other() {
     let directory = tempfile::tempdir().unwrap();
     // The masks of dropout are the same on both; f32, then bf16 with heads of 64, which have kernels of their own.

@@ -3,7 +3,7 @@
 //! the order of sequences, the number of threads and the device change nothing, and the backward asks again.
 
 use super::simd::{Element, Simd, read, write};
-use crate::philox::philox;
+use crate::philox::{DROPOUT_ROUNDS, philox_of};
 
 /// Elements that one call of Philox decides about: 128 bits are eight draws of 16.
 pub const GROUP: usize = 8;
@@ -49,7 +49,7 @@ impl Dropout {
     /// Whether column `column` of a row is kept, where rows have `columns` columns.
     pub fn keeps(&self, row: RowId, columns: usize, column: usize) -> bool {
         let group = row.position * groups(columns) + (column / GROUP) as u32;
-        let words = philox(self.seed, [group, row.sequence, self.step, self.site]);
+        let words = philox_of::<DROPOUT_ROUNDS>(self.seed, [group, row.sequence, self.step, self.site]);
         let draw = words[column % GROUP / 2] >> (16 * (column % 2));
         draw as u16 >= self.threshold
     }

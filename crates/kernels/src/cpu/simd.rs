@@ -13,7 +13,7 @@
 
 use half::bf16;
 
-use crate::philox::philox_lanes;
+use crate::philox::{DROPOUT_ROUNDS, philox_lanes};
 
 /// A vector of `LANES` numbers and what can be done with it.
 #[allow(unreachable_pub, reason = "public only for the bounds of the sealed `Element`")]
@@ -92,7 +92,8 @@ pub trait Simd: Copy + 'static {
     #[inline(always)]
     unsafe fn draw_at_least(seed: u64, counter: [u32; 4], threshold: u16) -> [u32; 4] {
         let counters: [u32; 16] = std::array::from_fn(|i| counter[0].wrapping_add(i as u32));
-        let words = philox_lanes::<16>(seed, [counters, [counter[1]; 16], [counter[2]; 16], [counter[3]; 16]]);
+        let words =
+            philox_lanes::<16, DROPOUT_ROUNDS>(seed, [counters, [counter[1]; 16], [counter[2]; 16], [counter[3]; 16]]);
         std::array::from_fn(|quarter| {
             (0..16).fold(0, |bits, i| {
                 let draw = words[i % 4][quarter * 4 + i / 4];
@@ -390,7 +391,7 @@ pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Simd, bf16};
-    use crate::philox::{MULTIPLIER, WEYL};
+    use crate::philox::{DROPOUT_ROUNDS, MULTIPLIER, WEYL};
     use std::arch::x86_64::*;
 
     /// 256-bit vectors with fused multiply-add.
@@ -595,7 +596,7 @@ mod x86 {
         let multiplier = [_mm512_set1_epi64(i64::from(MULTIPLIER[0])), _mm512_set1_epi64(i64::from(MULTIPLIER[1]))];
         let weyl = [_mm512_set1_epi64(i64::from(WEYL[0])), _mm512_set1_epi64(i64::from(WEYL[1]))];
         let mut key = [_mm512_set1_epi64(seed as u32 as i64), _mm512_set1_epi64((seed >> 32) as i64)];
-        for _ in 0..10 {
+        for _ in 0..DROPOUT_ROUNDS {
             for c in [&mut a, &mut b] {
                 let (p, q) = (_mm512_mul_epu32(c[0], multiplier[0]), _mm512_mul_epu32(c[2], multiplier[1]));
                 // 0x96 is the exclusive or of three.

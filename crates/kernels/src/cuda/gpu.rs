@@ -16,6 +16,7 @@ use super::error::{Check, CudaError, Result};
 use super::library::{Library, Search};
 use super::matmul::Blas;
 use super::memory::{Block, Pinned, Pool};
+use crate::philox::DROPOUT_ROUNDS;
 
 /// What numbers in device memory are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,8 +194,8 @@ impl<'a> Dropout<'a> {
         (threshold > 0).then_some(Self { seed, step_address, step, site, threshold, scale, owner: PhantomData })
     }
 
-    /// Philox' keys of its ten rounds, two each, for kernels that have them at hand instead of adding them up.
-    pub(crate) fn keys(&self) -> [u32; 20] {
+    /// Philox' keys of its seven rounds, two each, for kernels that have them at hand instead of adding them up.
+    pub(crate) fn keys(&self) -> [u32; 2 * DROPOUT_ROUNDS] {
         let (low, high) = (self.seed as u32, (self.seed >> 32) as u32);
         let weyl = |i: usize, (key, step): (u32, u32)| key.wrapping_add(step.wrapping_mul(i as u32 / 2));
         std::array::from_fn(|i| weyl(i, if i % 2 == 0 { (low, 0x9E37_79B9) } else { (high, 0xBB67_AE85) }))

@@ -45,7 +45,7 @@ struct Arguments {
     u32 heads;        // A.
     u32 head_size;    // D.
     u32 causal;
-    u32 keys[20];     // Philox' keys of its ten rounds.
+    u32 keys[14];     // Philox' keys of its seven rounds.
     Dropout dropout;
 };
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ u32 lane_right() {
 
 // ---- Dropout --------------------------------------------------------------------------------------------------------
 
-// Philox 4×32-10 for counters that differ in their first word only: what the first two rounds have in common is
+// Philox 4×32 with the seven rounds of dropout, for counters that differ in their first word only: what the first two rounds have in common is
 // computed once for a head of a sequence.
 struct Draws {
     u32 a, b, c, d;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void draw_keys(u32 (&words)[4], const Draws &common, 
     c2 = static_cast<u32>(a) ^ common.c;
     u32 c3 = common.d;
 #pragma unroll
-    for (int round = 2; round < 10; round++) {
+    for (int round = 2; round < 7; round++) {
         a = static_cast<u64>(PHILOX_0) * c0;
         b = static_cast<u64>(PHILOX_1) * c2;
         c0 = static_cast<u32>(b >> 32) ^ c1 ^ arguments.keys[2 * round];

@@ -19,7 +19,7 @@ struct Arguments {
     float *deltas;
     void *unused;
     const Item *items;
-    u32 total, heads, head_size, causal, keys[20];
+    u32 total, heads, head_size, causal, keys[14];
     Dropout dropout;
 };
 
