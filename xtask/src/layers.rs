@@ -8,7 +8,7 @@ use crate::Result;
 use crate::workspace::Workspace;
 
 /// Each crate and the crates of the workspace that it may use.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("henson-kernels", &[]),
     ("henson-tensor", &["henson-kernels"]),
     ("henson-models", &["henson-tensor"]),
@@ -22,6 +22,19 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("henson-infer", &["henson-checkpoint", "henson-models", "henson-tensor", "henson-text"]),
     ("henson-serve", &["henson-infer", "henson-models", "henson-tensor", "henson-text"]),
     (
+        "henson-tasks",
+        &[
+            "henson-checkpoint",
+            "henson-data",
+            "henson-infer",
+            "henson-kernels",
+            "henson-models",
+            "henson-tensor",
+            "henson-text",
+            "henson-train",
+        ],
+    ),
+    (
         "henson",
         &[
             "henson-checkpoint",
@@ -30,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
             "henson-kernels",
             "henson-models",
             "henson-serve",
+            "henson-tasks",
             "henson-tensor",
             "henson-text",
             "henson-train",

@@ -2,7 +2,7 @@
 
 use henson_models::Capture;
 
-use crate::{Input, Length, Model, Result};
+use crate::{Input, Model, Result, text_windows};
 
 /// The attention within one sequence of S tokens.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Model {
     /// The attention within a text, or a pair, cut to `most` tokens or the model's limit: the numbers grow with the square
     /// of the length.
     pub fn attention(&self, input: Input<'_>, most: Option<usize>) -> Result<AttentionMaps> {
-        let (mut windows, dropped) = self.windows_of(input, Length { most, windows: false })?;
+        let (mut windows, dropped) = text_windows(self.tokenizer(), input, self.length_within(most), false)?;
         let sequence = windows.remove(0);
         let mut layers = Vec::new();
         let capture = Capture { hidden_states: false, attention_maps: true };

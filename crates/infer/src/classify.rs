@@ -1,6 +1,6 @@
 //! Classes, several classes at once, or a number, for a text or a pair of texts.
 
-use henson_text::{Features, Stride};
+use henson_text::{Features, Stride, TextError, Tokenizer};
 
 use crate::numbers::{join_windows, sigmoid, softmax};
 use crate::{InferError, Length, Model, Result, Task};
@@ -81,8 +81,9 @@ impl Model {
     pub fn classify(&self, inputs: &[Input<'_>], length: Length) -> Result<Vec<Classified>> {
         self.check_task(Task::Classify)?;
         let problem = self.problem()?;
-        let prepared: Vec<(Vec<Features>, usize)> =
-            inputs.iter().map(|input| self.windows_of(*input, length)).collect::<Result<_>>()?;
+        let most = self.length_within(length.most);
+        let prepare = |input: &Input<'_>| Ok(text_windows(self.tokenizer(), *input, most, length.windows)?);
+        let prepared: Vec<(Vec<Features>, usize)> = inputs.iter().map(prepare).collect::<Result<_>>()?;
         let sequences: Vec<&Features> = prepared.iter().flat_map(|(windows, _)| windows).collect();
         let mut logits = self.sequence_logits(&sequences)?.into_iter();
         let mut classified = Vec::with_capacity(inputs.len());
@@ -96,28 +97,38 @@ impl Model {
         }
         Ok(classified)
     }
+}
 
-    /// The sequences of an input, and how many pieces they leave out.
-    pub(crate) fn windows_of(&self, input: Input<'_>, length: Length) -> Result<(Vec<Features>, usize)> {
-        let (first, second) = match input {
-            Input::One(text) => {
-                let prepared = self.prepare(text, length)?;
-                return Ok((prepared.windows, prepared.dropped));
-            }
-            Input::Pair(first, second) => (self.tokenizer().encode(first)?, self.tokenizer().encode(second)?),
-        };
-        let most = self.length_within(length.most);
-        let template = self.tokenizer().template();
-        let room = most.saturating_sub(template.pair_specials());
-        if !length.windows || first.len() + second.len() <= room {
-            let pair = template.pair(&first, &second, most)?;
-            let dropped = pair.dropped;
-            return Ok((vec![pair], dropped));
+/// A text or a pair as sequences of at most `most` tokens, and how many pieces they leave out. With windows, a long text is
+/// divided into ones that overlap by half; of a long pair the second text is, while the first keeps at most half of each.
+pub fn text_windows(
+    tokenizer: &Tokenizer,
+    input: Input<'_>,
+    most: usize,
+    windows: bool,
+) -> Result<(Vec<Features>, usize), TextError> {
+    let template = tokenizer.template();
+    let (mut first, second) = match input {
+        Input::One(text) => {
+            let pieces = tokenizer.encode(text)?;
+            let room = most.saturating_sub(template.single_specials());
+            let windows = match windows {
+                true => template.windows(&pieces, most, (room / 2).max(1))?,
+                false => vec![template.single(&pieces, most)?],
+            };
+            let dropped = windows.iter().map(|window| window.dropped).sum();
+            return Ok((windows, dropped));
         }
-        let mut first = first;
-        let dropped = first.truncate(room / 2);
-        let room = room - first.len();
-        let windows = template.pair_windows(&first, &second, most, Stride::Overlap(room / 2).step(room)?)?;
-        Ok((windows, dropped))
+        Input::Pair(first, second) => (tokenizer.encode(first)?, tokenizer.encode(second)?),
+    };
+    let room = most.saturating_sub(template.pair_specials());
+    if !windows || first.len() + second.len() <= room {
+        let pair = template.pair(&first, &second, most)?;
+        let dropped = pair.dropped;
+        return Ok((vec![pair], dropped));
     }
+    let dropped = first.truncate(room / 2);
+    let room = room - first.len();
+    let windows = template.pair_windows(&first, &second, most, Stride::Overlap(room / 2).step(room)?)?;
+    Ok((windows, dropped))
 }

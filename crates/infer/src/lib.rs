@@ -23,7 +23,7 @@ mod task;
 pub use answer::Question;
 pub use attention::AttentionMaps;
 pub use choose::{Choices, Chosen};
-pub use classify::{Classified, Input, Problem};
+pub use classify::{Classified, Input, Problem, text_windows};
 pub use embed::{EmbedSettings, Embedding};
 pub use error::InferError;
 pub use features::{Layers, TokenFeatures};
@@ -32,7 +32,7 @@ pub use henson_tensor::Pooling;
 pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings, Stride};
 pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
-pub use numbers::{sigmoid, softmax};
+pub use numbers::{join_windows, sigmoid, softmax};
 pub use tag::{Entity, TagInput, Tagged, TaggedWord, WordsToTag};
 pub use task::Task;
 

@@ -14,7 +14,7 @@ pub fn sigmoid(x: f32) -> f32 {
 }
 
 /// The mean of the logits of a text's windows, by their numbers of tokens.
-pub(crate) fn join_windows(parts: impl Iterator<Item = (usize, Vec<f32>)>) -> Vec<f32> {
+pub fn join_windows(parts: impl Iterator<Item = (usize, Vec<f32>)>) -> Vec<f32> {
     let parts: Vec<(usize, Vec<f32>)> = parts.collect();
     if let [(_, only)] = &parts[..] {
         return only.clone();

@@ -4,6 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use henson_data::DataError;
+use henson_infer::InferError;
+use henson_train::TrainError;
+
+use crate::task::TASKS;
 
 /// Every error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +82,67 @@ pub enum TaskError {
         found: String,
     },
 
+    /// There is no task of this name.
+    #[error("there is no task `{name}`: expected one of {names}", names = task_names())]
+    NoTask {
+        /// The name.
+        name: String,
+    },
+
+    /// A file to train on has nothing that a model could tell apart.
+    #[error("{} has {found}: expected at least two labels to tell apart", path.display())]
+    FewLabels {
+        /// The file.
+        path: PathBuf,
+        /// What it has.
+        found: String,
+    },
+
+    /// A model's labels are not those of the data.
+    #[error(
+        "{} has the labels {model}, and the data {data}: they do not belong together; name the data's labels in the \
+         model's order by --labels",
+        path.display()
+    )]
+    OtherLabels {
+        /// The model.
+        path: PathBuf,
+        /// Its labels.
+        model: String,
+        /// Those of the data.
+        data: String,
+    },
+
+    /// Models of an ensemble that cannot be averaged.
+    #[error("{} cannot be averaged with {}: they have other labels, or divide texts in another way", second.display(), first.display())]
+    Ensemble {
+        /// The first model.
+        first: PathBuf,
+        /// The one that differs.
+        second: PathBuf,
+    },
+
+    /// A directory that holds another search.
+    #[error("{} holds another search, or none: choose another --out, or delete it\n{differences}", path.display())]
+    OtherSearch {
+        /// The directory.
+        path: PathBuf,
+        /// In what it differs.
+        differences: String,
+    },
+
+    /// A model directory for inference.
+    #[error(transparent)]
+    Infer(#[from] InferError),
+
+    /// Training.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+
+    /// Stopped from outside.
+    #[error("stopped before all examples were done")]
+    Stopped,
+
     /// Labels are needed where there are none.
     #[error("{} has no labels: {needed}", path.display())]
     NoLabels {
@@ -137,4 +202,8 @@ impl From<DataError> for TaskError {
             other => Self::Data(other),
         }
     }
+}
+
+fn task_names() -> String {
+    TASKS.iter().map(|task| task.name).collect::<Vec<_>>().join(", ")
 }

@@ -5,14 +5,21 @@
 //! official definitions ([`metrics`]); [`prediction_files`] writes them as each benchmark wants them, and
 //! [`read_predictions`] reads such files again.
 //!
-//! What is deliberately absent: pieces and windows (`text`), models, and printing.
+//! A model is made by [`finetune()`]: a [`FineTuneRecipe`] becomes a [`Plan`], which runs in a directory; [`search()`] runs many
+//! and keeps the best. [`predict()`] asks models, one or several at once.
+//!
+//! What is deliberately absent: pieces and windows (`text`), the loop and the run's directory (`train`), and printing.
 
 #![forbid(unsafe_code)]
 
 mod error;
 mod example;
+mod finetune;
+mod forward;
 pub mod metrics;
+mod predict;
 mod predictions;
+mod prepare;
 mod read;
 mod score;
 mod tags;
@@ -20,7 +27,13 @@ mod task;
 
 pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Target};
+pub use finetune::{
+    Cell, Dev, Ended, FineTuneRecipe, Learner, LearnerSettings, Plan, Results, Search, SearchEnded, Table, finetune,
+    search,
+};
+pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
+pub use prepare::{Instance, Lengths, Wanted};
 pub use read::{Columns, Reading, read};
 pub use score::{LabelScore, Mistake, Score, score};
 pub use tags::{Scheme, convert_tags};

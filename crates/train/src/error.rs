@@ -105,6 +105,9 @@ pub enum TrainError {
         /// Why not.
         source: std::io::Error,
     },
+    /// What a task of another crate met.
+    #[error(transparent)]
+    Task(Box<dyn std::error::Error + Send + Sync>),
     /// A run's log.
     #[error(transparent)]
     Log(#[from] crate::metrics::LogError),
@@ -135,7 +138,8 @@ impl TrainError {
         move |source| Self::Io { action, path, source }
     }
 
-    pub(crate) fn setting(key: &'static str, got: impl ToString, expected: impl Into<String>) -> Self {
+    /// A setting that is out of range.
+    pub fn setting(key: &'static str, got: impl ToString, expected: impl Into<String>) -> Self {
         Self::Setting { key, got: got.to_string(), expected: expected.into() }
     }
 }

@@ -25,7 +25,7 @@ pub use classify::{Classification, Labelled};
 pub use cost::{TrainingMemory, memory};
 pub use error::{Result, TrainError};
 pub use pretraining::{Plan, PreTraining};
-pub use recipe::{OptimizerKind, Phase, Precision, Recipe, ResolvedPhase};
+pub use recipe::{OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, differences, parse_settings};
 pub use run::{Best, ModelFiles, RunDirectory, State};
 pub use schedule::{Schedule, ScheduleKind};
 pub use trainer::{Engine, Evaluation, Event, LoopSettings, Losses, Outcome, StepLoss, Task, Underway, Watch, train};

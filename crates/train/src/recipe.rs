@@ -7,6 +7,7 @@
 
 use henson_data::{InstanceSettings, Masking, Objective, Packing};
 use henson_tensor::{DType, Method};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -42,6 +43,7 @@ pub enum OptimizerKind {
     #[default]
     Adamw,
     /// AdamW without it, as in Google's BERT.
+    #[serde(alias = "paper")]
     AdamwPaper,
     /// LAMB, for very large batches.
     Lamb,
@@ -258,20 +260,7 @@ impl Recipe {
 
     /// Reads a recipe that consists of several texts with their names, of which a later one overrules the earlier.
     pub fn parse_layers(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {
-        let mut table = Table::new();
-        for (text, place) in layers {
-            let error = |error: toml::de::Error| recipe_error(place, error.to_string().trim_end());
-            // Checked by itself first, so that an error shows its line.
-            toml::from_str::<Self>(text).map_err(error)?;
-            table.extend(text.parse::<Table>().map_err(error)?);
-        }
-        for set in sets {
-            let error = |error: toml::de::Error| recipe_error(&format!("--set {set}"), error.message());
-            apply(&mut table, set)?;
-            Self::deserialize(table.clone()).map_err(error)?;
-        }
-        let place = layers.last().map_or("recipe", |(_, place)| place);
-        let recipe = Self::deserialize(table).map_err(|error| recipe_error(place, error.message()))?;
+        let recipe: Self = parse_settings(layers, sets)?;
         recipe.check()?;
         Ok(recipe)
     }
@@ -450,23 +439,48 @@ impl Recipe {
 
     /// What keeps a run of `self` from going on as a run of `new`, a line each. Steps and epochs may be raised.
     pub fn differences(&self, new: &Self) -> Result<Vec<String>> {
-        let table = |recipe: &Self| Table::try_from(recipe).map_err(|error| recipe_error("recipe", error));
-        let (old, new) = (table(self)?, table(new)?);
-        let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
-        keys.sort();
-        keys.dedup();
-        let number = |value: Option<&Value>| value.and_then(|v| v.as_float().or(v.as_integer().map(|n| n as f64)));
-        let mut differences = Vec::new();
-        for key in keys {
-            let (was, is) = (old.get(key), new.get(key));
-            let raised = ["steps", "epochs"].contains(&key.as_str()) && number(is) >= number(was) && was.is_some();
-            if was != is && !WATCHING.contains(&key.as_str()) && !raised {
-                let show = |value: Option<&Value>| value.map_or("not given".to_owned(), |v| v.to_string());
-                differences.push(format!("  {key}: was {}, now {}", show(was), show(is)));
-            }
-        }
-        Ok(differences)
+        differences(self, new, &WATCHING, &["steps", "epochs"])
     }
+}
+
+/// Reads settings that consist of several TOML texts with their names, of which a later one overrules the earlier, and of
+/// `key=value`s on top. Unknown keys are errors where the type says so.
+pub fn parse_settings<T: DeserializeOwned>(layers: &[(&str, &str)], sets: &[String]) -> Result<T> {
+    let mut table = Table::new();
+    for (text, place) in layers {
+        let error = |error: toml::de::Error| recipe_error(place, error.to_string().trim_end());
+        // Checked by itself first, so that an error shows its line.
+        toml::from_str::<T>(text).map_err(error)?;
+        table.extend(text.parse::<Table>().map_err(error)?);
+    }
+    for set in sets {
+        let error = |error: toml::de::Error| recipe_error(&format!("--set {set}"), error.message());
+        apply(&mut table, set)?;
+        T::deserialize(table.clone()).map_err(error)?;
+    }
+    let place = layers.last().map_or("recipe", |(_, place)| place);
+    T::deserialize(table).map_err(|error| recipe_error(place, error.message()))
+}
+
+/// What keeps a run of `old` settings from going on with the `new` ones, a line each: not those that `may_change`, nor
+/// numbers that `may_rise` and did.
+pub fn differences<T: Serialize>(old: &T, new: &T, may_change: &[&str], may_rise: &[&str]) -> Result<Vec<String>> {
+    let table = |settings: &T| Table::try_from(settings).map_err(|error| recipe_error("recipe", error));
+    let (old, new) = (table(old)?, table(new)?);
+    let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let number = |value: Option<&Value>| value.and_then(|v| v.as_float().or(v.as_integer().map(|n| n as f64)));
+    let mut differences = Vec::new();
+    for key in keys {
+        let (was, is) = (old.get(key), new.get(key));
+        let raised = may_rise.contains(&key.as_str()) && number(is) >= number(was) && was.is_some();
+        if was != is && !may_change.contains(&key.as_str()) && !raised {
+            let show = |value: Option<&Value>| value.map_or("not given".to_owned(), |v| v.to_string());
+            differences.push(format!("  {key}: was {}, now {}", show(was), show(is)));
+        }
+    }
+    Ok(differences)
 }
 
 fn recipe_error(place: &str, problem: impl ToString) -> TrainError {

@@ -55,7 +55,16 @@ pub struct Updater {
 impl Updater {
     /// Fresh state for these parameters.
     pub fn new(settings: OptimizerSettings, parameters: &Parameters) -> Result<Self> {
-        let optimizer = Optimizer::new(settings.method, parameters, |_| 1.0)?;
+        Self::with_rates(settings, parameters, |_| 1.0)
+    }
+
+    /// The same, with a factor on the learning rate for each parameter; one of 0 stays as it is.
+    pub fn with_rates(
+        settings: OptimizerSettings,
+        parameters: &Parameters,
+        rate: impl Fn(&Entry) -> f32,
+    ) -> Result<Self> {
+        let optimizer = Optimizer::new(settings.method, parameters, rate)?;
         Ok(Self { settings, optimizer, steps: 0 })
     }
 

@@ -12,7 +12,9 @@ mod embed;
 pub(crate) mod eval;
 mod features;
 mod fill;
+mod finetune;
 pub(crate) mod info;
+mod predict;
 pub(crate) mod pretrain;
 mod report;
 mod serve;
@@ -27,6 +29,8 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Tokenizer(flags) => tokenizer::run(&flags),
         Command::Data(flags) => data::run(&flags),
         Command::Pretrain(flags) => pretrain::run(&flags),
+        Command::Finetune(flags) => finetune::run(&flags),
+        Command::Predict(flags) => predict::run(&flags),
         Command::Eval(flags) => eval::run(&flags),
         Command::Report(flags) => report::run(&flags),
         Command::Ablate(flags) => ablate::run(&flags),

@@ -6,7 +6,7 @@ use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 
 use super::labelled::{Labelled, task_names};
-use super::{Compute, ModelName, parse_count};
+use super::{Compute, LengthFlags, ModelName, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -14,11 +14,13 @@ perplexity  FILE has one text a line (blank lines are passed over). The loss is 
 blimp       FILE has a JSON object a line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
-a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON. --predictions is scored by the official definitions.\n\n\
+a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON. --predictions, or what a fine-tuned --model predicts, is \
+scored by the official definitions; several models with commas between them are averaged.\n\n\
 A masked LM scores a text by its pseudo-log-likelihood, each piece masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
 Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \
 henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json\n  \
+henson eval --task rte --model run1,run2 --data RTE/dev.tsv\n  \
 henson eval --task mrpc --predictions MRPC.tsv --data MRPC/dev.tsv\n  \
 henson eval --task squad2 --predictions predictions.json --null-odds null_odds.json --data dev-v2.0.json\n  \
 henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
@@ -42,12 +44,12 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "FILE", requires = "predictions")]
     pub(crate) null_odds: Option<PathBuf>,
 
-    /// SQuAD 2.0: count answers whose odds are above it as no answer
-    #[arg(long, value_name = "X", requires = "null_odds", allow_negative_numbers = true)]
+    /// SQuAD 2.0: count answers whose odds are above it as no answer [default: a model's own; without it, none]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) threshold: Option<f64>,
 
     /// How many of the worst mistakes to show [default: 5, with --json none]
-    #[arg(long, value_name = "N", requires = "predictions")]
+    #[arg(long, value_name = "N")]
     pub(crate) mistakes: Option<usize>,
 
     /// Take only so many texts, or so many pairs of each paradigm: the first, or with --sample others
@@ -61,6 +63,9 @@ pub(crate) struct Eval {
     /// What a masked LM sees when it predicts a piece [default: piece]
     #[arg(long, value_enum, conflicts_with = "predictions")]
     pub(crate) scoring: Option<ScoringName>,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
 
     /// Print one JSON object
     #[arg(long)]

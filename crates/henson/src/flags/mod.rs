@@ -5,6 +5,7 @@ pub(crate) mod ablate;
 pub(crate) mod data;
 pub(crate) mod demo;
 pub(crate) mod eval;
+pub(crate) mod finetune;
 pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod report;
@@ -43,7 +44,11 @@ batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal), mas
 learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; docs/recipes.md has all."
     )]
     Pretrain(pretrain::Pretrain),
-    /// Score a model: perplexity of a text, minimal pairs
+    /// Fine-tune a model on labelled data: GLUE, SQuAD, entities, multiple choice, or your own tables
+    Finetune(finetune::Finetune),
+    /// Ask fine-tuned models about a file, and write the predictions as the benchmark wants them
+    Predict(finetune::Predict),
+    /// Score a model or its predictions: GLUE, SQuAD and other labelled data, perplexity of a text, minimal pairs
     Eval(eval::Eval),
     /// Show training runs as one page, side by side
     Report(report::Report),

@@ -14,19 +14,16 @@ use henson_tensor::{DType, Device};
 
 pub(crate) use blimp::accuracy as blimp_accuracy;
 
-use crate::flags::ModelName;
 use crate::flags::eval::{Eval, ScoringName, Task};
 use crate::flags::labelled::Labelled;
+use crate::flags::{LengthFlags, ModelName};
 use crate::models;
 
 pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
     match flags.task {
         Task::Perplexity => perplexity::run(flags, model_of(flags)?),
         Task::Blimp => blimp::run(flags, model_of(flags)?),
-        Task::Labelled(task) => match &flags.predictions {
-            Some(file) => predictions::run(flags, task, file),
-            None => anyhow::bail!("--task {} needs --predictions FILE: the predictions to score", task.name),
-        },
+        Task::Labelled(task) => predictions::run(flags, task),
     }
 }
 
@@ -34,6 +31,9 @@ pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
 fn model_of(flags: &Eval) -> anyhow::Result<&ModelName> {
     let no_labels = flags.labelled == Labelled::default();
     anyhow::ensure!(no_labels, "flags for labelled files (--text-column, --skip-bad, …) mean nothing to this task");
+    let LengthFlags { max_length, windows } = flags.length;
+    let only_texts = max_length.is_none() && !windows && flags.mistakes.is_none() && flags.threshold.is_none();
+    anyhow::ensure!(only_texts, "--max-length, --windows, --mistakes and --threshold mean nothing to this task");
     flags.model.as_ref().context("this task needs --model DIR: the language model to measure")
 }
 

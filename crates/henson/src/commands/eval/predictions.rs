@@ -1,10 +1,12 @@
-//! `henson eval --task T --predictions FILE`: predictions that are there already against the labels.
+//! `henson eval --task T`: what models predict, or predictions that are there already, against the labels.
 
 use std::path::Path;
 
-use henson_tasks::{Score, Task, read, read_null_odds, read_predictions, score};
+use henson_tasks::{Prediction, Reading, Score, Set, Task, read, read_null_odds, read_predictions, score};
 use serde_json::{Value, json};
 
+use crate::commands::predict::Asked;
+use crate::flags::ModelName;
 use crate::flags::eval::Eval;
 use crate::output;
 
@@ -14,29 +16,31 @@ const MISTAKES: usize = 5;
 /// Labels of which a table of confusions still fits a terminal.
 const MOST_LABELS: usize = 12;
 
-pub(super) fn run(flags: &Eval, task: &'static Task, predictions: &Path) -> anyhow::Result<()> {
-    let mut reading = flags.labelled.reading(task);
+pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
     // Scores do not depend on where answers stand.
-    reading.places_needed = false;
-    let mut set = read(&flags.data, &reading)?;
-    for problem in &set.problems {
-        output::warn(problem);
-    }
-    let mut predicted = read_predictions(predictions, &mut set)?;
-    if let Some(path) = &flags.null_odds {
-        let missing = read_null_odds(path, &set, &mut predicted)?;
-        if missing > 0 {
-            output::warn(&format!("{} lacks {missing} of the questions", path.display()));
+    let reading = Reading { places_needed: false, ..flags.labelled.reading(task) };
+    let (set, predicted, threshold) = match (&flags.predictions, &flags.model) {
+        (Some(file), _) => {
+            anyhow::ensure!(
+                flags.threshold.is_none() || flags.null_odds.is_some(),
+                "--threshold needs --null-odds FILE"
+            );
+            let unused = flags.length.max_length.is_none() && !flags.length.windows;
+            anyhow::ensure!(unused, "--max-length and --windows mean nothing where predictions are there already");
+            from_file(flags, &reading, file)?
         }
-    }
+        (None, Some(model)) => from_models(flags, reading, model)?,
+        (None, None) => {
+            anyhow::bail!("--task {} needs --model DIR, or --predictions FILE with the predictions to score", task.name)
+        }
+    };
     let mistakes = flags.mistakes.unwrap_or(if flags.json { 0 } else { MISTAKES });
-    let score = score(&set, &predicted, flags.threshold, mistakes)?;
+    let score = score(&set, &predicted, threshold, mistakes)?;
     if score.missing > 0 {
-        let file = predictions.display();
-        output::warn(&format!("{} questions have no prediction in {file}; they count as wrong", score.missing));
+        output::warn(&format!("{} questions have no prediction; they count as wrong", score.missing));
     }
     if flags.json {
-        return output::json(&object(flags, task, predictions, &score, set.skipped, set.undecided));
+        return output::json(&object(flags, task, &score, set.skipped, set.undecided));
     }
     let left_out = match (set.skipped, set.undecided) {
         (0, 0) => String::new(),
@@ -47,11 +51,45 @@ pub(super) fn run(flags: &Eval, task: &'static Task, predictions: &Path) -> anyh
     print(&score)
 }
 
-fn object(flags: &Eval, task: &Task, predictions: &Path, score: &Score, skipped: usize, undecided: usize) -> Value {
+/// A set, what was predicted, and from which odds on a question counts as unanswered.
+type Predicted = (Set, Vec<Prediction>, Option<f64>);
+
+fn from_file(flags: &Eval, reading: &Reading, file: &Path) -> anyhow::Result<Predicted> {
+    let mut set = read(&flags.data, reading)?;
+    for problem in &set.problems {
+        output::warn(problem);
+    }
+    let mut predicted = read_predictions(file, &mut set)?;
+    if let Some(path) = &flags.null_odds {
+        let missing = read_null_odds(path, &set, &mut predicted)?;
+        if missing > 0 {
+            output::warn(&format!("{} lacks {missing} of the questions", path.display()));
+        }
+    }
+    Ok((set, predicted, flags.threshold))
+}
+
+fn from_models(flags: &Eval, reading: Reading, model: &ModelName) -> anyhow::Result<Predicted> {
+    let meaningless = flags.limit.is_some() || flags.scoring.is_some();
+    anyhow::ensure!(!meaningless, "--limit, --sample and --scoring mean nothing to this task");
+    let names: Vec<String> = model.model.split(',').map(str::to_owned).collect();
+    let asked = Asked { names: &names, download: model.download, compute: &flags.compute, length: flags.length };
+    let may_be_unanswerable = reading.task.may_be_unanswerable;
+    // All questions are answered first, so that the best threshold can be told.
+    let (set, predicted, own) = asked.predict(&flags.data, reading, may_be_unanswerable.then_some(f64::MAX))?;
+    Ok((set, predicted, may_be_unanswerable.then(|| flags.threshold.unwrap_or(own))))
+}
+
+fn object(flags: &Eval, task: &Task, score: &Score, skipped: usize, undecided: usize) -> Value {
     let mut object = score.to_json();
     object.insert("task".to_owned(), json!(task.name));
     object.insert("data".to_owned(), json!(flags.data));
-    object.insert("predictions".to_owned(), json!(predictions));
+    if let Some(predictions) = &flags.predictions {
+        object.insert("predictions".to_owned(), json!(predictions));
+    }
+    if let Some(model) = &flags.model {
+        object.insert("model".to_owned(), json!(model.model));
+    }
     object.insert("skipped".to_owned(), json!(skipped));
     object.insert("undecided".to_owned(), json!(undecided));
     if flags.mistakes.is_some() {

@@ -1,0 +1,283 @@
+//! `henson finetune`: labelled files and a model in, a fine-tuned model out; one run or a search over many.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use henson_tasks::{
+    Cell, Ended, FineTuneRecipe, Plan, Reading, Results, Search, SearchEnded, Split, Table, Task, TaskError, finetune,
+    search,
+};
+use henson_tensor::{DType, Device};
+use henson_train::{Event, Precision, Watch, parse_settings};
+use indicatif::ProgressBar;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::commands::info::thousands;
+use crate::commands::pretrain::duration;
+use crate::flags::finetune::Finetune;
+use crate::{models, output};
+
+pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
+    let recipe = recipe(flags)?;
+    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    let reading = flags.labelled.reading(task);
+    let device = flags.machine.device()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The second one ends at once; the last checkpoint is there.
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    if flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1) {
+        return run_search(flags, recipe, &reading, &device, &stop);
+    }
+    let plan = Plan::new(recipe, &reading, device.threads())?;
+    introduce(&plan, &device);
+    let mut watcher = Watcher::new(&plan, flags.json);
+    let mut on = |event: Event<'_>| watcher.on(&event);
+    let ended = finetune(&plan, &device, &flags.out, flags.stop_at, &mut Watch { on: &mut on, stop: &stop });
+    watcher.finish();
+    match ended? {
+        Ended::Stopped(step) if stop.load(std::sync::atomic::Ordering::Relaxed) => {
+            Err(output::Interrupted { step }.into())
+        }
+        Ended::Stopped(step) => {
+            eprintln!("stopped at step {step} as asked; the same command without --stop-at goes on");
+            Ok(())
+        }
+        Ended::Finished(results) => show(flags, &results),
+    }
+}
+
+fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
+    if let Some(reason) = &results.degenerate {
+        output::warn(&format!("the model learnt nothing: it {reason}; try --restarts 5, or a lower learning_rate"));
+    }
+    let score = match results.value {
+        Some(value) => format!("{} {value:.4} after {} updates", results.metric, results.best_step),
+        None => format!("after {} updates", results.best_step),
+    };
+    let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
+    eprintln!("{score}, trained for {}{early}", duration(results.seconds));
+    eprintln!("the model is in {}; README.md and report.html show the run", flags.out.display());
+    if flags.json { output::json(results) } else { Ok(()) }
+}
+
+/// The recipe that the flags mean.
+fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
+    let (text, place) = match &flags.recipe {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read the recipe {}", path.display()))?;
+            (text, path.display().to_string())
+        }
+        None => (String::new(), "the default recipe".to_owned()),
+    };
+    let mut recipe: FineTuneRecipe = parse_settings(&[(&text, &place)], &flags.sets)?;
+    if let Some(task) = &flags.task {
+        recipe.task.clone_from(task);
+    }
+    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    if let Some(model) = &flags.model {
+        recipe.model.clone_from(model);
+    }
+    recipe.model = models::resolve(&recipe.model, flags.download)?.display().to_string();
+    let named = |path: &Path| path.display().to_string();
+    if let Some(data) = &flags.data {
+        if flags.train.is_none() {
+            recipe.train = named(&task.find(data, Split::Train)?);
+        }
+        if flags.dev.is_none() {
+            match task.find(data, Split::Dev) {
+                Ok(dev) => recipe.dev = named(&dev),
+                Err(TaskError::NoFile { .. }) => output::warn(&format!(
+                    "{} has no dev file of task {}: the last model is taken, and nobody knows how good it is",
+                    data.display(),
+                    task.name
+                )),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    if let Some(train) = &flags.train {
+        recipe.train = named(train);
+    }
+    if let Some(dev) = &flags.dev {
+        recipe.dev = named(dev);
+    }
+    anyhow::ensure!(!recipe.train.is_empty(), "--data DIR or --train FILE is missing: what to train on");
+    recipe.seed = flags.seed.unwrap_or(recipe.seed);
+    recipe.dtype = match flags.dtype {
+        Some(DType::Bf16) => Precision::Bf16,
+        Some(_) => Precision::F32,
+        None => recipe.dtype,
+    };
+    recipe.check()?;
+    Ok(recipe)
+}
+
+fn introduce(plan: &Plan, device: &Device) {
+    for set in [Some(&plan.train), plan.dev.as_ref()].into_iter().flatten() {
+        set.problems.iter().for_each(|problem| output::warn(problem));
+        if set.skipped > 0 {
+            output::warn(&format!("{} bad rows of {} were left out", set.skipped, set.path.display()));
+        }
+    }
+    if plan.cut > 0 {
+        output::warn(&format!(
+            "{} of {} examples are longer than a sequence and lose their end: raise max_length, or --set windows=true",
+            thousands(plan.cut),
+            thousands(plan.train.examples.len())
+        ));
+    }
+    let dev =
+        plan.dev.as_ref().map_or("no dev file".to_owned(), |dev| format!("{} dev", thousands(dev.examples.len())));
+    eprintln!(
+        "{} from {}: {} examples, {dev}, {} updates of {} sequences, {} on {device}",
+        plan.task.name,
+        plan.recipe.model,
+        thousands(plan.train.examples.len()),
+        thousands(plan.steps() as usize),
+        plan.recipe.batch_size,
+        DType::from(plan.recipe.dtype)
+    );
+}
+
+fn run_search(
+    flags: &Finetune,
+    recipe: FineTuneRecipe,
+    reading: &Reading,
+    device: &Device,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let grid = match flags.grid.as_deref() {
+        None => Vec::new(),
+        Some([]) => Search::papers_grid(),
+        Some(lists) => lists.iter().map(|list| parse_list(list)).collect::<anyhow::Result<_>>()?,
+    };
+    let wanted = Search { restarts: flags.restarts.unwrap_or(1) as u64, grid, recipe };
+    let watcher: std::cell::RefCell<Option<Watcher>> = std::cell::RefCell::new(None);
+    let mut on = |event: Event<'_>| {
+        if let Some(watcher) = watcher.borrow_mut().as_mut() {
+            watcher.on(&event);
+        }
+    };
+    let mut begins = |cell: &Cell, number: usize, count: usize, plan: &Plan| {
+        if number == 0 {
+            introduce(plan, device);
+        }
+        eprintln!("run {} of {count}: {}", number + 1, name_of(&cell.settings, cell.seed));
+        *watcher.borrow_mut() = Some(Watcher { people: false, ..Watcher::new(plan, flags.json) });
+    };
+    let mut ends = |cell: &Cell| {
+        if let Some(watcher) = watcher.borrow_mut().take() {
+            watcher.finish();
+        }
+        let value = cell.value.map_or("no score".to_owned(), |value| format!("{value:.4}"));
+        let failed = cell.failed.as_ref().map_or(String::new(), |reason| format!("  ({reason})"));
+        eprintln!("  {value}{failed}");
+    };
+    let ended = search(&wanted, reading, device, &flags.out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
+    match ended {
+        SearchEnded::Stopped(_, step) => Err(output::Interrupted { step }.into()),
+        SearchEnded::Finished(table) => {
+            if flags.json {
+                output::json(&table)?;
+            } else {
+                print(&table)?;
+            }
+            match &table.best {
+                Some(best) => eprintln!("the best model, that of {best}, is in {}", flags.out.display()),
+                None => output::warn("no run gave a score"),
+            }
+            Ok(())
+        }
+    }
+}
+
+fn name_of(settings: &[String], seed: u64) -> String {
+    [settings, &[format!("seed={seed}")]].concat().join(" ")
+}
+
+/// `key=a,b,c`.
+fn parse_list(list: &str) -> anyhow::Result<(String, Vec<String>)> {
+    let (key, values) = list
+        .split_once('=')
+        .with_context(|| format!("--grid {list}: expected a key and its values, such as learning_rate=5e-5,3e-5"))?;
+    let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
+    anyhow::ensure!(values.iter().all(|value| !value.is_empty()), "--grid {list}: a value is empty");
+    Ok((key.trim().to_owned(), values))
+}
+
+fn print(table: &Table) -> anyhow::Result<()> {
+    let name = |settings: &[String]| if settings.is_empty() { "all runs".to_owned() } else { settings.join(" ") };
+    let width = table.rows.iter().map(|row| name(&row.settings).chars().count()).max().unwrap_or(0).max(8);
+    let number = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.4}"));
+    output::line(&format!("{:<width$}  {:>8}  {:>9}  {:>8}  runs  failed", table.metric, "mean", "deviation", "best"))?;
+    for row in &table.rows {
+        output::line(&format!(
+            "{:<width$}  {:>8}  {:>9}  {:>8}  {:>4}  {:>6}",
+            name(&row.settings),
+            number(row.mean),
+            number(row.deviation),
+            number(row.best),
+            row.runs,
+            row.failed
+        ))?;
+    }
+    Ok(())
+}
+
+/// Shows what happens.
+struct Watcher {
+    bar: Option<ProgressBar>,
+    metric: &'static str,
+    json: bool,
+    /// Whether evaluations are told on standard error.
+    people: bool,
+}
+
+impl Watcher {
+    fn new(plan: &Plan, json: bool) -> Self {
+        Self { bar: output::steps_bar(plan.steps(), 0), metric: plan.task.metric, json, people: !json }
+    }
+
+    fn on(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Step { step, loss, tokens_per_s, .. } => {
+                if let Some(bar) = &self.bar {
+                    bar.set_position(*step);
+                    bar.set_message(format!("loss {loss:.3}  {} tokens/s ", thousands(*tokens_per_s as usize)));
+                }
+            }
+            Event::Evaluated { step, metrics } => {
+                if self.json {
+                    // A closed pipe must not end a training run: the log has every line.
+                    let _ = output::json(&json!({ "kind": "eval", "step": step, "metrics": metrics }));
+                } else if self.people {
+                    let first = metrics.get_key_value(self.metric);
+                    let rest = metrics.iter().filter(|(name, _)| *name != self.metric && !name.contains("threshold"));
+                    let parts = first.into_iter().chain(rest.take(3)).map(|(name, value)| format!("{name} {value:.4}"));
+                    self.line(&format!("step {step:>6}  {}", parts.collect::<Vec<_>>().join("  ")));
+                }
+            }
+            Event::Evaluating | Event::Samples { .. } | Event::Saved { .. } => {}
+        }
+    }
+
+    fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `henson predict`: fine-tuned models and a file in, the benchmark's own prediction files out.
+
+use std::ops::ControlFlow;
+
+use anyhow::Context;
+use henson_checkpoint::write_atomic;
+use henson_infer::{Model, QuestionSettings, Task as Ability, Want};
+use henson_tasks::{
+    Lengths, PredictSettings, Prediction, Reading, Set, Task, TaskKind, predict, prediction_files, read, reading_for,
+};
+
+use crate::flags::finetune::Predict;
+use crate::flags::{Compute, LengthFlags};
+use crate::output::Progress;
+use crate::{models, output};
+
+pub(crate) fn run(flags: &Predict) -> anyhow::Result<()> {
+    let task = Task::named(&flags.task).context("the parser knows the tasks")?;
+    let reading = Reading { places_needed: false, ..flags.labelled.reading(task) };
+    let asked = Asked { names: &flags.model, download: false, compute: &flags.compute, length: flags.length };
+    let (set, predictions, _) = asked.predict(&flags.data, reading, flags.no_answer)?;
+    let files = prediction_files(&set, &predictions)?;
+    std::fs::create_dir_all(&flags.out).with_context(|| format!("cannot make {}", flags.out.display()))?;
+    for (name, _) in &files {
+        let path = flags.out.join(name);
+        anyhow::ensure!(
+            flags.overwrite || !path.exists(),
+            "{} is there already: choose another --out, or give --overwrite",
+            path.display()
+        );
+    }
+    for (name, bytes) in &files {
+        let path = flags.out.join(name);
+        write_atomic(&path, bytes)?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Models that are asked about a file.
+pub(crate) struct Asked<'a> {
+    pub(crate) names: &'a [String],
+    pub(crate) download: bool,
+    pub(crate) compute: &'a Compute,
+    pub(crate) length: LengthFlags,
+}
+
+impl Asked<'_> {
+    /// Reads the file and predicts all of it. `no_answer` overrules the models' own threshold, which is given, too.
+    pub(crate) fn predict(
+        &self,
+        data: &std::path::Path,
+        reading: Reading,
+        no_answer: Option<f64>,
+    ) -> anyhow::Result<(Set, Vec<Prediction>, f64)> {
+        let device = self.compute.device()?;
+        let kind = reading.task.kind;
+        let ability = match kind {
+            TaskKind::Classify | TaskKind::Pair | TaskKind::Regress | TaskKind::Multilabel => Ability::Classify,
+            TaskKind::Tag => Ability::Tag,
+            TaskKind::Qa => Ability::Answer,
+            TaskKind::Choice => Ability::Choose,
+        };
+        let open = |name: &String| -> anyhow::Result<Model> {
+            let path = models::resolve(name, self.download)?;
+            Ok(Model::open(&path, &device, self.compute.dtype, Want::Task(ability))?)
+        };
+        let opened: Vec<Model> = self.names.iter().map(open).collect::<anyhow::Result<_>>()?;
+        let first = opened.first().context("--model is missing")?;
+        let may_be_unanswerable = reading.task.may_be_unanswerable;
+        let set = read(data, &reading_for(first, reading))?;
+        set.problems.iter().for_each(|problem| output::warn(problem));
+        let usual = match kind {
+            TaskKind::Qa => QuestionSettings::default().max_length,
+            _ => first.most_tokens(),
+        };
+        let lengths = Lengths { windows: self.length.windows, ..Lengths::new(self.length.max_length.unwrap_or(usual)) };
+        let own = opened.iter().filter_map(Model::no_answer_threshold).sum::<f64>() / opened.len() as f64;
+        let no_answer = no_answer.or(may_be_unanswerable.then_some(own));
+        let mut progress = Progress::new("examples", Some(set.examples.len() as u64));
+        let predictions = predict(&opened, &set, &PredictSettings { lengths, no_answer }, |done| {
+            progress.at(done as u64, done);
+            ControlFlow::Continue(())
+        })?;
+        progress.finish();
+        Ok((set, predictions, own))
+    }
+}

@@ -1,0 +1,133 @@
+//! The flags of `henson finetune` and `henson predict`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use henson_tensor::DType;
+
+use super::labelled::{Labelled, task_names};
+use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+DIR is where a benchmark was unpacked (GLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
+columns, SQuAD's JSON); --train and --dev name files themselves. Labels are the official ones, or learnt from the files.\n\n\
+The same command again goes on where the run was stopped, killed or interrupted. Keys for --set and recipes: batch_size, \
+epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper), dropout, layer_decay, freeze, \
+class_weights, evals_per_epoch, patience, limit, …; docs/finetuning.md has all.\n\n\
+Examples:\n  henson finetune --task mrpc --model DIR --data glue --out mrpc\n  \
+henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \
+henson finetune --task ner --model DIR --data conll2003 --out ner --set epochs=4 --set layer_decay=0.9\n  \
+henson finetune --task squad2 --model DIR --data squad --out answers --dtype bf16\n  \
+henson finetune --task rte --model DIR --data glue --out rte --restarts 5\n  \
+henson finetune --task rte --model DIR --data glue --out rte-grid --grid learning_rate=5e-5,3e-5 epochs=3,5 --restarts 3")]
+pub(crate) struct Finetune {
+    /// A recipe (TOML); without one, the defaults and the flags are it
+    #[arg(value_name = "RECIPE")]
+    pub(crate) recipe: Option<PathBuf>,
+
+    /// What to learn: a benchmark, or classify, pair, regress, multilabel, tag, qa, choice
+    #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
+    pub(crate) task: Option<String>,
+
+    /// The model to start from: a directory, or org/name from the local Hugging Face cache
+    #[arg(long, value_name = "DIR", required_unless_present = "recipe")]
+    pub(crate) model: Option<String>,
+
+    /// Fetch org/name from the Hugging Face Hub if it is not in the cache
+    #[arg(long)]
+    pub(crate) download: bool,
+
+    /// The directory with the task's files
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+
+    /// The file to train on [default: the one in --data]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) train: Option<PathBuf>,
+
+    /// The file to choose the best model by [default: the one in --data, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dev: Option<PathBuf>,
+
+    /// The run's directory: the finished model, with README.md, results.json, metrics.jsonl and report.html beside it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+
+    /// Set a value of the recipe: epochs=5, learning_rate=3e-5, max_length=256
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) sets: Vec<String>,
+
+    /// The seed of the new head, of the examples' order and of dropout [default: the recipe's, else 0]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+
+    /// Train so many times, with this seed and those after it, and keep the best
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub(crate) restarts: Option<usize>,
+
+    /// Try all combinations of some values and keep the best [without values: the paper's batches, learning rates, epochs]
+    #[arg(long, value_name = "KEY=VALUE,…", num_args = 0..)]
+    pub(crate) grid: Option<Vec<String>>,
+
+    /// Stop after this step with a checkpoint; the same command without it goes on
+    #[arg(long, value_name = "STEP", conflicts_with_all = ["restarts", "grid"])]
+    pub(crate) stop_at: Option<u64>,
+
+    /// Print one JSON object for every evaluation, and one with the results
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The number type to compute in: f32, or bf16 with f32 sums and statistics [default: the recipe's, else f32]
+    #[arg(long, value_parser = parse_dtype)]
+    pub(crate) dtype: Option<DType>,
+
+    #[command(flatten)]
+    pub(crate) machine: Machine,
+
+    #[command(flatten)]
+    pub(crate) labelled: Labelled,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The files are named as the benchmark names them: MRPC.tsv and so on for GLUE, predictions.json (with nbest_predictions.json \
+and null_odds.json) for SQuAD, predictions.conll, predictions.csv for choices, predictions.jsonl for everything else. \
+`henson eval --predictions` scores them.\n\n\
+Examples:\n  henson predict --task mrpc --model run --data glue/MRPC/test.tsv --out submission\n  \
+henson predict --task squad2 --model run1,run2,run3 --data dev-v2.0.json --out answers\n  \
+henson predict --task classify --model run --data new.csv --text-column body --out labels")]
+pub(crate) struct Predict {
+    /// What the models were trained for
+    #[arg(long, value_name = "TASK", value_parser = task_names(&[]))]
+    pub(crate) task: String,
+
+    /// The model; several with commas between them are averaged
+    #[arg(long, value_name = "DIR,…", value_delimiter = ',', required = true)]
+    pub(crate) model: Vec<String>,
+
+    /// The file to predict, with or without labels; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: PathBuf,
+
+    /// The directory to write to
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+
+    /// Replace prediction files that are there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    /// Questions that may be without an answer: by how much that must beat the best one [default: the model's own]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) no_answer: Option<f64>,
+
+    #[command(flatten)]
+    pub(crate) length: LengthFlags,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+
+    #[command(flatten)]
+    pub(crate) labelled: Labelled,
+}

@@ -1,0 +1,436 @@
+//! Fine-tuning as a task for the loop: shuffled batches of instances under any head, and the official scores on dev data.
+//!
+//! Sequences are never padded, and so never sorted by length either: a batch is one flat stream of whatever was drawn.
+
+use std::collections::BTreeMap;
+
+use henson_infer::Problem;
+use henson_kernels::philox::Stream;
+use henson_models::{Batch, Bert, BertConfig, Capture, Sequence};
+use henson_tensor::{Device, Pass, Reading, Tensor, Var};
+use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
+use serde_json::Value;
+
+use crate::example::{Example, Set, Target};
+use crate::forward::forward;
+use crate::predictions::Prediction;
+use crate::prepare::{Instance, Prepared, Scores, Wanted};
+use crate::score::{Score, score};
+use crate::task::TaskKind;
+
+/// Numbers the stream of shuffles among all uses of the seed.
+const SHUFFLE: u32 = 0x5bff;
+
+/// The score of a model whose metric is not a number, such as the correlation of a constant.
+const WORST: f64 = 1e9;
+
+/// Mistakes that a model card shows.
+const MISTAKES: usize = 10;
+
+/// What instances are learnt with.
+#[derive(Clone, Debug)]
+pub struct LearnerSettings {
+    /// Instances of an update.
+    pub batch_size: usize,
+    /// Parts of a batch.
+    pub accumulation: usize,
+    /// The learning rate.
+    pub schedule: Schedule,
+    /// The seed of the order.
+    pub seed: u64,
+    /// Whether the encoder runs without dropout and is not trained.
+    pub freeze: bool,
+    /// What each label counts; empty: all the same.
+    pub class_weights: Vec<f32>,
+}
+
+/// Dev examples with what the model reads of them.
+pub struct Dev {
+    /// The examples.
+    pub(crate) set: Set,
+    pub(crate) prepared: Vec<Prepared>,
+}
+
+/// What the last evaluation found.
+pub(crate) struct Found {
+    pub(crate) step: u64,
+    pub(crate) score: Score,
+    pub(crate) degenerate: Option<String>,
+}
+
+/// Fine-tuning as a task.
+pub struct Learner {
+    train: Vec<Instance>,
+    dev: Option<Dev>,
+    settings: LearnerSettings,
+    /// The order of an epoch.
+    order: Option<(u64, Vec<u32>)>,
+    /// The last evaluation.
+    pub(crate) found: Option<Found>,
+}
+
+impl Learner {
+    /// A task on these instances; the order of each epoch is drawn by the seed.
+    pub fn new(train: Vec<Instance>, dev: Option<Dev>, settings: LearnerSettings) -> Result<Self> {
+        if train.is_empty() {
+            return Err(TrainError::setting("train", "empty", "at least one labelled example"));
+        }
+        if settings.batch_size == 0 {
+            return Err(TrainError::setting("batch_size", 0, "at least 1"));
+        }
+        Ok(Self { train, dev, settings, order: None, found: None })
+    }
+
+    /// Updates of an epoch. Its last batch may be smaller; none spans two epochs.
+    pub fn steps_per_epoch(instances: usize, batch_size: usize) -> u64 {
+        instances.div_ceil(batch_size.max(1)) as u64
+    }
+
+    /// The instances of a step.
+    fn batch(&mut self, step: u64) -> Vec<&Instance> {
+        let size = self.settings.batch_size;
+        let steps = Self::steps_per_epoch(self.train.len(), size);
+        let epoch = step / steps;
+        if self.order.as_ref().is_none_or(|(of, _)| *of != epoch) {
+            let mut order: Vec<u32> = (0..self.train.len() as u32).collect();
+            let mut draws = Stream::new(self.settings.seed, SHUFFLE, epoch);
+            for i in (1..order.len()).rev() {
+                order.swap(i, draws.below(i as u32 + 1) as usize);
+            }
+            self.order = Some((epoch, order));
+        }
+        let order = self.order.as_ref().map(|(_, order)| order.as_slice()).unwrap_or_default();
+        let start = (step % steps) as usize * size;
+        order[start..order.len().min(start + size)].iter().map(|i| &self.train[*i as usize]).collect()
+    }
+
+    /// What the model says about the dev examples, and how right that is.
+    pub(crate) fn look(&mut self, engine: &mut Engine, step: u64) -> Result<Option<&Found>> {
+        let Some(Dev { set, prepared }) = &self.dev else { return Ok(None) };
+        let kind = set.task.kind;
+        let Engine { model, parameters, tape, .. } = engine;
+        let scores = forward(model, parameters, tape, prepared, problem_of(kind), |_| true)?;
+        // All answers first; then those whose odds are against them are taken back, as far as that is best.
+        let (most, threshold) = match set.task.may_be_unanswerable {
+            true => (Some(f64::MAX), Some(0.0)),
+            false => (None, None),
+        };
+        let predictions = predictions_of(set, &set.examples, prepared, scores, most);
+        let scored = score(set, &predictions, threshold, MISTAKES).map_err(|error| TrainError::Task(error.into()))?;
+        let degenerate = degenerate(set, &predictions, &scored);
+        self.found = Some(Found { step, score: scored, degenerate });
+        Ok(self.found.as_ref())
+    }
+}
+
+/// What logits mean for a kind of task.
+pub(crate) fn problem_of(kind: TaskKind) -> Problem {
+    match kind {
+        TaskKind::Regress => Problem::Regression,
+        TaskKind::Multilabel => Problem::MultiLabel,
+        _ => Problem::SingleLabel,
+    }
+}
+
+/// Scores as predictions for some examples of a set.
+pub(crate) fn predictions_of(
+    set: &Set,
+    examples: &[Example],
+    prepared: &[Prepared],
+    scores: Vec<Scores>,
+    no_answer: Option<f64>,
+) -> Vec<Prediction> {
+    let outside = set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
+    let each = examples.iter().zip(prepared).zip(scores);
+    each.map(|((example, prepared), scores)| prepared.predict(example, set.task.kind, scores, outside, no_answer))
+        .collect()
+}
+
+/// The score that chooses the best model; for questions that may be unanswerable, with the best threshold.
+pub(crate) fn chosen_by(set: &Set, score: &Score) -> (&'static str, f64) {
+    let names = if set.task.may_be_unanswerable { ["best_f1", set.task.metric] } else { [set.task.metric; 2] };
+    let found = names.into_iter().find_map(|name| Some((name, score.get(name)?)));
+    // A tag set without entities has no F1.
+    found.or(score.metrics.first().copied()).unwrap_or((set.task.metric, f64::NAN))
+}
+
+/// Why a model is no better than none, if so.
+pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -> Option<String> {
+    let first = predictions.first()?;
+    let constant = predictions.iter().all(|prediction| match (prediction, first) {
+        (Prediction::Class { class, .. }, Prediction::Class { class: first, .. }) => class == first,
+        (Prediction::Classes { classes, .. }, Prediction::Classes { classes: first, .. }) => classes == first,
+        (Prediction::Number(number), Prediction::Number(first)) => (number - first).abs() < 1e-6,
+        (Prediction::Tags(tags), Prediction::Tags(first)) => tags.iter().all(|tag| Some(tag) == first.first()),
+        (Prediction::Answer { text, .. }, Prediction::Answer { text: first, .. }) => text == first,
+        _ => false,
+    });
+    if constant && predictions.len() > 1 {
+        return Some("says the same to everything".to_owned());
+    }
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for example in &set.examples {
+        if let Target::Class(class) = example.target {
+            *counts.entry(class).or_default() += 1;
+        }
+    }
+    let majority = counts.into_values().max()? as f64 / set.examples.len() as f64;
+    let accuracy = score.get("accuracy")?;
+    (set.task.kind != TaskKind::Choice && accuracy < majority)
+        .then(|| format!("accuracy {:.1}%, below the {:.1}% of the largest class", 100.0 * accuracy, 100.0 * majority))
+}
+
+impl Task for Learner {
+    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
+        let (freeze, accumulation) = (self.settings.freeze, self.settings.accumulation);
+        let class_weights = self.settings.class_weights.clone();
+        let instances = self.batch(step);
+        let total: f32 = instances.iter().map(|instance| weight(instance, &class_weights)).sum();
+        let scale = if total > 0.0 { 1.0 / total } else { 0.0 };
+        let tokens = instances.iter().map(|instance| instance.tokens()).sum();
+        let mut parts = Vec::new();
+        let mut number = 0;
+        for part in divided(instances, accumulation) {
+            let fill = |device: &Device, config: &BertConfig| {
+                Inputs::new(device, config, &part, &class_weights, scale, number)
+            };
+            let reading = match freeze {
+                false => engine.learn(step, &[u64::from(scale.to_bits())], fill, |model, pass, inputs| {
+                    let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
+                    Ok(vec![loss(model, pass, last, inputs, scale)?])
+                })?,
+                true => learn_head(engine, step, fill, scale)?,
+            };
+            parts.push(reading);
+            number += part.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
+        }
+        Ok(Underway { parts, losses: Losses::One, tokens })
+    }
+
+    fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
+        if self.look(engine, step)?.is_none() {
+            return Ok(None);
+        }
+        let (Some(Dev { set, .. }), Some(found)) = (&self.dev, &self.found) else { return Ok(None) };
+        let (_, value) = chosen_by(set, &found.score);
+        let metrics = found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        Ok(Some(Evaluation { metrics, score: if value.is_finite() { -value } else { WORST } }))
+    }
+
+    fn samples(&mut self, _engine: &mut Engine) -> Result<Vec<metrics::Sample>> {
+        Ok(Vec::new())
+    }
+
+    fn rate(&self, step: u64) -> (f64, u32) {
+        (self.settings.schedule.rate(step), 0)
+    }
+
+    fn place(&self) -> Result<Value> {
+        // The step says it all; null would be a run that has not begun.
+        Ok(Value::Bool(true))
+    }
+}
+
+/// One part of an update in which the encoder only computes.
+fn learn_head(
+    engine: &mut Engine,
+    step: u64,
+    fill: impl FnOnce(&Device, &BertConfig) -> Result<Inputs>,
+    scale: f32,
+) -> Result<Reading> {
+    let training = engine.training(step);
+    let Engine { model, parameters, gradients, tape, .. } = engine;
+    let device = parameters.device().clone();
+    let inputs = fill(&device, model.config())?;
+    let last = model.encode(&mut Pass::inference(tape, parameters), &inputs.batch, Capture::default())?.last;
+    let mut pass = Pass::training(tape, parameters, training);
+    let loss = loss(model, &mut pass, last, &inputs, scale)?;
+    pass.backward(gradients)?;
+    Ok(device.read_later(&[&loss])?)
+}
+
+/// What an instance counts in the mean of a step.
+fn weight(instance: &Instance, class_weights: &[f32]) -> f32 {
+    let of = |label: &u32| class_weights.get(*label as usize).copied().unwrap_or(1.0);
+    match &instance.wanted {
+        Wanted::Class(class) => of(class),
+        Wanted::Tags(labels) => labels.iter().flatten().map(of).sum(),
+        Wanted::Several(labels) => labels.len() as f32,
+        Wanted::Span(..) => 2.0,
+        Wanted::Number(_) | Wanted::Choice(_) => 1.0,
+    }
+}
+
+/// A batch in parts: so many as wanted, and such that all instances of a part have as many sequences.
+fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Instance>> {
+    instances.sort_by_key(|instance| instance.sequences.len());
+    let most = instances.len().div_ceil(accumulation.max(1)).max(1);
+    let alike = instances.chunk_by(|a, b| a.sequences.len() == b.sequences.len());
+    alike.flat_map(|alike| alike.chunks(most)).map(<[&Instance]>::to_vec).collect()
+}
+
+/// A part of a step on the device.
+struct Inputs {
+    batch: Batch,
+    wanted: WantedOnDevice,
+}
+
+enum WantedOnDevice {
+    /// B labels, with weights.
+    Classes(Tensor, Tensor),
+    /// B.
+    Numbers(Tensor),
+    /// B×labels.
+    Several(Tensor),
+    /// T labels, with weights.
+    Tags(Tensor, Tensor),
+    /// B×2 positions, with weights.
+    Spans(Tensor, Tensor),
+    /// One label for each group of so many sequences, with weights.
+    Choices(usize, Tensor, Tensor),
+}
+
+impl Inputs {
+    /// `number` is that of the part's first sequence in the whole batch. Weights carry the scale, which differs from step to
+    /// step.
+    fn new(
+        device: &Device,
+        config: &BertConfig,
+        instances: &[&Instance],
+        class_weights: &[f32],
+        scale: f32,
+        number: u32,
+    ) -> Result<Self> {
+        let sequences = instances.iter().flat_map(|instance| &instance.sequences);
+        let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
+        let batch = Batch::new(device, config, &sequences, number)?;
+        let of = |label: &u32| class_weights.get(*label as usize).copied().unwrap_or(1.0) * scale;
+        let numbers = |numbers: &[f32]| Tensor::from_slice(device, [numbers.len()], numbers);
+        let labels = |labels: &[u32]| Tensor::from_slice(device, [labels.len()], labels);
+        let (mut classes, mut values, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tokens = 0;
+        for instance in instances {
+            match &instance.wanted {
+                Wanted::Class(class) => {
+                    classes.push(*class);
+                    weights.push(of(class));
+                }
+                Wanted::Choice(choice) => {
+                    classes.push(*choice);
+                    weights.push(scale);
+                }
+                Wanted::Number(number) => values.push(*number),
+                Wanted::Several(several) => values.extend(several),
+                Wanted::Tags(tags) => {
+                    classes.extend(tags.iter().map(|tag| tag.unwrap_or(0)));
+                    weights.extend(tags.iter().map(|tag| tag.as_ref().map_or(0.0, of)));
+                }
+                Wanted::Span(first, last) => {
+                    classes.extend([first, last]);
+                    weights.extend([scale; 2]);
+                }
+            }
+            tokens += instance.tokens();
+        }
+        // What fills the batch up on a GPU, if anything.
+        let filled = classes.len() + batch.layout.tokens() - tokens;
+        let wanted = match instances.first().map(|instance| &instance.wanted) {
+            Some(Wanted::Number(_)) => WantedOnDevice::Numbers(numbers(&values)?),
+            Some(Wanted::Several(_)) => WantedOnDevice::Several(numbers(&values)?),
+            Some(Wanted::Tags(_)) => {
+                classes.resize(filled, 0);
+                weights.resize(filled, 0.0);
+                WantedOnDevice::Tags(labels(&classes)?, numbers(&weights)?)
+            }
+            Some(Wanted::Span(..)) => {
+                let rows = [instances.len(), 2];
+                WantedOnDevice::Spans(
+                    Tensor::from_slice(device, rows, &classes)?,
+                    Tensor::from_slice(device, rows, &weights)?,
+                )
+            }
+            Some(Wanted::Choice(_)) => {
+                let choices = instances.first().map_or(1, |instance| instance.sequences.len());
+                WantedOnDevice::Choices(choices, labels(&classes)?, numbers(&weights)?)
+            }
+            Some(Wanted::Class(_)) | None => WantedOnDevice::Classes(labels(&classes)?, numbers(&weights)?),
+        };
+        Ok(Self { batch, wanted })
+    }
+}
+
+/// The loss of a part from the encoder's output: `scale` times the sum over what it predicts.
+fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f32) -> Result<Tensor> {
+    let layout = &inputs.batch.layout;
+    Ok(match &inputs.wanted {
+        WantedOnDevice::Classes(labels, weights) => {
+            let logits = model.sequence_logits(pass, &last, layout)?;
+            let classes = logits.tensor().columns();
+            pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
+        }
+        WantedOnDevice::Numbers(numbers) => {
+            let logits = model.sequence_logits(pass, &last, layout)?;
+            pass.squared_error(logits, numbers, scale)?
+        }
+        WantedOnDevice::Several(targets) => {
+            let logits = model.sequence_logits(pass, &last, layout)?;
+            pass.binary_cross_entropy(logits, targets, scale)?
+        }
+        WantedOnDevice::Tags(labels, weights) => {
+            let logits = model.token_logits(pass, last, layout)?;
+            let classes = logits.tensor().columns();
+            pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
+        }
+        WantedOnDevice::Spans(targets, weights) => {
+            let logits = model.span_logits(pass, &last)?;
+            pass.span_cross_entropy(logits, layout, targets, weights, 1.0)?
+        }
+        WantedOnDevice::Choices(choices, labels, weights) => {
+            let logits = model.sequence_logits(pass, &last, layout)?;
+            let logits = logits.reshape([layout.sequences() / choices, *choices])?;
+            pass.cross_entropy(logits, *choices, labels, Some(weights), 1.0)?.0
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use henson_train::ScheduleKind;
+
+    #[test]
+    fn every_epoch_sees_every_instance_once_in_another_order() {
+        let instance = |class| Instance { sequences: vec![(vec![1], vec![0])], wanted: Wanted::Class(class) };
+        let settings = LearnerSettings {
+            batch_size: 4,
+            accumulation: 1,
+            schedule: Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 10 },
+            seed: 3,
+            freeze: false,
+            class_weights: Vec::new(),
+        };
+        let mut learner = Learner::new((0..10).map(instance).collect(), None, settings).unwrap();
+        let mut epoch = |e: u64| -> Vec<Wanted> {
+            (0..3).flat_map(|s| learner.batch(3 * e + s).iter().map(|x| x.wanted.clone()).collect::<Vec<_>>()).collect()
+        };
+        let (first, second) = (epoch(0), epoch(1));
+        assert_ne!(first, second);
+        assert_eq!(first, epoch(0));
+        for order in [first, second] {
+            assert!((0..10).all(|class| order.contains(&Wanted::Class(class))) && order.len() == 10);
+        }
+    }
+
+    #[test]
+    fn parts_are_alike_and_not_too_large() {
+        let instance =
+            |choices: usize| Instance { sequences: vec![(vec![1], vec![0]); choices], wanted: Wanted::Choice(0) };
+        let all: Vec<Instance> = [4, 3, 4, 5, 4, 4].into_iter().map(instance).collect();
+        let sizes = |accumulation| -> Vec<(usize, usize)> {
+            let parts = divided(all.iter().collect(), accumulation);
+            parts.iter().map(|part| (part[0].sequences.len(), part.len())).collect()
+        };
+        assert_eq!(sizes(1), [(3, 1), (4, 4), (5, 1)]);
+        assert_eq!(sizes(2), [(3, 1), (4, 3), (4, 1), (5, 1)]);
+    }
+}

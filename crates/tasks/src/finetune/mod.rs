@@ -1,0 +1,16 @@
+//! From labelled files and a pre-trained model to a fine-tuned one: recipe, plan, the task for the loop, a run in its
+//! directory, and a search over many.
+
+mod card;
+mod learner;
+mod plan;
+mod recipe;
+mod run;
+mod search;
+
+pub use learner::{Dev, Learner, LearnerSettings};
+pub(crate) use learner::{predictions_of, problem_of};
+pub use plan::Plan;
+pub use recipe::FineTuneRecipe;
+pub use run::{Ended, Results, finetune};
+pub use search::{Cell, Search, SearchEnded, Table, search};

@@ -1,0 +1,365 @@
+//! A run, checked and resolved, before anything is computed: files read, labels agreed on, texts laid out, the config made.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use henson_checkpoint::{LoadOptions, ModelDirectory, Weights, open_parameters};
+use henson_models::bert::NAMING;
+use henson_models::{Bert, BertConfig, Head};
+use henson_tensor::{Builder, DType, Device, Entry, Parameters};
+use henson_text::{Stride, Tokenizer};
+use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
+use sha2::{Digest, Sha256};
+
+use super::learner::{Dev, Learner, LearnerSettings};
+use super::recipe::FineTuneRecipe;
+use crate::error::TaskError;
+use crate::example::{Example, Set};
+use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
+use crate::read::{Reading, listed, read};
+use crate::task::{Task, TaskKind};
+
+/// A run before it begins.
+pub struct Plan {
+    /// The recipe, as it will be saved.
+    pub recipe: FineTuneRecipe,
+    /// The task.
+    pub task: &'static Task,
+    /// The config of the model to be.
+    pub config: BertConfig,
+    /// What is trained on.
+    pub train: Set,
+    /// What the best model is chosen by.
+    pub dev: Option<Set>,
+    /// Examples of the training file whose end was cut off.
+    pub cut: usize,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    instances: Vec<Instance>,
+    threads: usize,
+    data: String,
+}
+
+impl Plan {
+    /// Reads the files of a recipe; `reading` says how, where they are not as the task's own are.
+    pub fn new(recipe: FineTuneRecipe, reading: &Reading, threads: usize) -> Result<Self, TaskError> {
+        recipe.check()?;
+        let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+        let (mut train, dev) = read_both(&recipe, &Reading { task, ..reading.clone() })?;
+        if let Some(limit) = recipe.limit.filter(|limit| *limit < train.examples.len()) {
+            let total = train.examples.len();
+            let mut index = 0;
+            train.examples.retain(|_| {
+                index += 1;
+                index * limit / total > (index - 1) * limit / total
+            });
+        }
+        let path = Path::new(&recipe.model);
+        let directory = ModelDirectory::open(path).map_err(TrainError::from)?;
+        let json = directory.config().map_err(TrainError::from)?;
+        let config = config_for(BertConfig::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
+        let tokenizer = Tokenizer::open(path).map_err(TrainError::from)?;
+        if tokenizer.vocabulary_size() > config.vocab_size {
+            let (pieces, rows) = (tokenizer.vocabulary_size(), config.vocab_size);
+            let problem = format!(
+                "the tokenizer in {} has {pieces} pieces, the model's vocabulary {rows}: they do not belong together",
+                path.display()
+            );
+            return Err(TrainError::Vocabulary(problem).into());
+        }
+        let lengths = Lengths {
+            most: recipe.length(task, config.max_position_embeddings),
+            windows: recipe.windows,
+            stride: Stride::Step(recipe.stride),
+            max_question: recipe.max_question,
+        };
+        let examples: Vec<&Example> = train.examples.iter().collect();
+        let prepared = prepare_all(&tokenizer, &examples, &lengths, threads).map_err(TrainError::from)?;
+        let cut = prepared.iter().filter(|prepared| prepared.dropped() > 0).count();
+        let labels = train.labels.len();
+        let instances: Vec<Instance> = prepared
+            .into_iter()
+            .zip(&train.examples)
+            .flat_map(|(p, example)| p.instances(&example.target, labels))
+            .collect();
+        if recipe.class_weights && !matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag) {
+            let expected = "a task with one label for each text or word (classify, pair, tag)";
+            return Err(TrainError::setting("class_weights", "true", expected).into());
+        }
+        let mut plan =
+            Self { recipe, task, config, train, dev, cut, tokenizer, lengths, instances, threads, data: String::new() };
+        plan.data = plan.digest();
+        Ok(plan)
+    }
+
+    /// Updates in all.
+    pub fn steps(&self) -> u64 {
+        ((self.steps_per_epoch() as f64 * self.recipe.epochs).round() as u64).max(1)
+    }
+
+    /// Updates of an epoch.
+    pub fn steps_per_epoch(&self) -> u64 {
+        Learner::steps_per_epoch(self.instances.len(), self.recipe.batch_size)
+    }
+
+    /// Sequences to train on: more than examples where texts are divided.
+    pub fn instances(&self) -> usize {
+        self.instances.len()
+    }
+
+    /// Tokens of an epoch.
+    pub fn tokens(&self) -> usize {
+        self.instances.iter().map(Instance::tokens).sum()
+    }
+
+    /// Names the data, to be found again when a run goes on.
+    pub fn data_name(&self) -> &str {
+        &self.data
+    }
+
+    fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for instance in &self.instances {
+            for (ids, _) in &instance.sequences {
+                ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+            }
+            hash.update(format!("{:?}", instance.wanted));
+        }
+        if let Some(dev) = &self.dev {
+            dev.examples.iter().for_each(|example| hash.update(format!("{:?}{:?}", example.input, example.target)));
+        }
+        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What is saved beside the weights.
+    pub fn model_files(&self) -> TrainResult<ModelFiles> {
+        let files = self.tokenizer.files(Some(self.config.max_position_embeddings))?;
+        Ok(ModelFiles { config: self.config.to_json()?, files })
+    }
+
+    /// The model with its first weights: those of the directory, and a new head where it has none that fits.
+    pub fn engine(&self, device: &Device) -> TrainResult<Engine> {
+        let recipe = &self.recipe;
+        let mut builder = Builder::new();
+        let model = Bert::build(&mut builder, &self.config, head_of(self.task, &self.config));
+        let parameters = started_from(Path::new(&recipe.model), &self.config, builder, device, recipe)?;
+        let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
+        if recipe.freeze || recipe.layer_decay < 1.0 {
+            let layers = self.config.num_hidden_layers;
+            let rate = |entry: &Entry| rate_of(&entry.name, layers, recipe);
+            engine.updater = Updater::with_rates(recipe.optimizer(), &engine.parameters, rate)?;
+        }
+        Ok(engine)
+    }
+
+    /// The task for the loop.
+    pub fn learner(&self) -> TrainResult<Learner> {
+        let steps = self.steps();
+        let dev = match &self.dev {
+            None => None,
+            Some(set) => Some(Dev { prepared: self.prepared(set)?, set: set.clone() }),
+        };
+        let settings = LearnerSettings {
+            batch_size: self.recipe.batch_size,
+            accumulation: self.recipe.accumulation,
+            schedule: Schedule {
+                kind: self.recipe.schedule,
+                peak: self.recipe.learning_rate,
+                warmup_steps: (steps as f64 * self.recipe.warmup) as u64,
+                decay_steps: steps / 10,
+                steps,
+            },
+            seed: self.recipe.seed,
+            freeze: self.recipe.freeze,
+            class_weights: if self.recipe.class_weights { balanced(&self.train.label_counts()) } else { Vec::new() },
+        };
+        Learner::new(self.instances.clone(), dev, settings)
+    }
+
+    fn prepared(&self, set: &Set) -> TrainResult<Vec<Prepared>> {
+        let examples: Vec<&Example> = set.examples.iter().collect();
+        Ok(prepare_all(&self.tokenizer, &examples, &self.lengths, self.threads)?)
+    }
+}
+
+/// Both files with the same labels: where these are learnt, all that either of them has.
+fn read_both(recipe: &FineTuneRecipe, reading: &Reading) -> Result<(Set, Option<Set>), TaskError> {
+    let (train_path, dev_path) = (PathBuf::from(&recipe.train), PathBuf::from(&recipe.dev));
+    let mut train = read(&train_path, reading)?;
+    if !train.is_labelled() {
+        return Err(TaskError::NoLabels { path: train_path, needed: "training needs a file with labels" });
+    }
+    // Answers of dev files need no place: they are only compared.
+    let of_dev = |labels: &[String]| Reading { labels: labels.to_vec(), places_needed: false, ..reading.clone() };
+    let mut dev = match recipe.dev.is_empty() {
+        true => None,
+        false => Some(read(&dev_path, &of_dev(&reading.labels))?),
+    };
+    if let Some(found) = dev.as_mut().filter(|dev| dev.labels != train.labels) {
+        let mut labels = train.labels.clone();
+        labels.extend(found.labels.iter().filter(|label| !train.labels.contains(label)).cloned());
+        sort(&mut labels);
+        if labels != train.labels {
+            train = read(&train_path, &Reading { labels: labels.clone(), ..reading.clone() })?;
+        }
+        *found = read(&dev_path, &of_dev(&labels))?;
+    }
+    if let Some(dev) = dev.as_ref().filter(|dev| !dev.is_labelled()) {
+        return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is there to be scored on" });
+    }
+    let has_labels = !matches!(train.task.kind, TaskKind::Regress | TaskKind::Qa | TaskKind::Choice);
+    let fewest = if train.task.kind == TaskKind::Multilabel { 1 } else { 2 };
+    if has_labels && train.labels.len() < fewest {
+        return Err(TaskError::FewLabels { path: train_path, found: format!("the labels {}", listed(&train.labels)) });
+    }
+    Ok((train, dev))
+}
+
+/// By their values where all are whole numbers, else by their letters: as readers do.
+fn sort(labels: &mut [String]) {
+    match labels.iter().map(|label| label.parse().ok()).collect::<Option<Vec<i64>>>() {
+        Some(_) => labels.sort_by_key(|label| (label.parse::<i64>().unwrap_or(0), label.clone())),
+        None => labels.sort(),
+    }
+}
+
+fn head_of(task: &Task, config: &BertConfig) -> Head {
+    match task.kind {
+        TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Regress => {
+            Head::Sequence { labels: config.labels() }
+        }
+        TaskKind::Tag => Head::Token { labels: config.labels() },
+        TaskKind::Qa => Head::Span,
+        TaskKind::Choice => Head::Choice,
+    }
+}
+
+/// The config of the fine-tuned model, as `transformers` would write it.
+fn config_for(
+    mut config: BertConfig,
+    task: &'static Task,
+    train: &Set,
+    recipe: &FineTuneRecipe,
+) -> Result<BertConfig, TaskError> {
+    let names: Vec<String> = match task.kind {
+        TaskKind::Regress => vec!["LABEL_0".to_owned()],
+        TaskKind::Qa | TaskKind::Choice => Vec::new(),
+        _ => (0..train.labels.len()).map(|i| task.meaning(&train.labels, i).to_owned()).collect(),
+    };
+    config.other.remove("num_labels");
+    config.id2label =
+        names.iter().enumerate().map(|(i, name)| (i.to_string(), name.clone())).collect::<BTreeMap<_, _>>();
+    config.label2id = names.iter().enumerate().map(|(i, name)| (name.clone(), i)).collect();
+    config.problem_type = match task.kind {
+        TaskKind::Classify | TaskKind::Pair => Some("single_label_classification".to_owned()),
+        TaskKind::Multilabel => Some("multi_label_classification".to_owned()),
+        TaskKind::Regress => Some("regression".to_owned()),
+        TaskKind::Tag | TaskKind::Qa | TaskKind::Choice => None,
+    };
+    config.set_no_answer_threshold(task.may_be_unanswerable.then_some(0.0));
+    config.architectures = vec![head_of(task, &config).architecture().to_owned()];
+    config.is_decoder = false;
+    if let Some(dropout) = recipe.dropout {
+        (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (dropout, dropout);
+        config.classifier_dropout = None;
+    }
+    config.check().map_err(TrainError::from)?;
+    Ok(config)
+}
+
+/// The weights of a directory. What stands on its encoder is kept where it has the right shape, and else begins anew.
+fn started_from(
+    path: &Path,
+    config: &BertConfig,
+    builder: Builder,
+    device: &Device,
+    recipe: &FineTuneRecipe,
+) -> TrainResult<Parameters> {
+    let (weights, dtype, seed) = (ModelDirectory::open(path)?.weights()?, DType::from(recipe.dtype), recipe.seed);
+    let is_new = |name: &str| !name.starts_with("bert.") || name.starts_with("bert.pooler.");
+    let other_head = builder.entries().iter().filter(|entry| is_new(&entry.name)).any(|entry| differs(&weights, entry));
+    if !other_head {
+        let options = LoadOptions::new_head(&is_new);
+        return Ok(open_parameters(&weights, &NAMING, builder, device, dtype, &options, seed)?.0);
+    }
+    // Another task's head: only the encoder is taken.
+    let mut encoder = Builder::new();
+    Bert::build(&mut encoder, config, Head::Pooler);
+    let is_pooler = |name: &str| name.starts_with("pooler.");
+    let options = LoadOptions::new_head(&is_pooler);
+    let encoder = open_parameters(&weights, &NAMING, encoder, device, DType::F32, &options, seed)?.0;
+    let mut parameters = builder.finish(device, dtype)?;
+    parameters.initialise(seed)?;
+    for i in 0..parameters.entries().len() {
+        let name = parameters.entries()[i].name.strip_prefix(NAMING.base_prefix).unwrap_or_default();
+        if let Some(from) = encoder.entries().iter().position(|entry| entry.name == name) {
+            parameters.write(i, &encoder.read(from)?)?;
+        }
+    }
+    parameters.refresh()?;
+    Ok(parameters)
+}
+
+/// Whether a file has a parameter in another shape.
+fn differs(weights: &Weights, entry: &Entry) -> bool {
+    weights.get(&entry.name).is_some_and(|info| info.shape != entry.shape.sizes())
+}
+
+/// The factor on the learning rate of a parameter.
+fn rate_of(name: &str, layers: usize, recipe: &FineTuneRecipe) -> f32 {
+    let inside = name.strip_prefix("bert.").filter(|name| !name.starts_with("pooler."));
+    let Some(inside) = inside else { return 1.0 };
+    if recipe.freeze {
+        return 0.0;
+    }
+    let layer = inside.strip_prefix("encoder.layer.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let below = layers - layer.map_or(0, |layer| layer + 1).min(layers);
+    recipe.layer_decay.powi(below as i32 + 1) as f32
+}
+
+/// Weights with which all labels count the same together, with a mean of 1 over the examples.
+fn balanced(counts: &[usize]) -> Vec<f32> {
+    let present = counts.iter().filter(|count| **count > 0).count();
+    let total: usize = counts.iter().sum();
+    counts.iter().map(|count| if *count > 0 { total as f32 / (present * count) as f32 } else { 1.0 }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_fall_from_the_head_down() {
+        let recipe = FineTuneRecipe { layer_decay: 0.5, ..FineTuneRecipe::default() };
+        let rates = [
+            ("classifier.weight", 1.0),
+            ("bert.pooler.dense.bias", 1.0),
+            ("bert.encoder.layer.1.output.dense.weight", 0.5),
+            ("bert.encoder.layer.0.output.dense.weight", 0.25),
+            ("bert.embeddings.word_embeddings.weight", 0.125),
+        ];
+        for (name, expected) in rates {
+            assert_eq!(rate_of(name, 2, &recipe), expected, "{name}");
+            let frozen = FineTuneRecipe { freeze: true, ..recipe.clone() };
+            assert_eq!(rate_of(name, 2, &frozen), if expected < 1.0 { 0.0 } else { 1.0 }, "{name}");
+        }
+    }
+
+    #[test]
+    fn balanced_weights_make_labels_equal() {
+        let weights = balanced(&[90, 10, 0]);
+        assert!((weights[0] * 90.0 - weights[1] * 10.0).abs() < 1e-4 && weights[2] == 1.0);
+        assert!((weights[0] * 90.0 + weights[1] * 10.0 - 100.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn labels_are_sorted_as_readers_do() {
+        let sorted = |labels: &[&str]| {
+            let mut labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
+            sort(&mut labels);
+            labels
+        };
+        assert_eq!(sorted(&["10", "9", "-1"]), ["-1", "9", "10"]);
+        assert_eq!(sorted(&["b", "10", "9"]), ["10", "9", "b"]);
+    }
+}

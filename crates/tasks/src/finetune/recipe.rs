@@ -1,0 +1,184 @@
+//! What a fine-tuning run does, as TOML: a table of settings whose unknown keys are errors, saved with every default
+//! written out beside the model.
+
+use henson_tensor::Method;
+use henson_train::{Clip, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, TrainError};
+use serde::{Deserialize, Serialize};
+
+use crate::task::{Task, TaskKind};
+
+/// A fine-tuning run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FineTuneRecipe {
+    /// What is learnt: a name of [`crate::TASKS`].
+    pub task: String,
+    /// The directory of the model to start from.
+    pub model: String,
+    /// The file to train on.
+    pub train: String,
+    /// The file to choose the best model by; empty: none, and the last model is it.
+    pub dev: String,
+    /// The seed of the new head, of the order of examples and of dropout.
+    pub seed: u64,
+    /// What the model computes in.
+    pub dtype: Precision,
+
+    /// Examples of an update; for questions, windows.
+    pub batch_size: usize,
+    /// Parts that a batch is computed in, one after the other, to save memory.
+    pub accumulation: usize,
+    /// Walks over the training file.
+    pub epochs: f64,
+    /// Train on so many examples alone, evenly spaced; for a quick look.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    /// Tokens of a sequence, special ones included; longer texts are cut, or divided where `windows` says so. 128, or 384
+    /// for questions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_length: Option<usize>,
+    /// Whether longer texts are divided into overlapping windows. Those of a document to classify all have its label; in
+    /// evaluation their logits are averaged. Words to tag and passages always are.
+    pub windows: bool,
+    /// Questions: from the beginning of one window over the passage to that of the next.
+    pub stride: usize,
+    /// Questions: the most pieces of a question.
+    pub max_question: usize,
+
+    /// The rule of the updates: `adamw` with bias correction, or `paper` without it.
+    pub optimizer: OptimizerKind,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// Its course.
+    pub schedule: ScheduleKind,
+    /// The share of the updates in which it rises.
+    pub warmup: f64,
+    /// Decoupled decay of matrices and tables.
+    pub weight_decay: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// ε.
+    pub epsilon: f64,
+    /// The most that the norm of all gradients together may be; 0 for no bound.
+    pub clip: f64,
+    /// Dropout of the hidden states, of attention and before the classifier; the model's own where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+    /// The factor on the learning rate from one layer to the one below it; 1 for the same everywhere.
+    pub layer_decay: f64,
+    /// Whether the encoder stays as it is, and only what stands on it is trained.
+    pub freeze: bool,
+    /// Whether rare labels count more, such that all labels weigh the same together.
+    pub class_weights: bool,
+
+    /// Evaluations in an epoch, each with a checkpoint.
+    pub evals_per_epoch: u64,
+    /// Stop after so many evaluations without a better one; 0 never.
+    pub patience: u64,
+    /// Steps between lines of the log.
+    pub log_every: u64,
+}
+
+impl Default for FineTuneRecipe {
+    fn default() -> Self {
+        Self {
+            task: String::new(),
+            model: String::new(),
+            train: String::new(),
+            dev: String::new(),
+            seed: 0,
+            dtype: Precision::F32,
+            batch_size: 16,
+            accumulation: 1,
+            epochs: 3.0,
+            limit: None,
+            max_length: None,
+            windows: false,
+            stride: 128,
+            max_question: 64,
+            optimizer: OptimizerKind::Adamw,
+            learning_rate: 5e-5,
+            schedule: ScheduleKind::Linear,
+            warmup: 0.1,
+            weight_decay: 0.01,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-6,
+            clip: 1.0,
+            dropout: None,
+            layer_decay: 1.0,
+            freeze: false,
+            class_weights: false,
+            evals_per_epoch: 1,
+            patience: 0,
+            log_every: 10,
+        }
+    }
+}
+
+impl FineTuneRecipe {
+    /// What only watches a run, or says where its data lies (which is compared by its content).
+    pub(crate) const MAY_CHANGE: [&'static str; 3] = ["train", "dev", "log_every"];
+
+    /// Checks what the single values cannot.
+    pub fn check(&self) -> Result<()> {
+        let ranges = [
+            ("learning_rate", self.learning_rate, 0.0, 10.0),
+            ("weight_decay", self.weight_decay, 0.0, 10.0),
+            ("epsilon", self.epsilon, 1e-30, 1.0),
+            ("clip", self.clip, 0.0, 1e9),
+            ("warmup", self.warmup, 0.0, 1.0),
+            ("layer_decay", self.layer_decay, 0.0, 1.0),
+            ("epochs", self.epochs, 1e-6, 1e6),
+            ("beta1", self.beta1, 0.0, 0.999_999_999),
+            ("beta2", self.beta2, 0.0, 0.999_999_999),
+            ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
+        ];
+        for (key, got, least, most) in ranges {
+            if !(least..=most).contains(&got) {
+                return Err(TrainError::setting(key, got, format!("{least} to {most}")));
+            }
+        }
+        let counts = [
+            ("batch_size", self.batch_size as u64),
+            ("accumulation", self.accumulation as u64),
+            ("limit", self.limit.map_or(1, |n| n as u64)),
+            ("max_length", self.max_length.map_or(1, |n| n as u64)),
+            ("stride", self.stride as u64),
+            ("evals_per_epoch", self.evals_per_epoch),
+            ("log_every", self.log_every),
+        ];
+        for (key, got) in counts {
+            if got == 0 || got > 1 << 20 {
+                return Err(TrainError::setting(key, got, "1 to 1048576"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The recipe as TOML, with all defaults.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self)
+            .map_err(|error| TrainError::Recipe { place: "recipe".to_owned(), problem: error.to_string() })
+    }
+
+    /// Tokens of a sequence for a task, within what the model takes.
+    pub(crate) fn length(&self, task: &Task, most: usize) -> usize {
+        let usual = if task.kind == TaskKind::Qa { 384 } else { 128 };
+        self.max_length.unwrap_or(usual).min(most)
+    }
+
+    pub(crate) fn optimizer(&self) -> OptimizerSettings {
+        OptimizerSettings {
+            method: if self.optimizer == OptimizerKind::Lamb { Method::Lamb } else { Method::AdamW },
+            beta1: self.beta1,
+            beta2: self.beta2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+            bias_correction: self.optimizer != OptimizerKind::AdamwPaper,
+            clip: if self.clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(self.clip) },
+        }
+    }
+}

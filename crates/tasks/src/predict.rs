@@ -1,0 +1,125 @@
+//! Fine-tuned models on a file: predictions for each example, averaged over several models where there are several.
+
+use std::ops::ControlFlow;
+
+use henson_infer::Model;
+use henson_models::Head;
+use henson_tensor::Tape;
+use henson_train::TrainError;
+
+use crate::error::TaskError;
+use crate::example::{Example, Set};
+use crate::finetune::{predictions_of, problem_of};
+use crate::forward::forward;
+use crate::predictions::Prediction;
+use crate::prepare::{Lengths, Scores, prepare_all};
+use crate::read::{Reading, listed};
+use crate::task::{Task, TaskKind};
+
+/// Examples that are laid out and computed at a time.
+const TOGETHER: usize = 512;
+
+/// How predictions are made.
+#[derive(Clone, Copy, Debug)]
+pub struct PredictSettings {
+    /// How examples become sequences, within what each model takes.
+    pub lengths: Lengths,
+    /// For questions that may be without an answer: by how much that must beat the best one. None: always answer.
+    pub no_answer: Option<f64>,
+}
+
+/// How a file is read for a model: where the labels are not official ones, they are the model's.
+pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
+    let learnt =
+        matches!(reading.task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Tag)
+            && reading.task.labels.is_empty();
+    if learnt && reading.labels.is_empty() {
+        reading.labels = model.labels();
+    }
+    reading
+}
+
+/// Asks models about all examples of a set. Several are averaged: their probabilities, or for answers their logits.
+/// `each` is told how many of all examples are done, and may end it.
+pub fn predict(
+    models: &[Model],
+    set: &Set,
+    settings: &PredictSettings,
+    mut each: impl FnMut(usize) -> ControlFlow<()>,
+) -> Result<Vec<Prediction>, TaskError> {
+    let orders: Vec<Vec<usize>> = models.iter().map(|model| label_order(model, set)).collect::<Result<_, _>>()?;
+    let problem = problem_of(set.task.kind);
+    let mut predictions = Vec::with_capacity(set.examples.len());
+    let mut tape = Tape::new();
+    for examples in set.examples.chunks(TOGETHER) {
+        let references: Vec<&Example> = examples.iter().collect();
+        let mut joined: Option<Vec<Scores>> = None;
+        let mut prepared = Vec::new();
+        for (model, order) in models.iter().zip(&orders) {
+            let most = settings.lengths.most.min(model.most_tokens());
+            let lengths = Lengths { most, ..settings.lengths };
+            let threads = model.parameters().device().threads();
+            let own = prepare_all(model.tokenizer(), &references, &lengths, threads).map_err(TrainError::from)?;
+            let done = predictions.len();
+            let mut stopped = false;
+            let mut scores = forward(model.bert(), model.parameters(), &mut tape, &own, problem, |more| {
+                stopped = each(done + more / models.len()).is_break();
+                !stopped
+            })
+            .map_err(TrainError::from)?;
+            if stopped {
+                return Err(TaskError::Stopped);
+            }
+            if let Some(broken) = scores.iter().position(|scores| !scores.is_finite()) {
+                return Err(henson_infer::InferError::NotFinite { text: done + broken + 1 }.into());
+            }
+            scores.iter_mut().for_each(|scores| scores.reorder(order));
+            match &mut joined {
+                None => joined = Some(scores),
+                Some(joined) => {
+                    if !joined.iter_mut().zip(&scores).all(|(to, from)| to.add(from, 1.0)) {
+                        let (first, second) = (models[0].path().to_owned(), model.path().to_owned());
+                        return Err(TaskError::Ensemble { first, second });
+                    }
+                }
+            }
+            prepared = own;
+        }
+        let mut scores = joined.unwrap_or_default();
+        scores.iter_mut().for_each(|scores| scores.scale(1.0 / models.len() as f32));
+        predictions.extend(predictions_of(set, examples, &prepared, scores, settings.no_answer));
+    }
+    Ok(predictions)
+}
+
+/// For each label of the set its number in the model, by name or by meaning. Empty: the same, or nothing to order.
+fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
+    let labels = match (model.bert().head(), set.task.kind) {
+        (Head::Sequence { labels: 1 }, TaskKind::Regress) => return Ok(Vec::new()),
+        (Head::Span, TaskKind::Qa) | (Head::Choice, TaskKind::Choice) => return Ok(Vec::new()),
+        (Head::Sequence { .. }, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel)
+        | (Head::Token { .. }, TaskKind::Tag) => model.labels(),
+        (head, _) => {
+            return Err(TaskError::OtherLabels {
+                path: model.path().to_owned(),
+                model: format!("of another kind ({})", head.architecture()),
+                data: format!("those of task {}", set.task.name),
+            });
+        }
+    };
+    let task: &'static Task = set.task;
+    let place =
+        |i: usize| labels.iter().position(|label| *label == set.labels[i] || label == task.meaning(&set.labels, i));
+    let order: Option<Vec<usize>> = (0..set.labels.len()).map(place).collect();
+    // A config that names nothing: the order that `transformers`' examples train in.
+    let nameless = || labels.len() == set.labels.len() && labels.iter().all(|label| label.starts_with("LABEL_"));
+    match order {
+        Some(order) if labels.len() == order.len() => Ok(order),
+        _ if nameless() => Ok((0..labels.len()).collect()),
+        _ => Err(TaskError::OtherLabels {
+            path: model.path().to_owned(),
+            model: listed(&labels),
+            data: listed(&set.labels),
+        }),
+    }
+}
