@@ -344,7 +344,10 @@ impl Results {
     fn wait(self) -> anyhow::Result<()> {
         for reading in self.0 {
             let numbers = reading.wait()?;
-            anyhow::ensure!(numbers.iter().all(|x| x.is_finite()), "a loss or the gradients' norm is not finite: {numbers:?}");
+            anyhow::ensure!(
+                numbers.iter().all(|x| x.is_finite()),
+                "a loss or the gradients' norm is not finite: {numbers:?}"
+            );
         }
         Ok(())
     }
