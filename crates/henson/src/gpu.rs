@@ -14,15 +14,15 @@ pub(crate) fn open() -> anyhow::Result<Device> {
 
 /// What of CUDA is there: each library with its place or what is missing, and the GPUs.
 pub(crate) struct Found {
-    /// By what people call it.
-    pub(crate) libraries: Vec<(&'static str, Result<PathBuf, String>)>,
+    /// With their places, or why there are none.
+    pub(crate) libraries: Vec<(Library, Result<PathBuf, String>)>,
     /// Their names, or why there are none.
     pub(crate) gpus: Result<Vec<String>, String>,
 }
 
 pub(crate) fn find() -> Found {
     let search = search();
-    let look = |library: Library| (library.what(), search.load(library).map_err(|error| error.to_string()));
+    let look = |library: Library| (library, search.load(library).map_err(|error| error.to_string()));
     Found { libraries: Library::ALL.map(look).to_vec(), gpus: Gpu::list(&search).map_err(|error| error.to_string()) }
 }
 

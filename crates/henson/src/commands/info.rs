@@ -221,7 +221,8 @@ fn devices(json: bool) -> anyhow::Result<()> {
     let found = gpu::find();
     if json {
         output::json(&facts)?;
-        let libraries = found.libraries.into_iter().map(|(name, place)| {
+        let libraries = found.libraries.into_iter().map(|(library, place)| {
+            let name = library.what();
             let (path, problem) = (place.as_ref().ok().cloned(), place.err());
             LibraryFacts { name, path, problem }
         });
@@ -238,11 +239,12 @@ fn devices(json: bool) -> anyhow::Result<()> {
         Ok(gpus) => output::line(&format!("cuda: {}", gpus.join(", ")))?,
         Err(problem) => output::line(&format!("cuda: {problem}"))?,
     }
-    for (name, place) in &found.libraries {
-        match place {
-            Ok(path) => output::line(&format!("  {name}: {}", path.display()))?,
-            Err(problem) => output::line(&format!("  {name}: {problem}"))?,
-        }
+    for (library, place) in &found.libraries {
+        let place = match place {
+            Ok(path) => path.display().to_string(),
+            Err(_) => format!("not found. {}", library.advice()),
+        };
+        output::line(&format!("  {}: {place}", library.what()))?;
     }
     Ok(())
 }

@@ -291,6 +291,38 @@ fn table_gradient<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Res
         };
         let (first, second) = (run()?, run()?);
         checks.verify(|| format!("{what}: two runs differ"), first == second);
+        if TABLES[table] > whole_rows::MOST_KINDS {
+            continue;
+        }
+        // Few rows need no sorting.
+        for add in [false, true] {
+            let dtable = if add {
+                checks.out(&vec![0.5f32; TABLES[table] * h])?
+            } else {
+                checks.poisoned::<f32>(TABLES[table] * h)?
+            };
+            let sum = Sum { to: dtable.view(), add };
+            whole_rows::add_kinds(checks.gpu, gdy.view(), h, gids.view(), sum)?;
+            let expected: Vec<f64> = expected.iter().map(|x| if add { *x } else { x - 0.5 }).collect();
+            checks.close::<f32>(&format!("{what}, by kind"), &dtable, &expected)?;
+        }
+    }
+    // Sequences of 1, 2, 3, … tokens, and the rest in one.
+    let mut offsets = vec![0u32];
+    while (offsets[offsets.len() - 1] as usize + offsets.len()) < t && offsets.len() < 30 {
+        offsets.push(offsets[offsets.len() - 1] + offsets.len() as u32);
+    }
+    offsets.push(t as u32);
+    let ids: Vec<u32> = offsets.windows(2).flat_map(|w| 0..w[1] - w[0]).collect();
+    let places = ids.iter().max().map_or(0, |last| *last as usize + 3);
+    let mut expected = vec![0.0; places * h];
+    embedding_reference::backward(&exact(&dy), &ids, &mut expected, h);
+    let goffsets = checks.up(&offsets)?;
+    for add in [false, true] {
+        let dtable = if add { checks.out(&vec![0.5f32; places * h])? } else { checks.poisoned::<f32>(places * h)? };
+        whole_rows::add_places(checks.gpu, gdy.view(), h, goffsets.view(), Sum { to: dtable.view(), add })?;
+        let expected: Vec<f64> = expected.iter().map(|x| if add { x + 0.5 } else { *x }).collect();
+        checks.close::<f32>(&format!("gradient of places, {t}×{h}"), &dtable, &expected)?;
     }
     Ok(())
 }

@@ -46,7 +46,8 @@ impl Library {
         }
     }
 
-    fn advice(self) -> &'static str {
+    /// How to get it.
+    pub fn advice(self) -> &'static str {
         match self {
             Library::Driver => "It comes with NVIDIA's driver: install that, or use --device cpu.",
             Library::Compiler => "Install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`.",

@@ -7,7 +7,7 @@ use super::activation::{self, STRIPS, aligned, blocks};
 use super::compile::Source;
 use super::error::Result;
 use super::gpu::{Argument, DType, Dropout, EVENS, Gpu, Launch, Native, Purpose, STORES, View, even, store};
-use super::reduce::Strips;
+use super::reduce::{self, Strips, Sum};
 
 /// Picking, adding back, pooling.
 pub static SOURCE: Source =
@@ -156,6 +156,22 @@ pub fn scatter_add(
     }
 }
 
+/// Row p of `out` (f32) gets the sum of the rows of `dy` at place p of all sequences that are so long, added or written over:
+/// the gradient of a table of positions, without sorting them. Offsets come from a layout: they ascend and end within dy.
+pub fn add_places(gpu: &Gpu, dy: View<'_>, h: usize, offsets: View<'_>, out: Sum<'_>) -> Result<()> {
+    let places = out.to.rows("add_places", h);
+    offsets.expect("add_places", "the offsets", offsets.len(), DType::U32);
+    let _ = dy.rows("add_places", h);
+    let launch = Launch { grid: (places as u32, h.div_ceil(256) as u32), threads: 256, shared: 0 };
+    let sizes = (offsets.len().saturating_sub(1) as u32, h as u32, u32::from(out.add));
+    // SAFETY: places×h numbers go out; offsets are the caller's promise.
+    unsafe {
+        let (from, offsets, to) = (dy.address(), offsets.address(), out.to.address());
+        let arguments: [&dyn Argument; 6] = [&from, &offsets, &to, &sizes.0, &sizes.1, &sizes.2];
+        gpu.launch(&SOURCE, &variant(dy, out.to, h), "add_places", launch, &arguments)
+    }
+}
+
 /// (threads, blocks) that cover h columns, eight a thread.
 fn columns(h: usize) -> (u32, u32) {
     let threads = h.div_ceil(8).next_multiple_of(32).min(128);
@@ -201,6 +217,29 @@ fn pool(gpu: &Gpu, x: View<'_>, h: usize, offsets: View<'_>, out: View<'_>, larg
         let (h, largest) = (h as u32, u32::from(largest));
         gpu.launch(&SOURCE, &variant, "pool", launch, &[&x, &offsets, &out, &h, &largest])
     }
+}
+
+/// The most rows of a table for [`add_kinds`].
+pub const MOST_KINDS: usize = 3;
+
+/// Row k of `out` (f32, [`MOST_KINDS`] rows at the most) gets the sum of the rows of `dy` whose number in `kinds` is k, added or
+/// written over: the gradient of a table of segments, without sorting them. A kind outside of the table is a fault.
+pub fn add_kinds(gpu: &Gpu, dy: View<'_>, h: usize, kinds: View<'_>, out: Sum<'_>) -> Result<()> {
+    let (rows, count) = (dy.rows("add_kinds", h), out.to.rows("add_kinds", h));
+    assert!(count <= MOST_KINDS, "add_kinds: {count} kinds");
+    kinds.expect("add_kinds", "the kinds", rows, DType::U32);
+    let strips = Strips::summed(gpu, h, rows);
+    let partial = gpu.scratch(Purpose::Sums, strips.chunks() * count * h * 4)?;
+    let variant = [store(dy.dtype()), even(h, &[dy])];
+    // SAFETY: rows×h numbers, and count·h for each chunk of rows; the kernel checks kinds.
+    unsafe {
+        let sizes = (rows as u32, h as u32, strips.chunk, count as u32);
+        let (from, kinds, fault) = (dy.address(), kinds.address(), gpu.fault());
+        let arguments: [&dyn Argument; 8] = [&from, &kinds, &partial, &sizes.0, &sizes.1, &sizes.2, &sizes.3, &fault];
+        gpu.launch(&STRIPS, &variant, "kind_sums", strips.launch(), &arguments)?;
+    }
+    let row = |k: usize| (k < count).then(|| Sum { to: out.to.part(k * h, h), add: out.add });
+    reduce::finish_sets(gpu, partial, strips.chunks(), h, count, [row(0), row(1), row(2)])
 }
 
 /// Divides each row by its length √Σx², or by 10⁻¹² where that is larger, in place.

@@ -7,7 +7,8 @@ use henson_kernels::cuda::rows::{self as cuda_rows, Sorted};
 
 use super::layer_norm::{Around, LayerNorm};
 use super::rows::check_indices;
-use super::{Op, with_float};
+use super::{Op, sum_into, with_float};
+use crate::cuda::CudaDevice;
 use crate::tape::{Backward, Slot};
 use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, Var};
 
@@ -77,7 +78,7 @@ impl Pass<'_> {
             let x = self.var(sum.clone()).slot();
             if let Some(out) = x {
                 let indices = indices.map(Tensor::clone);
-                self.record(Op::Embedding(Embedding { tables, indices, out }));
+                self.record(Op::Embedding(Embedding { tables, indices, layout: Some(layout.clone()), out }));
             }
             let norm = LayerNorm { x, residual: None, sum, statistics, gamma, beta, bias: None, around, out };
             self.record(Op::LayerNorm(norm));
@@ -123,7 +124,7 @@ impl Pass<'_> {
         let y = self.var(out);
         if let Some(out) = y.slot() {
             let indices = indices.map(Tensor::clone);
-            self.record(Op::Embedding(Embedding { tables, indices, out }));
+            self.record(Op::Embedding(Embedding { tables, indices, layout: None, out }));
         }
         Ok(y)
     }
@@ -138,6 +139,8 @@ fn lookups<'a>(indices: &'a [&Tensor; 3], values: &'a [Tensor; 3]) -> [cuda_kern
 pub(crate) struct Embedding {
     tables: EmbeddingTables,
     indices: [Tensor; 3],
+    /// Where positions are places within its sequences.
+    layout: Option<Layout>,
     out: Slot,
 }
 
@@ -145,22 +148,46 @@ impl Embedding {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let _timer = back.device().timer(Kind::Embedding, 0, &[&dy, &dy, &dy]);
+        if let (Device::Cuda(cuda), Some(layout)) = (back.device(), &self.layout) {
+            return self.backward_on_gpu(cuda, back, &dy, layout);
+        }
         for (table, index) in self.tables.all().into_iter().zip(&self.indices) {
-            let gradient = back.gradients.sum(table)?;
-            match back.device() {
-                Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
-                    let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());
-                    kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
-                }),
-                Device::Cuda(cuda) => {
-                    let room = || Tensor::empty(back.device(), index.shape(), DType::U32);
-                    let (keys, order) = (room()?, room()?);
-                    let sorted = Sorted { keys: keys.on_gpu(), order: order.on_gpu() };
-                    cuda_rows::sort(&cuda.gpu, index.on_gpu(), gradient.rows(), sorted)?;
-                    cuda_rows::scatter_add(&cuda.gpu, dy.on_gpu(), dy.columns(), sorted, gradient.on_gpu(), false)?;
-                }
-            }
+            add_rows(back, &dy, index, table)?;
         }
         Ok(())
     }
+
+    /// Positions and segments are few, so their rows are summed without sorting them.
+    fn backward_on_gpu(&self, cuda: &CudaDevice, back: &mut Backward<'_>, dy: &Tensor, layout: &Layout) -> Result<()> {
+        let [_, _, segments] = &self.indices;
+        add_rows(back, dy, &self.indices[0], self.tables.word)?;
+        let offsets = layout.offsets_on_gpu()?.on_gpu();
+        let positions = back.gradients.target(self.tables.position);
+        cuda_rows::add_places(&cuda.gpu, dy.on_gpu(), dy.columns(), offsets, sum_into(&positions))?;
+        if self.tables.segment.shape().sizes()[0] > cuda_rows::MOST_KINDS {
+            return add_rows(back, dy, segments, self.tables.segment);
+        }
+        let kinds = back.gradients.target(self.tables.segment);
+        cuda_rows::add_kinds(&cuda.gpu, dy.on_gpu(), dy.columns(), segments.on_gpu(), sum_into(&kinds))?;
+        Ok(())
+    }
+}
+
+/// Adds each row of dy to the row of a table's gradient that its index names.
+fn add_rows(back: &mut Backward<'_>, dy: &Tensor, index: &Tensor, table: Param) -> Result<()> {
+    let gradient = back.gradients.sum(table)?;
+    match back.device() {
+        Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
+            let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());
+            kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
+        }),
+        Device::Cuda(cuda) => {
+            let room = || Tensor::empty(back.device(), index.shape(), DType::U32);
+            let (keys, order) = (room()?, room()?);
+            let sorted = Sorted { keys: keys.on_gpu(), order: order.on_gpu() };
+            cuda_rows::sort(&cuda.gpu, index.on_gpu(), gradient.rows(), sorted)?;
+            cuda_rows::scatter_add(&cuda.gpu, dy.on_gpu(), dy.columns(), sorted, gradient.on_gpu(), false)?;
+        }
+    }
+    Ok(())
 }

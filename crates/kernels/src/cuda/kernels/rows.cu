@@ -154,6 +154,37 @@ __device__ __forceinline__ void scatter_runs(const u32 *keys, const float *parti
     store8<ALIGNED>(dx + (u64)key * h, c, h, total);
 }
 
+// Row p of `out`, for every p below gridDim.x, becomes (or gets added) the sum of the rows at place p of all sequences that are
+// so long: the gradient of a table of positions. Eight groups of threads take turns at the sequences.
+template <class E, class O, bool ALIGNED>
+__device__ __forceinline__ void add_places(const E *dy, const u32 *offsets, O *out, u32 sequences, u32 h, u32 add) {
+    __shared__ float space[RUN_GROUPS][32 * 8];
+    const u32 place = blockIdx.x, lane = threadIdx.x % 32, group = threadIdx.x / 32, c = (blockIdx.y * 32 + lane) * 8;
+    float sum[8] = {};
+    if (c < h) {
+#pragma unroll 4
+        for (u32 b = group; b < sequences; b += RUN_GROUPS) {
+            const u32 row = offsets[b] + place;
+            if (row >= offsets[b + 1]) continue;
+            float v[8];
+            load8<ALIGNED>(dy + (u64)row * h, c, h, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) space[group][j * 32 + lane] = sum[j];
+    __syncthreads();
+    if (group != 0 || c >= h) return;
+    float total[8] = {};
+    if (add) load8<ALIGNED>(out + (u64)place * h, c, h, total);
+#pragma unroll
+    for (int g = 0; g < RUN_GROUPS; g++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) total[j] += space[g][j * 32 + lane];
+    store8<ALIGNED>(out + (u64)place * h, c, h, total);
+}
+
 // --- sequences -------------------------------------------------------------------------------------------------------
 
 // Row i of `out` becomes the mean, or the largest, of rows offsets[i]..offsets[i + 1] of x.
@@ -220,6 +251,10 @@ extern "C" __global__ void __launch_bounds__(128)
 extern "C" __global__ void __launch_bounds__(32 * RUN_GROUPS)
     scatter_runs(const u32 *keys, const float *partial, OUT *dx, u32 count, u32 limit, u32 h, u32 *fault) {
     scatter_runs<OUT, EVEN>(keys, partial, dx, count, limit, h, fault);
+}
+extern "C" __global__ void __launch_bounds__(32 * RUN_GROUPS)
+    add_places(const STORE *dy, const u32 *offsets, OUT *out, u32 sequences, u32 h, u32 add) {
+    add_places<STORE, OUT, EVEN>(dy, offsets, out, sequences, h, add);
 }
 extern "C" __global__ void __launch_bounds__(128) pool(const STORE *x, const u32 *offsets, OUT *out, u32 h, u32 largest) {
     pool<STORE, OUT, EVEN>(x, offsets, out, h, largest);

@@ -22,8 +22,8 @@ struct Place {
     }
 };
 
-// Adds up the eight row threads' sums of each column and writes them to row blockIdx.y of `partial`.
-__device__ __forceinline__ void write_partial(const float (&sum)[8], float *partial, u32 column, u32 h) {
+// Adds up the eight row threads' sums of each column and writes them to row blockIdx.y of `partial`, whose rows are `width` apart.
+__device__ __forceinline__ void write_partial(const float (&sum)[8], float *partial, u32 column, u32 h, u32 width) {
     __shared__ float space[ROWS][LANES * 8 + 8];
     const u32 lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void write_partial(const float (&sum)[8], float *part
     float total = 0.0f;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) total += space[r][at];
-    if (c < h) partial[(u64)blockIdx.y * h + c] = total;
+    if (c < h) partial[(u64)blockIdx.y * width + c] = total;
 }
 
 template <class E, bool ALIGNED>
@@ -57,7 +57,44 @@ __device__ __forceinline__ void column_sums(const E *x, float *partial, u32 rows
             }
         }
     }
-    write_partial(sum, partial, p.column, h);
+    write_partial(sum, partial, p.column, h, h);
+}
+
+// The sums of the rows of each of up to three kinds.
+template <class E, bool ALIGNED>
+__device__ __forceinline__ void kind_sums(const E *x, const u32 *kinds, float *partial, u32 rows, u32 h, u32 chunk, u32 count,
+                                          u32 *fault) {
+    const Place p(rows, chunk);
+    float sum[3][8] = {};
+    if (p.column < h) {
+        for (u32 r = p.first; r < p.last; r += ROWS * TURNS) {
+            Raw<E> raw[TURNS];
+            u32 kind[TURNS];
+#pragma unroll
+            for (int t = 0; t < TURNS; t++) {
+                if (r + t * ROWS >= p.last) continue;
+                raw[t] = load8_raw<ALIGNED>(x + (u64)(r + t * ROWS) * h, p.column, h);
+                kind[t] = kinds[r + t * ROWS];
+            }
+#pragma unroll
+            for (int t = 0; t < TURNS; t++) {
+                if (r + t * ROWS >= p.last) continue;
+                if (kind[t] >= count) report(fault, FAULT_SCATTER);
+                float v[8];
+                unpack(raw[t], v);
+#pragma unroll
+                for (int k = 0; k < 3; k++)
+#pragma unroll
+                    for (int i = 0; i < 8; i++) sum[k][i] += kind[t] == k ? v[i] : 0.0f;
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+        if (k >= count) break;
+        __syncthreads();
+        write_partial(sum[k], partial + k * h, p.column, h, count * h);
+    }
 }
 
 // y = act(x + bias); y may be x.
@@ -119,7 +156,7 @@ __device__ __forceinline__ void backward(const E *x, const B *bias, const E *dy,
             store8<ALIGNED>(dx + (u64)r * h, p.column, h, d);
         }
     }
-    if (partial) write_partial(sum, partial, p.column, h);
+    if (partial) write_partial(sum, partial, p.column, h, h);
 }
 
 // Dropout of rows in place.
@@ -151,6 +188,9 @@ extern "C" STRIPS backward(const STORE *x, const BIAS *bias, const STORE *dy, ST
 
 extern "C" STRIPS column_sums(const STORE *x, float *partial, u32 rows, u32 h, u32 chunk) {
     column_sums<STORE, EVEN>(x, partial, rows, h, chunk);
+}
+extern "C" STRIPS kind_sums(const STORE *x, const u32 *kinds, float *partial, u32 rows, u32 h, u32 chunk, u32 count, u32 *fault) {
+    kind_sums<STORE, EVEN>(x, kinds, partial, rows, h, chunk, count, fault);
 }
 extern "C" STRIPS drop(STORE *x, Dropout dropout, const RowId *ids, u32 rows, u32 h, u32 chunk) {
     drop<STORE, EVEN>(x, dropout, ids, rows, h, chunk);
