@@ -128,7 +128,8 @@ fn html() -> String {
     let mut out = String::from(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>henson: routes</title>\n\
-         <link rel=\"stylesheet\" href=\"/page/page.css\">\n</head>\n<body>\n<main>\n<h1>Routes</h1>\n\
+         <link rel=\"icon\" href=\"/page/icon.svg\">\n<link rel=\"stylesheet\" href=\"/page/page.css\">\n\
+         </head>\n<body>\n<main>\n<h1>Routes</h1>\n\
          <p>As <a href=\"/openapi.json\">OpenAPI</a>. Routes with a body are also there as <code>/models/NAME/…</code>.</p>\n",
     );
     // Writing to a string cannot fail.

@@ -101,7 +101,11 @@ function plot(picture, { series, x: xTitle, y: yTitle, log }, width, height) {
       cross.setAttribute("visibility", x === null ? "hidden" : "visible");
       beads.replaceChildren();
       if (x === null) return "";
-      const near = seen.filter(({ faint }) => !faint).map((one) => ({ ...one, place: nearest(one.points, x) }));
+      // Curves that end elsewhere have nothing to say here.
+      const reach = (xs[1] - xs[0]) / 50;
+      const near = seen.filter(({ faint, points }) => !faint && points[0][0] - reach <= x && x <= points.at(-1)[0] + reach)
+        .map((one) => ({ ...one, place: nearest(one.points, x) }));
+      if (near.length === 0) return "";
       const best = near.reduce((a, b) => (Math.abs(a.place[0] - x) <= Math.abs(b.place[0] - x) ? a : b)).place[0];
       cross.setAttribute("x1", toX(best));
       cross.setAttribute("x2", toX(best));
@@ -126,9 +130,9 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-/** Powers of ten, with twos and fives where there are few. */
+/** Powers of ten, with what is between them where there are few. */
 function decades(low, high) {
-  const factors = high - low > 2.5 ? [1] : [1, 2, 5];
+  const factors = high - low > 2.5 ? [1] : high - low > 0.7 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 7, 8, 9];
   const found = [];
   for (let power = Math.floor(low); power <= Math.ceil(high); power++) {
     for (const factor of factors) {

@@ -51,6 +51,7 @@ function tabs(shown) {
     tabbable(index);
     const button = buttons[index];
     list.scrollTo({ left: button.offsetLeft - (list.clientWidth - button.offsetWidth) / 2, behavior: "smooth" });
+    scrollTo({ top: Math.min(scrollY, list.parentElement.offsetTop) });
     if (!built.has(index)) {
       built.add(index);
       areas[index].append(shown[index].build());

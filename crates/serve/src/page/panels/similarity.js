@@ -53,7 +53,7 @@ export function heatMap(names, values) {
   };
   const body = names.map((name, i) => {
     cells.push(values[i].map((value, j) =>
-      h("td", { style: { "--share": i === j ? 1 : share(value) }, class: i === j ? "self" : share(value) > 0.7 ? "strong" : "",
+      h("td", { style: { "--share": i === j ? 1 : share(value) }, class: i === j && "self",
         onmouseenter: () => look(i, j), onclick: () => look(i, j) }, i === j ? "·" : twoDigits(value))));
     return h("tr", {}, h("th", { scope: "row" }, h("span", { class: "number" }, i + 1), h("span", { class: "name", title: name }, name)), cells[i]);
   });
