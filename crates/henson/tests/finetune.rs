@@ -1,0 +1,160 @@
+//! `finetune`, `predict` and `eval --model` as a user meets them, on the golden models and the files of tests-data/finetune.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn data(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(name).to_str().unwrap().to_owned()
+}
+
+struct Place {
+    directory: TempDir,
+    model: PathBuf,
+}
+
+impl Place {
+    /// A directory with a golden model in it.
+    fn new(head: &str) -> Self {
+        let directory = TempDir::new().unwrap();
+        let model = directory.path().join("model");
+        std::fs::create_dir(&model).unwrap();
+        for name in ["model.safetensors", "config.json"] {
+            std::fs::copy(data(&format!("bert-golden/{head}/{name}")), model.join(name)).unwrap();
+        }
+        std::fs::copy(data("likelihood/vocab.txt"), model.join("vocab.txt")).unwrap();
+        Self { directory, model }
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.directory.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn henson(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_henson"));
+        command.args(arguments).args(["--threads", "1"]).env_remove("HENSON_KERNELS").output().unwrap()
+    }
+
+    /// `finetune` with files and a few settings that make it short.
+    fn finetune(&self, task: &str, file: &str, out: &str, more: &[&str]) -> Output {
+        let (file, out, model) = (data(&format!("finetune/{file}")), self.at(out), self.model.to_str().unwrap());
+        let common =
+            ["finetune", "--task", task, "--model", model, "--train", &file, "--dev", &file, "--out", &out, "--set"];
+        let settings = ["batch_size=3", "--set", "epochs=3", "--set", "max_length=40", "--set", "learning_rate=1e-3"];
+        self.henson(&[&common[..], &settings, more].concat())
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[track_caller]
+fn lines(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[track_caller]
+fn fails(output: &Output, code: i32, parts: &[&str]) {
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    assert!(!message.contains("panicked"), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "expected `{part}` in: {message}");
+    }
+}
+
+#[test]
+fn one_run_from_tables_to_scores() {
+    let place = Place::new("sequence");
+    let output = place.finetune("classify", "classify.jsonl", "run", &["--json"]);
+    let found = lines(&output);
+    // Before the first step, and after each of three epochs; then the results.
+    assert_eq!(found.len(), 5);
+    let results = &found[4];
+    assert_eq!((&results["metric"], &results["steps"]), (&Value::from("accuracy"), &Value::from(6)));
+    let file = data("finetune/classify.jsonl");
+    let run = place.at("run");
+    let eval = |model: &str| {
+        let arguments =
+            ["eval", "--task", "classify", "--model", model, "--data", &file, "--max-length", "40", "--json"];
+        lines(&place.henson(&arguments)).remove(0)
+    };
+    assert_eq!(eval(&run)["accuracy"], results["value"]);
+    assert_eq!(eval(&format!("{run},{run}"))["accuracy"], results["value"]);
+    // A file without labels gives predictions that can be scored.
+    let bare = place.at("bare.jsonl");
+    let texts: String = std::fs::read_to_string(&file)
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let row: Value = serde_json::from_str(line).unwrap();
+            format!("{}\n", serde_json::json!({ "text": row["text"] }))
+        })
+        .collect();
+    std::fs::write(&bare, texts).unwrap();
+    let said = place.at("said");
+    let ask = ["predict", "--task", "classify", "--model", &run, "--data", &bare, "--out", &said, "--max-length", "40"];
+    lines(&place.henson(&ask));
+    fails(&place.henson(&ask), 1, &["is there already", "--overwrite"]);
+    let predictions = format!("{said}/predictions.jsonl");
+    let scored = ["eval", "--task", "classify", "--predictions", &predictions, "--data", &file, "--json"];
+    assert_eq!(lines(&place.henson(&scored)).remove(0)["accuracy"], results["value"]);
+    // Again: it is finished, and says the same.
+    assert_eq!(&lines(&place.finetune("classify", "classify.jsonl", "run", &["--json"]))[0], results);
+    fails(&place.finetune("classify", "classify.jsonl", "run", &["--seed", "4"]), 1, &["seed: was 0, now 4"]);
+    fails(&place.finetune("classify", "classify.jsonl", "model", &[]), 1, &["holds no run"]);
+}
+
+#[test]
+fn a_run_in_legs_and_a_search() {
+    let place = Place::new("token");
+    let stopped = place.finetune("tag", "tag.conll", "legs", &["--stop-at", "1"]);
+    fails(&stopped, 0, &["stopped at step 1"]);
+    lines(&place.finetune("tag", "tag.conll", "legs", &["--json"]));
+    lines(&place.finetune("tag", "tag.conll", "whole", &["--json"]));
+    let weights = |run: &str| std::fs::read(format!("{}/model.safetensors", place.at(run))).unwrap();
+    assert_eq!(weights("legs"), weights("whole"));
+    let grid = ["--grid", "learning_rate=1e-3,2e-3", "epochs=1", "--restarts", "2", "--json"];
+    let table = lines(&place.finetune("tag", "tag.conll", "search", &grid)).pop().unwrap();
+    assert_eq!((table["cells"].as_array().unwrap().len(), table["rows"].as_array().unwrap().len()), (4, 2));
+    assert!(Path::new(&place.at("search")).join("model.safetensors").is_file());
+    fails(
+        &place.finetune("tag", "tag.conll", "bad", &["--grid", "learning_rate"]),
+        1,
+        &["expected a key and its values"],
+    );
+    fails(&place.finetune("tag", "tag.conll", "bad", &["--grid", "nothing=1"]), 1, &["unknown field `nothing`"]);
+}
+
+#[test]
+fn answers_keep_their_threshold() {
+    let place = Place::new("qa");
+    let file = data("finetune/qa.json");
+    let results = lines(&place.finetune("qa", "qa.json", "run", &["--set", "epochs=12", "--json"])).pop().unwrap();
+    assert_eq!(results["metric"], "best_f1");
+    let run = place.at("run");
+    let eval = ["eval", "--task", "qa", "--model", &run, "--data", &file, "--max-length", "40", "--json"];
+    let scores = lines(&place.henson(&eval)).remove(0);
+    let same = |name: &str| (scores[name].as_f64().unwrap() - results["value"].as_f64().unwrap()).abs() < 1e-9;
+    assert!(same("f1") && same("best_f1"), "{scores} {results}");
+}
+
+#[test]
+fn mistakes_are_told() {
+    let place = Place::new("sequence");
+    fails(&place.finetune("classify", "pair.jsonl", "out", &["--text-column", "no_such"]), 1, &["no_such"]);
+    fails(&place.finetune("classify", "classify.jsonl", "out", &["--set", "epoch=3"]), 1, &["unknown field `epoch`"]);
+    fails(&place.finetune("magic", "classify.jsonl", "out", &[]), 2, &["magic", "classify"]);
+    let model = place.model.to_str().unwrap();
+    let no_data = ["finetune", "--task", "rte", "--model", model, "--out", &place.at("out")];
+    fails(&place.henson(&no_data), 1, &["--data DIR or --train FILE is missing"]);
+    let eval = ["eval", "--task", "ner", "--model", model, "--data", &data("finetune/tag.conll")];
+    fails(&place.henson(&eval), 1, &["cannot tag", "henson finetune --task tag"]);
+    let eval = ["eval", "--task", "mrpc", "--model", model, "--data", &data("finetune/pair.jsonl")];
+    fails(&place.henson(&eval), 1, &["unknown label"]);
+    assert!(!Path::new(&place.at("out")).exists());
+}
