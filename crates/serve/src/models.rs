@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::compute::{Output, Task};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::Metrics;
-use crate::queue::Queue;
+use crate::queue::{Limits, Queue};
 use crate::settings::Settings;
 
 /// A model to serve.
@@ -127,13 +127,13 @@ impl Registry {
         let embed = EmbedSettings::of_directory(&source.path).map_err(told)?;
         let Prompts { prompts, default_prompt_name: default_prompt } = Prompts::of(source)?;
         let settings = &self.settings;
-        let queue = Queue::start(
-            Arc::clone(&model),
-            settings.batch_tokens,
-            settings.queue_tokens,
-            settings.request_timeout,
-            metrics.model(&source.name),
-        )?;
+        let limits = Limits {
+            batch_tokens: settings.batch_tokens,
+            tokens: settings.queue_tokens,
+            requests: settings.queue_requests,
+            timeout: settings.request_timeout,
+        };
+        let queue = Queue::start(Arc::clone(&model), limits, metrics.model(&source.name))?;
         Ok(Loaded { name: source.name.clone(), model, embed, prompts, default_prompt, queue })
     }
 

@@ -20,8 +20,20 @@ use crate::metrics::ModelMetrics;
 /// The way into a model.
 pub(crate) struct Queue {
     shared: Arc<Shared>,
-    most_tokens: usize,
-    timeout: Duration,
+    limits: Limits,
+}
+
+/// What a queue holds, and how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Tokens of a batch.
+    pub(crate) batch_tokens: usize,
+    /// Tokens that wait.
+    pub(crate) tokens: usize,
+    /// Requests that wait.
+    pub(crate) requests: usize,
+    /// How long a request waits for its answer.
+    pub(crate) timeout: Duration,
 }
 
 struct Shared {
@@ -29,6 +41,8 @@ struct Shared {
     bell: Condvar,
     /// Tokens that wait or are being computed.
     waiting: AtomicUsize,
+    /// Requests that wait for an answer.
+    requests: AtomicUsize,
     /// Nanoseconds for a token, as the last batches took it.
     nanoseconds: AtomicU64,
     metrics: ModelMetrics,
@@ -53,27 +67,15 @@ struct Order {
 
 impl Queue {
     /// Starts the thread that owns the model's computations.
-    pub(crate) fn start(
-        model: Arc<Model>,
-        batch_tokens: usize,
-        most_tokens: usize,
-        timeout: Duration,
-        metrics: ModelMetrics,
-    ) -> Result<Self, ServeError> {
-        let shared = Arc::new(Shared {
-            inbox: Mutex::default(),
-            bell: Condvar::new(),
-            waiting: AtomicUsize::new(0),
-            nanoseconds: AtomicU64::new(0),
-            metrics,
-        });
+    pub(crate) fn start(model: Arc<Model>, limits: Limits, metrics: ModelMetrics) -> Result<Self, ServeError> {
+        let shared = Arc::new(Shared::new(metrics));
         let theirs = Arc::clone(&shared);
         let run = move |tasks: &[&Task]| compute::run(&model, tasks);
         std::thread::Builder::new()
             .name("henson-model".to_owned())
-            .spawn(move || work(&theirs, batch_tokens, run))
+            .spawn(move || work(&theirs, limits.batch_tokens, run))
             .map_err(|source| ServeError::System { action: "start a thread for a model", source })?;
-        Ok(Self { shared, most_tokens, timeout })
+        Ok(Self { shared, limits })
     }
 
     /// The answers for these sequences, in their order. Dropping the future gives its place in the queue up.
@@ -82,28 +84,53 @@ impl Queue {
             return Ok(Vec::new());
         }
         let tokens: usize = tasks.iter().map(|task| task.features.len()).sum();
-        let admitted = self.shared.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
-            // A request that is larger than the whole queue must wait for an empty one, but it can be served.
-            (waiting == 0 || waiting + tokens <= self.most_tokens).then_some(waiting + tokens)
-        });
-        self.shared.metrics.waiting.set(self.shared.waiting.load(Ordering::Relaxed) as i64);
-        if let Err(waiting) = admitted {
-            let nanoseconds = self.shared.nanoseconds.load(Ordering::Relaxed);
-            let seconds = (waiting as u64).saturating_mul(nanoseconds).div_ceil(1_000_000_000).clamp(1, 60);
-            let message = "the model is overloaded: too much waits already; try again later";
-            return Err(ApiError::later(Kind::Overloaded, message, seconds));
-        }
+        let _place = self.admit(tokens)?;
         let (reply, answer) = oneshot::channel();
         let outputs = vec![Output::default(); tasks.len()];
         self.shared.inbox().orders.push(Order { tasks, next: 0, outputs, done: 0, reply });
         self.shared.bell.notify_one();
-        match tokio::time::timeout(self.timeout, answer).await {
+        match tokio::time::timeout(self.limits.timeout, answer).await {
             Ok(Ok(Ok(outputs))) => Ok(outputs),
             Ok(Ok(Err(message))) => Err(ApiError::new(Kind::Backend, message)),
             // The thread answers every order that it takes; this is for a thread that is gone.
             Ok(Err(_)) => Err(ApiError::new(Kind::Unhealthy, "the model's thread has ended")),
             Err(_) => Err(ApiError::later(Kind::Unhealthy, "the answer took too long; try again later", 10)),
         }
+    }
+}
+
+impl Queue {
+    /// Takes a place among those that wait, or says when there may be one.
+    fn admit(&self, tokens: usize) -> Result<Place<'_>, ApiError> {
+        let shared = &self.shared;
+        let place = Place(&shared.requests);
+        let others = shared.requests.fetch_add(1, Ordering::AcqRel);
+        let admitted = shared.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
+            // A request that is larger than the whole queue must wait for an empty one, but it can be served.
+            let room = waiting == 0 || waiting + tokens <= self.limits.tokens;
+            (room && others < self.limits.requests).then_some(waiting + tokens)
+        });
+        match admitted {
+            Ok(waiting) => {
+                shared.metrics.waiting.set((waiting + tokens) as i64);
+                Ok(place)
+            }
+            Err(waiting) => {
+                let nanoseconds = shared.nanoseconds.load(Ordering::Relaxed);
+                let seconds = (waiting as u64).saturating_mul(nanoseconds).div_ceil(1_000_000_000).clamp(1, 60);
+                let message = "the model is overloaded: too much waits already; try again later";
+                Err(ApiError::later(Kind::Overloaded, message, seconds))
+            }
+        }
+    }
+}
+
+/// A place in the queue, given up when its request is answered or its client has left.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -115,6 +142,17 @@ impl Drop for Queue {
 }
 
 impl Shared {
+    fn new(metrics: ModelMetrics) -> Self {
+        Self {
+            inbox: Mutex::default(),
+            bell: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
+            nanoseconds: AtomicU64::new(0),
+            metrics,
+        }
+    }
+
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         // Nothing panics while it is held; and if so, a list of orders is still a list of orders.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
@@ -330,13 +368,8 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_batch() {
-        let shared = Arc::new(Shared {
-            inbox: Mutex::default(),
-            bell: Condvar::new(),
-            waiting: AtomicUsize::new(3),
-            nanoseconds: AtomicU64::new(0),
-            metrics: ModelMetrics::default(),
-        });
+        let shared = Shared::new(ModelMetrics::default());
+        shared.waiting.store(3, Ordering::Relaxed);
         let ((bad, mut bad_answer), (good, mut good_answer)) = (order(&[1]), order(&[2]));
         shared.inbox().orders.extend([bad, good]);
         shared.inbox().closed = true;

@@ -682,7 +682,7 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "model_sha": null,
         "model_dtype": app.models.dtype().to_string(),
         "model_type": model_type,
-        "max_concurrent_requests": settings.most_connections,
+        "max_concurrent_requests": settings.queue_requests,
         "max_input_length": model.most_tokens(),
         "max_batch_tokens": settings.batch_tokens,
         "max_batch_requests": null,

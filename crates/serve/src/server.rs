@@ -10,7 +10,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
@@ -20,6 +22,9 @@ use crate::settings::Settings;
 
 /// The most bytes of a request's head.
 const HEAD_BYTES: usize = 64 << 10;
+
+/// Connections beyond the limit that are told so at a time; still more are closed without a word.
+const TURNED_AWAY: usize = 64;
 
 /// A server that listens, but does not answer yet.
 pub struct Server {
@@ -97,14 +102,13 @@ impl Server {
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(system)?;
         let settings = self.app.settings.clone();
         let permits = Arc::new(Semaphore::new(settings.most_connections));
+        let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
         let graceful = GracefulShutdown::new();
         let mut stopped = self.stop.subscribe();
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(settings.header_timeout).max_buf_size(HEAD_BYTES);
         let connections = async {
             loop {
-                // A permit first: whoever has to wait does so in the system's own queue.
-                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
                 let stream = match listener.accept().await {
                     Ok((stream, _)) => stream,
                     // Too many open files, most likely; some will be closed.
@@ -113,6 +117,12 @@ impl Server {
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         continue;
                     }
+                };
+                let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+                    if let Ok(permit) = Arc::clone(&turned_away).try_acquire_owned() {
+                        tokio::spawn(turn_away(stream, permit));
+                    }
+                    continue;
                 };
                 // Answers are written at once; waiting for more to send would only delay them.
                 let _ = stream.set_nodelay(true);
@@ -142,6 +152,26 @@ impl Server {
         }
         outcome
     }
+}
+
+/// Says that there are too many connections, and waits a moment for the client to read it: closing with unread bytes would
+/// take the answer along.
+async fn turn_away(mut stream: TcpStream, _permit: OwnedSemaphorePermit) {
+    const BODY: &str = r#"{"error":"too many connections; try again later","error_type":"overloaded"}"#;
+    let answer = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{BODY}",
+        BODY.len()
+    );
+    let talk = async {
+        stream.write_all(answer.as_bytes()).await?;
+        stream.shutdown().await?;
+        let mut rest = [0; 4096];
+        while stream.read(&mut rest).await? > 0 {}
+        std::io::Result::Ok(())
+    };
+    // Whether the client took it or not, the connection is closed now.
+    let _ = tokio::time::timeout(Duration::from_secs(1), talk).await;
 }
 
 impl Handle {

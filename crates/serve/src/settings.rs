@@ -10,11 +10,13 @@ pub struct Settings {
     pub batch_tokens: usize,
     /// The most tokens that wait for a model; requests beyond it are turned away.
     pub queue_tokens: usize,
+    /// The most requests that wait for a model. Fewer than connections, so that there is always one to turn the next away on.
+    pub queue_requests: usize,
     /// The most texts of a request.
     pub most_texts: usize,
     /// The most bytes of a request's body.
     pub most_bytes: usize,
-    /// The most connections at a time; further ones wait to be accepted.
+    /// The most connections at a time; further ones are told to come back later.
     pub most_connections: usize,
     /// Whether texts that are too long are cut where a request does not say.
     pub truncate: bool,
@@ -41,6 +43,7 @@ impl Default for Settings {
         Self {
             batch_tokens: 2048,
             queue_tokens: 1 << 16,
+            queue_requests: 512,
             most_texts: 256,
             most_bytes: 2_000_000,
             most_connections: 1024,

@@ -261,6 +261,31 @@ fn a_full_queue_turns_requests_away_and_recovers() {
 }
 
 #[test]
+fn too_many_requests_and_connections_are_turned_away() {
+    let (_directory, running) = start(Settings { queue_requests: 2, batch_tokens: 64, ..Settings::default() });
+    let body = json!({"inputs": vec!["a ".repeat(38); 100]}).to_string();
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| running.post("/embed", &body).status)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    running.ok("/embed", r#"{"inputs": "a"}"#);
+
+    let (_directory, running) = start(Settings { most_connections: 3, ..Settings::default() });
+    // Connections of before may be on their way out.
+    std::thread::sleep(Duration::from_millis(50));
+    let open: Vec<TcpStream> = (0..3).map(|_| running.connect()).collect();
+    let begin = Instant::now();
+    let answer = running.get("/health");
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{answer:?}");
+    assert_eq!(answer.json()["error_type"], "overloaded");
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    drop(open);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(running.get("/health").status, 200);
+}
+
+#[test]
 fn a_small_request_does_not_wait_for_a_huge_one() {
     let (_directory, running) = start(Settings { batch_tokens: 128, ..Settings::default() });
     let huge = json!({"inputs": vec!["a ".repeat(38); 256]}).to_string();

@@ -27,6 +27,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     let settings = Settings {
         batch_tokens: flags.batch_tokens,
         queue_tokens: flags.queue_tokens,
+        queue_requests: flags.queue_requests,
         most_texts: flags.max_texts,
         most_bytes: flags.max_bytes,
         most_connections: flags.max_connections,

@@ -51,6 +51,10 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "TOKENS", default_value_t = 65536, value_parser = parse_count)]
     pub(crate) queue_tokens: usize,
 
+    /// The most requests that wait for a model; what comes then gets status 429
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = parse_count)]
+    pub(crate) queue_requests: usize,
+
     /// The most texts of a request
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = parse_count)]
     pub(crate) max_texts: usize,
@@ -59,7 +63,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "BYTES", default_value_t = 2_000_000, value_parser = parse_count)]
     pub(crate) max_bytes: usize,
 
-    /// The most connections at a time
+    /// The most connections at a time; what comes then gets status 503
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_count)]
     pub(crate) max_connections: usize,
 
