@@ -94,6 +94,7 @@ def main():
                             result = wrk(servers[name][0], connections, options.seconds, files[kind])
                             print(json.dumps({'server': name, 'texts': kind, 'connections': connections, **result}), file=sys.stderr, flush=True)
                             cells[name].append(result)
+                            time.sleep(2)  # a server may still be at work on what nobody waits for
                     middle = lambda name, key: statistics.median(result[key] for result in cells[name])
                     row = [f"{middle(n, 'requests_per_s'):.0f}, {middle(n, 'p50_ms'):.1f}, {middle(n, 'p99_ms'):.1f}"
                            + (f" ({sum(r['failed'] for r in cells[n])} failed)" if any(r['failed'] for r in cells[n]) else '') for n in names]
