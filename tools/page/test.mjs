@@ -114,7 +114,7 @@ tab("fill: a click hides a word, another brings it back, guesses go into the tex
 
   await text.fill("jim will play the <b>frog</b>, play it.");
   await panel.locator(".primary").click();
-  assert.match(await panel.locator(".status").textContent(), /Nothing is hidden/);
+  assert.match(await panel.locator(".status").textContent(), /^Nothing is hidden/);
   assert.equal(await panel.locator(".sentence").textContent(), "jim will play the <b>frog</b>, play it.");
   // The second of two equal words.
   const { sent } = await answered("/fill", () => panel.locator(".word", { hasText: "play" }).nth(1).click());

@@ -3,17 +3,17 @@
 import { h, percent } from "./dom.js";
 
 /**
- * A list of { label, score, text?, choose?, current?, dim? }: `label` is a text or an element, `text` what is written for
- * the score, `choose` makes the label a button. Bars are shares of `full`, or of the largest score.
+ * A list of { label, score, text?, choose?, current?, hint? }: `label` is a text or an element, `text` what is written for
+ * the score, `choose` makes the label a button and `hint` says what it does. Bars are shares of `full`, or of the largest score.
  */
 export function bars(rows, { full, name } = {}) {
   const largest = full ?? Math.max(...rows.map((row) => row.score), 1e-9);
-  const items = rows.map(({ label, score, text, choose, current, dim, hint }) => {
+  const items = rows.map(({ label, score, text, choose, current, hint }) => {
     const share = Math.min(1, Math.max(0, score / largest));
     const caption = choose
       ? h("button", { type: "button", class: "label", onclick: choose, title: hint, "aria-current": current ? "true" : undefined }, label)
       : h("span", { class: "label" }, label);
-    return h("li", { class: `${current ? "current" : ""} ${dim ? "dim" : ""}` }, caption,
+    return h("li", { class: current && "current" }, caption,
       h("span", { class: "track", "aria-hidden": "true" }, h("span", { class: "bar", style: { "--share": share } })),
       h("span", { class: "score" }, text ?? percent(score)));
   });

@@ -21,6 +21,11 @@ async function begin() {
   const start = document.getElementById("start");
   try {
     const models = await get("/models");
+    if (models.some(({ abilities }) => abilities.length === 0)) {
+      start.textContent = "The server is loading its models …";
+      setTimeout(begin, 1000);
+      return;
+    }
     const shown = PANELS.map((panel) => ({ panel, models: models.filter((model) => model.abilities.includes(panel.ability)) }))
       .filter(({ models }) => models.length > 0)
       .map(({ panel, models }) => ({ id: panel.id, title: panel.title, build: () => (panel.build ?? workbench)(panel, models) }));

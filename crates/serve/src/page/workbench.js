@@ -13,7 +13,8 @@ export function workbench(panel, models) {
  * Builds a form and the place of its answers from a description:
  * `title`, `lead`, `button`, `fields` [{ name, label, rows, hint }], `examples` [{ name, …values }],
  * `request(values, model)` → { route, body } or { hint } where there is nothing to ask yet,
- * `show(answer, values, bench)` → nodes, `live` to ask while typing.
+ * `show(answer, values, bench)` → nodes, `say(answer, values)` → the same in a sentence, for those who do not see it,
+ * `live` to ask while typing.
  */
 export function bench(panel, model) {
   const own = { model, values: {}, run, set };
@@ -94,7 +95,7 @@ export function bench(panel, model) {
       const nodes = [await panel.show(answer.body, own.values, own)].flat().filter(Boolean);
       if (request !== waiting) return;
       result.replaceChildren(...nodes);
-      status.textContent = cost(answer);
+      status.replaceChildren(h("span", { class: "unseen" }, `${panel.say(answer.body, own.values)} `), cost(answer));
       behind.replaceChildren(inAShell(answer));
     } catch (error) {
       if (error.name === "AbortError" || request !== waiting) return;
@@ -143,8 +144,12 @@ function cost({ milliseconds, tokens, truncated }) {
 
 /** The request as a command, and the answer as it came. */
 function inAShell({ command, body }) {
-  const text = JSON.stringify(body, null, 1);
-  const shown = text.length > 4000 ? `${text.slice(0, 4000)}\n… ${count(text.length - 4000, "more character")}` : text;
+  const json = h("pre", { tabindex: 0, "aria-label": "The answer as JSON" });
+  // Attention maps are megabytes: they are written out only for those who look.
+  const write = () => {
+    const text = JSON.stringify(body, null, 1);
+    json.textContent = text.length > 4000 ? `${text.slice(0, 4000)}\n… ${count(text.length - 4000, "more character")}` : text;
+  };
   const copy = h("button", { type: "button", class: "quiet" }, "Copy");
   copy.addEventListener("click", async () => {
     try {
@@ -155,7 +160,6 @@ function inAShell({ command, body }) {
     }
     setTimeout(() => (copy.textContent = "Copy"), 2000);
   });
-  return h("details", {}, h("summary", {}, "The same from a shell"),
-    h("div", { class: "command" }, h("pre", { tabindex: 0, "aria-label": "The request as a command" }, command), copy),
-    h("pre", { tabindex: 0, "aria-label": "The answer as JSON" }, shown));
+  return h("details", { ontoggle: write }, h("summary", {}, "The same from a shell"),
+    h("div", { class: "command" }, h("pre", { tabindex: 0, "aria-label": "The request as a command" }, command), copy), json);
 }

@@ -29,8 +29,9 @@ export const answer = {
     if (question.trim() === "" || context.trim() === "") return { hint: "Write a question and a passage." };
     return { route: "/answer", body: { question, context, top: 6 } };
   },
+  say: ({ answers: [best] }) => (best?.text ? `The answer is: ${best.text}` : "No answer in the passage."),
   show({ answers, no_answer: none }, { context }) {
-    const passage = h("p", { class: "passage", "aria-live": "polite" });
+    const passage = h("p", { class: "passage" });
     const list = h("div", {});
     const look = (index) => {
       const { start, end } = answers[index];

@@ -19,6 +19,7 @@ export const attention = {
   request({ text }) {
     return text.trim() === "" ? { hint: "Write a sentence." } : { route: "/inside/attention", body: { inputs: text } };
   },
+  say: ({ layers, heads }) => `Maps of ${layers} layers with ${heads} heads each.`,
   show({ tokens, layers, heads, attention: maps }) {
     if (state.layer === null || state.layer >= layers || state.head >= heads) Object.assign(state, mostTelling(tokens, maps));
     const detail = h("div", { class: "detail" });

@@ -27,6 +27,7 @@ export const fill = {
   typed(text, bench) {
     if (text === null || text.split(bench.model.mask_token).length - 1 !== bench.hidden?.length) bench.hidden = [];
   },
+  say: ([{ masks }]) => masks.map(({ predictions: [best] }) => `Best guess: ${best.token}, ${percent(best.probability)}.`).join(" "),
   show([{ masks }], { text }, bench) {
     const several = masks.length > 1;
     const blanks = masks.map(({ predictions }, number) => {

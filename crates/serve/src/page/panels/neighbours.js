@@ -1,7 +1,7 @@
 // One word in many contexts: which of its uses the model finds near to each other.
 
 import { bars } from "../bars.js";
-import { characters, h, lines } from "../dom.js";
+import { characters, count, h, lines } from "../dom.js";
 import { heatMap } from "./similarity.js";
 
 export const neighbours = {
@@ -34,6 +34,7 @@ export const neighbours = {
     if (word.trim() === "" || lines(texts).length < 2) return { hint: "Write a word, and at least two sentences that have it." };
     return { route: "/inside/neighbours", body: { word: word.trim(), inputs: lines(texts) } };
   },
+  say: ({ uses }) => `${count(uses.length, "use")} compared.`,
   show({ uses, similarity, nearest }, { texts }) {
     const sentences = lines(texts);
     const label = ({ text, start, end }) => {

@@ -34,10 +34,8 @@ export const classify = {
     if (text.trim() === "") return { hint: "Write a text." };
     return { route: "/predict", body: { inputs: second.trim() ? [[text, second]] : text } };
   },
-  show(body) {
-    const predictions = Array.isArray(body[0]) ? body[0] : body;
-    return scored(predictions.map(({ label, score }) => ({ label, score })), "Labels");
-  },
+  say: (body) => `${body.flat()[0].label} comes first.`,
+  show: (body) => scored(body.flat().map(({ label, score }) => ({ label, score })), "Labels"),
 };
 
 export const rank = {
@@ -59,6 +57,7 @@ export const rank = {
     if (query.trim() === "" || lines(texts).length === 0) return { hint: "Write a question, and texts below it." };
     return { route: "/rerank", body: { query, texts: lines(texts), return_text: true } };
   },
+  say: ([best]) => `First comes: ${best.text}`,
   show: (ranks) => scored(ranks.map(({ text, score }) => ({ label: text, score })), "Texts, the best first"),
 };
 
@@ -81,6 +80,7 @@ export const choose = {
     if (context.trim() === "" || lines(choices).length < 2) return { hint: "Write a beginning, and at least two choices." };
     return { route: "/choose", body: { context, choices: lines(choices) } };
   },
+  say: ({ best }, { choices }) => `The best is: ${lines(choices)[best]}`,
   show(body, { choices }) {
     return scored(lines(choices).map((label, index) => ({ label, score: body.scores[index] })), "Choices");
   },

@@ -27,6 +27,7 @@ export const similarity = {
     if (sentences.length > MOST) return { hint: `These are ${sentences.length} sentences; the map shows up to ${MOST}.` };
     return { route: "/embed", body: { inputs: sentences } };
   },
+  say: (vectors) => `A table of ${vectors.length} by ${vectors.length} similarities.`,
   show: (vectors, { texts }) => heatMap(lines(texts), cosines(vectors)),
 };
 

@@ -16,6 +16,7 @@ export const tag = {
   request({ text }) {
     return text.trim() === "" ? { hint: "Write a text." } : { route: "/tag", body: { inputs: text } };
   },
+  say: ([entities]) => `${count(entities.length, "entity", "entities")} found.`,
   show([entities], { text }, { model }) {
     const kinds = kindsOf(model, entities);
     const letters = characters(text);

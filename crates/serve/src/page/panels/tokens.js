@@ -19,6 +19,7 @@ export const tokens = {
   request({ text }) {
     return text === "" ? { hint: "Write something." } : { route: "/tokenize", body: { inputs: text } };
   },
+  say: ([pieces]) => `${count(pieces.length, "token")}.`,
   async show([pieces], { text }, { model }) {
     const names = (await post(`/models/${encodeURIComponent(model.model_id)}/decode`,
       { ids: pieces.map(({ id }) => [id]), skip_special_tokens: false }).catch(() => ({ body: [] }))).body;
