@@ -2,8 +2,8 @@
 
 import { h, percent, roving, svg } from "../dom.js";
 
-// What was chosen, kept for the next text.
-const state = { layer: null, head: null, view: "lines" };
+// What is shown, kept for the next text once somebody has chosen it.
+const state = { layer: 0, head: 0, token: null, view: "lines", chosen: false };
 
 export const attention = {
   id: "attention",
@@ -21,7 +21,7 @@ export const attention = {
   },
   say: ({ layers, heads }) => `Maps of ${layers} layers with ${heads} heads each.`,
   show({ tokens, layers, heads, attention: maps }) {
-    if (state.layer === null || state.layer >= layers || state.head >= heads) Object.assign(state, mostTelling(tokens, maps));
+    if (!state.chosen || state.layer >= layers || state.head >= heads) Object.assign(state, mostTelling(tokens, maps));
     const detail = h("div", { class: "detail" });
     const draw = () => detail.replaceChildren(...oneHead(tokens, maps[state.layer][state.head], draw));
     draw();
@@ -43,7 +43,7 @@ function overview(tokens, maps, layers, heads, draw) {
     })));
   const grid = h("div", { role: "grid", class: "heads", "aria-label": "Heads, by layer", style: { "--heads": heads } }, rows);
   const choose = (index) => {
-    Object.assign(state, { layer: Math.floor(index / heads), head: index % heads });
+    Object.assign(state, { layer: Math.floor(index / heads), head: index % heads, token: null, chosen: true });
     mark();
     draw();
   };
@@ -89,7 +89,7 @@ function oneHead(tokens, map, draw) {
     look(i);
     readOut.textContent = `${percent(map[i][j])} of “${name(tokens[i])}” goes to “${name(tokens[j])}”.`;
   };
-  look(null);
+  look(state.token);
   const choices = [["lines", "Lines"], ["grid", "Grid"]].map(([value, title]) =>
     h("button", { type: "button", "aria-pressed": String(state.view === value), onclick: (event) => {
       state.view = value;
@@ -210,15 +210,17 @@ function habit(tokens, map) {
   return share > 0.3 ? `looks mostly ${what} (${percent(share)})` : `spreads over many tokens (${percent(others)} on other words)`;
 }
 
-/** The head whose words look most firmly at one other word: a better beginning than one that rests on [SEP]. */
+/** The firmest look from one word to another that is far: a better beginning than a head that rests on [SEP]. */
 function mostTelling(tokens, maps) {
-  const all = maps.flatMap((layer, l) => layer.map((map, k) => ({ layer: l, head: k, sharp: sharpness(tokens, map) })));
-  const { layer, head } = all.reduce((best, one) => (one.sharp > best.sharp ? one : best));
-  return { layer, head };
-}
-
-/** The sum of each word's strongest look at another. */
-function sharpness(tokens, map) {
-  const peaks = map.map((row, i) => (tokens[i].special ? 0 : Math.max(0, ...row.filter((_, j) => !tokens[j].special && i !== j))));
-  return peaks.reduce((sum, x) => sum + x, 0);
+  const isWord = tokens.map(({ special, text }) => !special && /\p{L}/u.test(text));
+  const best = { layer: 0, head: 0, token: null };
+  let most = 0;
+  maps.forEach((heads, layer) => heads.forEach((map, head) => map.forEach((row, i) => row.forEach((weight, j) => {
+    const worth = isWord[i] && isWord[j] && i !== j ? weight * Math.log(Math.abs(i - j)) : 0;
+    if (worth > most) {
+      most = worth;
+      Object.assign(best, { layer, head, token: i });
+    }
+  }))));
+  return best;
 }

@@ -25,7 +25,7 @@ export const tag = {
     for (const { start, end: stop, label, score } of entities) {
       parts.push(letters.slice(end, start));
       parts.push(h("mark", { class: `entity kind-${kinds.indexOf(label) % 8}`, title: `${label}, ${percent(score)}` },
-        letters.slice(start, stop), h("span", { class: "kind" }, ` ${label}`)));
+        letters.slice(start, stop), h("span", { class: "kind" }, `\u00a0${label}`)));
       end = stop;
     }
     parts.push(letters.slice(end));
