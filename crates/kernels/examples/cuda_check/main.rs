@@ -10,6 +10,7 @@ mod bench;
 mod check;
 mod elements;
 mod normalisation;
+mod product_hopper;
 mod products;
 mod training;
 
@@ -66,8 +67,14 @@ fn run(settings: &Settings) -> Result<bool> {
         good = suite(&gpu, settings)?;
     }
     if settings.mode != "suite" {
-        bench::run(&gpu, settings.only.as_deref(), settings.choices.as_deref())?;
-        if settings.only.as_ref().is_none_or(|only| only == "attention") {
+        let only = settings.only.as_deref();
+        if only != Some("product_hopper") {
+            bench::run(&gpu, only, settings.choices.as_deref())?;
+        }
+        if only.is_none_or(|only| only == "product_hopper") {
+            product_hopper::bench(&gpu)?;
+        }
+        if only.is_none_or(|only| only == "attention") {
             attention::bench(&gpu)?;
         }
     }
@@ -77,7 +84,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 18] = [
+const GROUPS: [(&str, Group); 19] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -94,6 +101,7 @@ const GROUPS: [(&str, Group); 18] = [
     ("faults", training::faults),
     ("products", products::products),
     ("choices", products::choices),
+    ("product_hopper", product_hopper::product_hopper),
     ("graph", training::graph),
     ("attention", attention::attention),
 ];

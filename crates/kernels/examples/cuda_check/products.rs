@@ -46,7 +46,7 @@ fn operand<E: Number>(seed: u64, rows: usize, columns: usize, transposed: bool) 
     Operand { data, exact }
 }
 
-fn multiply(a: &[f64], b: &[f64], m: usize, n: usize, k: usize) -> Vec<f64> {
+pub(crate) fn multiply(a: &[f64], b: &[f64], m: usize, n: usize, k: usize) -> Vec<f64> {
     // The order of loops makes it fast; the sums are the reference's.
     let mut c = vec![0.0; m * n];
     for i in 0..m {

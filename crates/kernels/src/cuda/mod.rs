@@ -21,6 +21,7 @@ pub mod loss;
 pub mod matmul;
 pub mod memory;
 pub mod optimizer;
+pub mod product_hopper;
 pub mod reduce;
 pub mod rows;
 
@@ -32,7 +33,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 11] = [
+pub static SOURCES: [&Source; 12] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
@@ -40,6 +41,7 @@ pub static SOURCES: [&Source; 11] = [
     &layer_norm::SOURCE,
     &loss::SOURCE,
     &optimizer::SOURCE,
+    &product_hopper::SOURCE,
     &reduce::SOURCE,
     &activation::STRIPS,
     &rows::SOURCE,

@@ -1,0 +1,376 @@
+// Matrix products with BERT's erf GELU, or its derivative, on the way out; for Hopper (sm_90a), bf16.
+//
+// A block goes down 256 columns of the result, 128 rows at a time. Five groups of four warps:
+// - one thread of the first has the bulk copy engine fetch 64 columns of the left factor and 64 rows of the right one after
+//   the other into a ring of shared memory;
+// - the last two multiply, 64×256 numbers each, and leave what comes out in shared memory, rounded to bf16;
+// - the other two take it from there through GELU to memory, while the next 128 rows are multiplied already.
+//
+// The multiplying groups hand over one half of their columns while the tensor cores are still busy with the other. Tried on
+// an H200 without a gain: clusters of two blocks that share the right factor, the next rows fetched into the cache ahead.
+#include "common.cuh"
+#include "activation.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr u32 ROWS = 128, COLUMNS = 256, DEPTH = 64, STAGES = 3;
+// Registers of a thread. Five groups begin with 96 each; the first one's 24 and twice each of these are not more.
+constexpr u32 FINISH_REGISTERS = 64, MULTIPLY_REGISTERS = 160;
+constexpr u32 GROUP = 128, THREADS = 5 * GROUP, MULTIPLYING_WARPS = 8;
+// Rows of 128 bytes are what copies and wgmma both call the 128-byte swizzle.
+constexpr u32 LINE = DEPTH * sizeof(bf16);
+constexpr u32 LEFT_BYTES = ROWS * LINE, RIGHT_BYTES = COLUMNS * LINE, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr u32 TILE_ROW = COLUMNS * sizeof(bf16), TILE_BYTES = ROWS * TILE_ROW;
+
+// What lies where in shared memory: the ring, the tile that is handed over, sums of each warp's columns, barriers.
+constexpr u32 TILE_AT = STAGES * STAGE_BYTES, SUMS_AT = TILE_AT + TILE_BYTES;
+constexpr u32 BARRIERS_AT = SUMS_AT + 8 * COLUMNS * sizeof(float);
+
+// How the copy engine is told of a matrix; made by the driver.
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+// A row of the result is n numbers; `slope` may be absent in the forward direction.
+struct Arguments {
+    const bf16 *bias;
+    bf16 *slope, *out;
+    float *sums;
+    u32 m, n, k;
+};
+
+// --- barriers ---------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_begin(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Arrives, and has the barrier wait for so many bytes of copies too.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+// Barriers of some groups: those who wait, and those who only say that they were there.
+__device__ __forceinline__ void groups_wait(u32 number, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void groups_arrive(u32 number, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+// Their numbers, one for each half of the tile: it is there, there is room for it, sums are there.
+enum { HALF_THERE = 1, HALF_ROOM = 3, SUMS_THERE = 5 };
+
+// A ring's place and how often it came round.
+struct Ring {
+    u32 stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        stage++;
+        if (stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+__device__ __forceinline__ u32 full(u32 memory, u32 stage) { return memory + BARRIERS_AT + 8 * stage; }
+__device__ __forceinline__ u32 empty(u32 memory, u32 stage) { return memory + BARRIERS_AT + 8 * (STAGES + stage); }
+
+// --- copies and products ----------------------------------------------------------------------------------------------
+
+// A box of the matrix from (column, row) on.
+__device__ __forceinline__ void copy_box(u32 to, const Map &map, u32 barrier, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+                 "l"(&map), "r"(barrier), "r"(column), "r"(row)
+                 : "memory");
+}
+
+// How wgmma is told of a factor: its address, the distance of 64 columns where rows are what is summed over, and the
+// distance of eight rows, all in units of 16 bytes, and the swizzle.
+__device__ __forceinline__ u64 factor_at(u32 address) {
+    constexpr u64 COLUMNS_64 = DEPTH * LINE >> 4, ROWS_8 = 8 * LINE >> 4, SWIZZLE_128 = 1;
+    return (u64)(address >> 4 & 0x3fff) | COLUMNS_64 << 16 | ROWS_8 << 32 | SWIZZLE_128 << 62;
+}
+
+#define FOUR(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
+
+// d (64×128) = or += left (64×16) · right (16×128). ACROSS: rows of the right factor in memory are what is summed over.
+template <int ACROSS> __device__ __forceinline__ void multiply(float (&d)[16][4], u64 left, u64 right, u32 add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
+                 "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
+                 "%56, %57, %58, %59, %60, %61, %62, %63"
+                 "}, %64, %65, p, 1, 1, 0, %67;\n}"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
+                 : "l"(left), "l"(right), "r"(add), "n"(ACROSS));
+}
+__device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void multiply_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+template <int N> __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// --- the roles --------------------------------------------------------------------------------------------------------
+
+// The tiles of a block: always the same columns.
+struct Tiles {
+    u32 column, row, step, end;
+    __device__ __forceinline__ Tiles(const Arguments &a) {
+        const u32 wide = a.n / COLUMNS;
+        column = blockIdx.x % wide * COLUMNS;
+        row = blockIdx.x / wide * ROWS;
+        step = gridDim.x / wide * ROWS;
+        end = a.m;
+    }
+    __device__ __forceinline__ bool done() const { return row >= end; }
+    __device__ __forceinline__ void next() { row += step; }
+};
+
+template <int ACROSS>
+__device__ __forceinline__ void fetch(const Map &left, const Map &right, const Arguments &a, u32 memory) {
+    Ring ring;
+    for (Tiles tiles(a); !tiles.done(); tiles.next()) {
+        for (u32 k = 0; k < a.k; k += DEPTH, ring.next()) {
+            const u32 to = memory + ring.stage * STAGE_BYTES, barrier = full(memory, ring.stage);
+            barrier_wait(empty(memory, ring.stage), ring.parity ^ 1);
+            barrier_expect(barrier, STAGE_BYTES);
+            copy_box(to, left, barrier, k, tiles.row);
+            if (ACROSS) {
+#pragma unroll
+                for (u32 c = 0; c < COLUMNS; c += DEPTH) {
+                    copy_box(to + LEFT_BYTES + c * LINE, right, barrier, tiles.column + c, k);
+                }
+            } else {
+                copy_box(to + LEFT_BYTES, right, barrier, k, tiles.column);
+            }
+        }
+    }
+}
+
+// 128 columns of the tile in shared memory. Pieces of 16 bytes are mixed so that no two fall on one bank.
+template <u32 SIDE> __device__ __forceinline__ void hand_over(const float (&d)[16][4], u32 row_address, u32 mixed) {
+    const u32 odd = threadIdx.x / 16 % 2;
+#pragma unroll
+    for (u32 c = 0; c < 16; c += 2) {
+        const u32 address = row_address + ((SIDE * 16 + c + odd ^ mixed) << 4);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                     "r"(pack(d[c][0], d[c][1])), "r"(pack(d[c][2], d[c][3])), "r"(pack(d[c + 1][0], d[c + 1][1])),
+                     "r"(pack(d[c + 1][2], d[c + 1][3]))
+                     : "memory");
+    }
+}
+
+// 64 rows by 128 columns of the tile, by a stage of the ring. `add`: to what is there.
+template <int ACROSS, u32 SIDE>
+__device__ __forceinline__ void multiply_side(float (&d)[16][4], u32 stage, u32 half, bool add) {
+    // From one 16 of what is summed over to the next.
+    constexpr u32 LEFT_STEP = 32 >> 4, RIGHT_STEP = ACROSS ? 16 * LINE >> 4 : 32 >> 4;
+    const u64 left = factor_at(stage + half * 64 * LINE), right = factor_at(stage + LEFT_BYTES + SIDE * 128 * LINE);
+    multiply_begin();
+#pragma unroll
+    for (u32 i = 0; i < DEPTH / 16; i++) multiply<ACROSS>(d, left + i * LEFT_STEP, right + i * RIGHT_STEP, add || i > 0);
+    multiply_commit();
+}
+
+// `half`: which 64 rows of the tile.
+template <int ACROSS> __device__ __forceinline__ void multiply_tiles(const Arguments &a, u32 memory, u32 half) {
+    const u32 lane = threadIdx.x % 32, row = half * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const u32 to = memory + TILE_AT + row * TILE_ROW;
+    float first[16][4], second[16][4];
+    Ring ring;
+    auto release = [&](u32 stage) {
+        if (lane == 0) barrier_arrive(empty(memory, stage));
+    };
+    Tiles tiles(a);
+    barrier_wait(full(memory, 0), 0);
+    multiply_side<ACROSS, 0>(first, memory, half, false);
+    multiply_side<ACROSS, 1>(second, memory, half, false);
+    while (true) {
+        u32 last = ring.stage;
+        ring.next();
+        for (u32 k = DEPTH; k < a.k; k += DEPTH, ring.next()) {
+            const u32 stage = memory + ring.stage * STAGE_BYTES;
+            barrier_wait(full(memory, ring.stage), ring.parity);
+            multiply_side<ACROSS, 0>(first, stage, half, true);
+            multiply_side<ACROSS, 1>(second, stage, half, true);
+            multiply_wait<2>();
+            release(last);
+            last = ring.stage;
+        }
+        multiply_wait<1>();
+        groups_wait(HALF_ROOM + half, 2 * GROUP);
+        hand_over<0>(first, to, row % 8);
+        multiply_wait<0>();
+        release(last);
+        tiles.next();
+        if (tiles.done()) break;
+        const u32 stage = memory + ring.stage * STAGE_BYTES;
+        barrier_wait(full(memory, ring.stage), ring.parity);
+        multiply_side<ACROSS, 0>(first, stage, half, false);
+        hand_over<1>(second, to, row % 8);
+        groups_arrive(HALF_THERE + half, 2 * GROUP);
+        multiply_side<ACROSS, 1>(second, stage, half, false);
+    }
+    hand_over<1>(second, to, row % 8);
+    groups_arrive(HALF_THERE + half, 2 * GROUP);
+}
+
+__device__ __forceinline__ Raw<bf16> load_shared(u32 address) {
+    Raw<bf16> r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.v.x), "=r"(r.v.y), "=r"(r.v.z), "=r"(r.v.w)
+                 : "r"(address)
+                 : "memory");
+    return r;
+}
+
+// A warp takes 16 rows of the tile, a lane eight columns of each.
+struct Rows {
+    u32 lane, local, from;
+    __device__ __forceinline__ Rows(u32 memory, u32 half) {
+        lane = threadIdx.x % 32;
+        local = half * 64 + threadIdx.x / 32 % 4 * 16;
+        from = memory + TILE_AT + local * TILE_ROW;
+    }
+    __device__ __forceinline__ Raw<bf16> load(u32 i) const {
+        return load_shared(from + i * TILE_ROW + ((lane ^ i % 8) << 4));
+    }
+};
+
+// out = gelu(tile + bias), and its derivative there.
+template <bool SLOPE> __device__ __forceinline__ void finish_gelu(const Arguments &a, u32 memory, u32 half) {
+    const Rows rows(memory, half);
+    Tiles tiles(a);
+    const u32 column = tiles.column + 8 * rows.lane;
+    float bias[8];
+    unpack(load_raw(a.bias + column), bias);
+    for (; !tiles.done(); tiles.next()) {
+        groups_arrive(HALF_ROOM + half, 2 * GROUP);
+        groups_wait(HALF_THERE + half, 2 * GROUP);
+        const u32 row = tiles.row + rows.local;
+        const u64 to = (u64)row * a.n + column;
+#pragma unroll 2
+        for (u32 i = 0; i < 16; i++) {
+            float x[8], slope[8];
+            unpack(rows.load(i), x);
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                x[c] += bias[c];
+                if (SLOPE) slope[c] = gelu::slope(x[c]);
+                x[c] = gelu::value(x[c]);
+            }
+            Raw<bf16> y, dy;
+            repack(x, y);
+            if (SLOPE) repack(slope, dy);
+            if (row + i < a.m) {
+                store_raw(a.out + to + i * a.n, y);
+                if (SLOPE) store_raw(a.slope + to + i * a.n, dy);
+            }
+        }
+    }
+}
+
+// out = tile times the derivative that was kept, and the sums of its columns.
+__device__ __forceinline__ void finish_gradient(const Arguments &a, u32 memory, u32 half) {
+    constexpr u32 AHEAD = 4;
+    const Rows rows(memory, half);
+    Tiles tiles(a);
+    const u32 column = tiles.column + 8 * rows.lane, number = tiles.row / ROWS * 2 + half;
+    // What was kept is on its way some rows ahead; beyond the end the last row is as good as any.
+    Raw<bf16> kept[AHEAD];
+    auto fetch_slope = [&](u32 row) { return load_raw(a.slope + (u64)min(row, a.m - 1) * a.n + column); };
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++) kept[i] = fetch_slope(tiles.row + rows.local + i);
+    float sum[8] = {};
+    for (; !tiles.done(); tiles.next()) {
+        groups_arrive(HALF_ROOM + half, 2 * GROUP);
+        groups_wait(HALF_THERE + half, 2 * GROUP);
+        for (u32 eight = 0; eight < 16; eight += 8) {
+            const u32 row = tiles.row + rows.local + eight, next = eight == 0 ? row + 8 : row - 8 + tiles.step;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                float slope[8], d[8];
+                unpack(kept[i % AHEAD], slope);
+                unpack(rows.load(eight + i), d);
+                kept[i % AHEAD] = fetch_slope(i + AHEAD < 8 ? row + i + AHEAD : next + i + AHEAD - 8);
+#pragma unroll
+                for (int c = 0; c < 8; c++) sum[c] += d[c] *= slope[c];
+                Raw<bf16> dz;
+                repack(d, dz);
+                if (row + i < a.m) store_raw(a.out + (u64)(row + i) * a.n + column, dz);
+            }
+        }
+    }
+    // The four warps' sums of each column.
+    extern __shared__ __align__(1024) unsigned char shared[];
+    float *space = (float *)(shared + SUMS_AT) + half * 4 * COLUMNS;
+    const u32 thread = threadIdx.x % GROUP;
+#pragma unroll
+    for (int c = 0; c < 8; c++) space[thread / 32 * COLUMNS + 8 * rows.lane + c] = sum[c];
+    groups_wait(SUMS_THERE + half, GROUP);
+    for (u32 c = thread; c < COLUMNS; c += GROUP) {
+        float total = 0.0f;
+        for (u32 w = 0; w < 4; w++) total += space[w * COLUMNS + c];
+        a.sums[(u64)number * a.n + tiles.column + c] = total;
+    }
+}
+
+// ACROSS: the right factor is k×n, and the way out is GELU's gradient; otherwise it is n×k, and the way out is GELU.
+template <int ACROSS> __device__ __forceinline__ void product(const Map &left, const Map &right, const Arguments &a) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const u32 memory = (u32)__cvta_generic_to_shared(shared), group = __shfl_sync(ALL_LANES, threadIdx.x / GROUP, 0);
+    if (threadIdx.x == 0) {
+        for (u32 s = 0; s < STAGES; s++) {
+            barrier_begin(full(memory, s), 1);
+            barrier_begin(empty(memory, s), MULTIPLYING_WARPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (group == 0) {
+        fewer_registers<24>();
+        if (threadIdx.x == 0) fetch<ACROSS>(left, right, a, memory);
+    } else if (group <= 2) {
+        fewer_registers<FINISH_REGISTERS>();
+        if (ACROSS) {
+            finish_gradient(a, memory, group - 1);
+        } else if (a.slope) {
+            finish_gelu<true>(a, memory, group - 1);
+        } else {
+            finish_gelu<false>(a, memory, group - 1);
+        }
+    } else {
+        more_registers<MULTIPLY_REGISTERS>();
+        multiply_tiles<ACROSS>(a, memory, group - 3);
+    }
+}
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#define PARAMETERS const __grid_constant__ Map left, const __grid_constant__ Map right, const __grid_constant__ Arguments a
+
+// out = gelu(left·rightᵀ + bias), and gelu′ of the same into `slope`.
+KERNEL gelu_product(PARAMETERS) {
+    product<0>(left, right, a);
+}
+// out = left·right times `slope`, and the sums of its columns, two rows of them for each block that has these columns.
+KERNEL gelu_gradient_product(PARAMETERS) {
+    product<1>(left, right, a);
+}
+
+#endif

@@ -1,0 +1,174 @@
+//! Matrix products of our own for Hopper, for what cuBLASLt does not have: BERT's erf form of GELU, and its derivative, on
+//! the way out of a product. Without them a pass over a T×4H matrix follows each product of a feed-forward pair.
+//!
+//! They are no replacement for [`super::matmul`]: only bf16, only sizes that fit their tiles, only compute capability 9.0.
+//! Elsewhere a plain product and [`super::activation`] do the same, but for rounding: those keep what GELU is applied to
+//! for the way back, these its derivative.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::compile::Source;
+use super::error::{Check, Result};
+use super::gpu::{Argument, DType, Gpu, Launch, Purpose, View, address};
+use super::reduce::{self, Sum};
+
+/// The products.
+pub static SOURCE: Source =
+    Source { name: "product_hopper.cu", text: include_str!("kernels/product_hopper.cu"), variants: &[&[]] };
+
+/// The sizes of product_hopper.cu: a block's part of the result, what it adds up at a time, and how far ahead factors come.
+const ROWS: usize = 128;
+const COLUMNS: usize = 256;
+const DEPTH: usize = 64;
+const STAGES: usize = 3;
+const THREADS: u32 = 640;
+/// The ring of factors, a part of the result, sums of columns by eight warps, barriers.
+const SHARED: usize = STAGES * (ROWS + COLUMNS) * DEPTH * 2 + ROWS * COLUMNS * 2 + 8 * COLUMNS * 4 + STAGES * 16;
+
+/// Whether these products are for this GPU and an m×n result that k products are added up for.
+pub fn fits(gpu: &Gpu, m: usize, n: usize, k: usize) -> bool {
+    let parts = m.div_ceil(ROWS) * (n / COLUMNS);
+    // With fewer parts than multiprocessors other ways to divide the work are better.
+    let full = parts >= gpu.multiprocessors() && n / COLUMNS <= gpu.multiprocessors();
+    gpu.capability() == (9, 0) && n.is_multiple_of(COLUMNS) && k.is_multiple_of(DEPTH) && k > 0 && full
+}
+
+/// y = gelu(x·weightᵀ + bias), and gelu′ of the same into `slope` where that is given; all bf16, sizes that [`fits`] says
+/// yes to.
+///
+/// x is m×k, `weight` n×k, `bias` n, `slope` and y m×n.
+#[track_caller]
+pub fn gelu(
+    gpu: &Gpu,
+    x: View<'_>,
+    weight: View<'_>,
+    bias: View<'_>,
+    slope: Option<View<'_>>,
+    y: View<'_>,
+) -> Result<()> {
+    let sizes = Sizes::of(gpu, x, weight, slope, y, bias.len());
+    bias.expect("product", "the bias", sizes.n, DType::Bf16);
+    assert!(bias.is_aligned(), "product: the bias does not begin at a multiple of 16 bytes");
+    let right = map(weight, (sizes.n, sizes.k), COLUMNS)?;
+    sizes.launch(gpu, "gelu_product", x, &right, [bias.address(), address(slope), y.address(), 0])
+}
+
+/// dz = dy·weight times `slope`, which [`gelu`] gave; `sums` gets the sums of its columns, the gradient of the bias. bf16
+/// but for the sums, and sizes that [`fits`] says yes to.
+///
+/// dy is m×k, `weight` k×n, `slope` and dz m×n, `sums` n.
+#[track_caller]
+pub fn gelu_gradient(
+    gpu: &Gpu,
+    dy: View<'_>,
+    weight: View<'_>,
+    slope: View<'_>,
+    dz: View<'_>,
+    sums: Sum<'_>,
+) -> Result<()> {
+    let sizes = Sizes::of(gpu, dy, weight, Some(slope), dz, sums.to.len());
+    let chunks = 2 * sizes.blocks(gpu);
+    let partial = gpu.scratch(Purpose::Sums, chunks * sizes.n * 4)?;
+    let right = map(weight, (sizes.k, sizes.n), DEPTH)?;
+    sizes.launch(gpu, "gelu_gradient_product", dy, &right, [0, slope.address(), dz.address(), partial])?;
+    reduce::finish(gpu, partial, chunks, sizes.n, [Some(sums), None, None])
+}
+
+/// Of a product that fits.
+struct Sizes {
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+impl Sizes {
+    #[track_caller]
+    fn of(gpu: &Gpu, left: View<'_>, right: View<'_>, slope: Option<View<'_>>, out: View<'_>, n: usize) -> Self {
+        let m = out.rows("product", n);
+        let k = left.rows("product", m);
+        assert!(fits(gpu, m, n, k), "product: {m}×{n}×{k} is not for this kernel");
+        for (what, view, len) in [
+            ("the left factor", left, m * k),
+            ("the right factor", right, n * k),
+            ("the result", out, m * n),
+            ("the slope", slope.unwrap_or(out), m * n),
+        ] {
+            view.expect("product", what, len, DType::Bf16);
+            assert!(view.is_aligned(), "product: {what} does not begin at a multiple of 16 bytes");
+        }
+        Self { m, n, k }
+    }
+
+    /// Blocks that share each 256 columns: as many as there is room for at once.
+    fn blocks(&self, gpu: &Gpu) -> usize {
+        (gpu.multiprocessors() / (self.n / COLUMNS)).min(self.m.div_ceil(ROWS))
+    }
+
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        kernel: &'static str,
+        left: View<'_>,
+        right: &Map,
+        [bias, slope, out, sums]: [u64; 4],
+    ) -> Result<()> {
+        let left = map(left, (self.m, self.k), ROWS)?;
+        let (m, n, k) = (self.m as u32, self.n as u32, self.k as u32);
+        let arguments = Arguments { bias, slope, out, sums, m, n, k, unused: 0 };
+        let grid = (self.blocks(gpu) * (self.n / COLUMNS)) as u32;
+        let launch = Launch { grid: (grid, 1), threads: THREADS, shared: SHARED as u32 };
+        // SAFETY: all matrices have these sizes, and there are two rows of sums for each block of 256 columns.
+        unsafe { gpu.launch(&SOURCE, &[], kernel, launch, &[&left, right, &arguments]) }
+    }
+}
+
+/// `struct Arguments` of product_hopper.cu.
+#[repr(C)]
+struct Arguments {
+    bias: u64,
+    slope: u64,
+    out: u64,
+    sums: u64,
+    m: u32,
+    n: u32,
+    k: u32,
+    /// Where the compilers of both sides leave a gap.
+    unused: u32,
+}
+
+// SAFETY: the same fields in the same order.
+unsafe impl Argument for Arguments {}
+
+/// How the copy engine is told of a matrix.
+struct Map(sys::CUtensorMap);
+
+// SAFETY: `struct Map` of product_hopper.cu is as large, and what it holds is the driver's affair.
+unsafe impl Argument for Map {}
+
+/// A row-major matrix of which `rows` rows and 64 columns are copied at a time; beyond its end there are zeros.
+fn map(matrix: View<'_>, (height, width): (usize, usize), rows: usize) -> Result<Map> {
+    let mut map = Map(sys::CUtensorMap { opaque: [0; 16] });
+    let (sizes, stride) = ([width as u64, height as u64], [width as u64 * 2]);
+    let (part, steps) = ([DEPTH as u32, rows as u32], [1, 1]);
+    // SAFETY: two sizes, one stride and two sizes of a part, as the rank says; the driver only reads them.
+    let status = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut map.0,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            matrix.address() as *mut c_void,
+            sizes.as_ptr(),
+            stride.as_ptr(),
+            part.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    status.result().doing("describe a matrix to the GPU")?;
+    Ok(map)
+}
