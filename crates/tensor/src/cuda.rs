@@ -544,11 +544,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `n` rounded up to one of few sizes, at most a thirty-second more and never less than a multiple of 64.
-pub(crate) fn bucket(n: usize) -> usize {
-    let step = (n.max(1).next_power_of_two() / 64).max(64);
+/// `n` rounded up to one of few sizes: a multiple of 64, and at most one part in `parts` more.
+pub(crate) fn bucket(n: usize, parts: usize) -> usize {
+    let step = (n.max(1).next_power_of_two() / (2 * parts)).max(64);
     n.max(1).next_multiple_of(step)
 }
+
+/// Parts that tokens are rounded by: what fills a batch up costs as much as the rest.
+pub(crate) const TOKEN_PARTS: usize = 32;
+
+/// Parts that predicted rows are rounded by: they cost less, and each number of them is one more graph for each of tokens.
+pub(crate) const ROW_PARTS: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -556,9 +562,10 @@ mod tests {
 
     #[test]
     fn buckets_are_few_and_waste_little() {
-        let mut all: Vec<usize> = (1..70_000).map(bucket).collect();
+        let mut all: Vec<usize> = (1..70_000).map(|n| bucket(n, 32)).collect();
         assert!((1..70_000).zip(&all).all(|(n, b)| *b >= n && (*b - n) * 32 <= n.max(64 * 32)), "waste");
-        assert_eq!(bucket(32768), 32768);
+        assert_eq!(bucket(32768, 32), 32768);
+        assert_eq!(bucket(2000, 8), 2048);
         all.dedup();
         assert!(all.len() < 300, "{}", all.len());
     }

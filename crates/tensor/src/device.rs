@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::cuda::{CudaDevice, CudaOptions, Reading, Signature, bucket};
+use crate::cuda::{CudaDevice, CudaOptions, ROW_PARTS, Reading, Signature, TOKEN_PARTS, bucket};
 
 use henson_kernels::cpu::{Cpu, peak};
 
@@ -104,8 +104,16 @@ impl Device {
     /// beyond are [`Device::NOWHERE`] or have no weight.
     pub fn rounded(&self, rows: usize) -> usize {
         match self {
-            Device::Cuda(cuda) if cuda.is_filling() => bucket(rows),
+            Device::Cuda(cuda) if cuda.is_filling() => bucket(rows, ROW_PARTS),
             _ => rows,
+        }
+    }
+
+    /// The same for a batch's tokens.
+    pub(crate) fn rounded_tokens(&self, tokens: usize) -> usize {
+        match self {
+            Device::Cuda(cuda) if cuda.is_filling() => bucket(tokens, TOKEN_PARTS),
+            _ => tokens,
         }
     }
 

@@ -42,7 +42,7 @@ const FILLING: usize = 128;
 impl Layout {
     /// Sequences of these lengths; the first has the number `first_number` in the global batch.
     ///
-    /// In a feed on a GPU, further tokens at the end fill the batch up to [`Device::rounded`]: they belong to sequences that
+    /// In a feed on a GPU, further tokens at the end fill the batch up to one of few sizes: they belong to sequences that
     /// are not counted, and nothing that is computed at the others depends on them.
     pub fn new(device: &Device, lengths: &[usize], first_number: u32) -> Result<Self> {
         if let Some(i) = lengths.iter().position(|length| *length == 0) {
@@ -64,7 +64,7 @@ impl Layout {
             }
             offsets.push(positions.len() as u32);
         }
-        let rounded = device.rounded(total);
+        let rounded = device.rounded_tokens(total);
         let mut ends = offsets.clone();
         while positions.len() < rounded {
             for position in 0..FILLING.min(rounded - positions.len()) as u32 {

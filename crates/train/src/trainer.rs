@@ -378,8 +378,8 @@ struct Ledger<'a> {
     queue: VecDeque<Queued>,
     guard: Guard,
     interval: Interval,
-    /// A moving mean for people, over some twenty steps.
-    tokens_per_s: f64,
+    /// Tokens and seconds of a step, moving means over some twenty.
+    recent: (f64, f64),
     /// When the last result came.
     came: Instant,
 }
@@ -395,7 +395,7 @@ impl<'a> Ledger<'a> {
             queue: VecDeque::new(),
             guard: Guard::default(),
             interval: Interval::default(),
-            tokens_per_s: 0.0,
+            recent: (0.0, 0.0),
             came: Instant::now(),
         }
     }
@@ -430,10 +430,11 @@ impl<'a> Ledger<'a> {
         state.tokens += loss.tokens as u64;
         state.seconds += seconds;
         self.interval.add(&loss, norm, seconds);
-        let speed = loss.tokens as f64 / seconds.max(1e-9);
-        let mean = &mut self.tokens_per_s;
-        *mean = if *mean == 0.0 { speed } else { 0.95 * *mean + 0.05 * speed };
-        (watch.on)(Event::Step { step, loss: loss.loss, tokens_per_s: *mean, learning_rate: rate });
+        let (tokens, time) = self.recent;
+        let mean = |old: f64, new: f64| if time == 0.0 { new } else { 0.95 * old + 0.05 * new };
+        self.recent = (mean(tokens, loss.tokens as f64), mean(time, seconds));
+        let tokens_per_s = self.recent.0 / self.recent.1.max(1e-9);
+        (watch.on)(Event::Step { step, loss: loss.loss, tokens_per_s, learning_rate: rate });
         if step == self.steps || step.is_multiple_of(self.log_every) {
             let line = self.interval.line(step, state, phase, rate);
             self.logs.append(&Line::Train(line))?;

@@ -220,6 +220,25 @@ struct Shape {
     tf32: bool,
 }
 
+impl Shape {
+    /// Shapes that differ little in one of their sizes, such as the number of tokens, have the same class: sizes are rounded
+    /// up to halves of a power of two.
+    fn class(&self) -> Self {
+        let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 4).max(1));
+        // Strides follow the sizes; what matters of them is the alignment.
+        let matrix = |(stride, transposed, alignment): (usize, bool, u32)| (rounded(stride), transposed, alignment);
+        Self {
+            m: rounded(self.m),
+            n: rounded(self.n),
+            k: rounded(self.k),
+            a: matrix(self.a),
+            b: matrix(self.b),
+            out: (rounded(self.out.0), self.out.1),
+            ..*self
+        }
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, k, a, b, out, bf16, fusion, accumulate, tf32 } = self;
@@ -304,6 +323,8 @@ pub struct Blas {
     plans: Mutex<HashMap<Shape, Plan>>,
     /// Choices that were read from a file and not used yet, and those that were made.
     choices: Mutex<HashMap<Shape, sys::cublasLtMatmulAlgo_t>>,
+    /// What was found for the first shape of each class.
+    classes: Mutex<HashMap<Shape, sys::cublasLtMatmulAlgo_t>>,
     search: Mutex<bool>,
     context: Arc<Context>,
 }
@@ -327,8 +348,8 @@ impl Blas {
     pub(crate) fn new(search: &Search, context: Arc<Context>) -> Result<Self> {
         search.load(Library::Blas)?;
         let handle = result::create_handle().map_err(|e| error("start", e))?;
-        let (plans, choices, search) = (Mutex::default(), Mutex::default(), Mutex::new(true));
-        Ok(Self { handle, plans, choices, search, context })
+        let (plans, choices, classes) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { handle, plans, choices, classes, search: Mutex::new(true), context })
     }
 
     /// The library's version.
@@ -368,6 +389,7 @@ impl Blas {
             let shape = shape.parse::<Shape>().map_err(problem)?;
             read.insert(shape, parse_algorithm(words).ok_or_else(|| problem("an algorithm is 128 digits".into()))?);
         }
+        lock(&self.classes).extend(read.iter().map(|(shape, algorithm)| (shape.class(), *algorithm)));
         lock(&self.choices).extend(read);
         Ok(true)
     }
@@ -437,6 +459,12 @@ impl Blas {
         if let Some(algorithm) = stored.filter(|algorithm| self.fits(&descriptors, algorithm)) {
             return Ok(Some((descriptors, algorithm)));
         }
+        // What is fastest for a neighbour is nearly so here: numbers of tokens are many, and a search takes its time.
+        let neighbour = lock(&self.classes).get(&shape.class()).copied();
+        if let Some(algorithm) = neighbour.filter(|algorithm| self.fits(&descriptors, algorithm)) {
+            lock(&self.choices).insert(*shape, algorithm);
+            return Ok(Some((descriptors, algorithm)));
+        }
         let candidates = self.candidates(shape, &descriptors)?;
         let best = match candidates.len() {
             0 => return Ok(None),
@@ -445,6 +473,7 @@ impl Blas {
             _ => self.fastest(gpu, shape, &descriptors, operands, &candidates)?,
         };
         lock(&self.choices).insert(*shape, best);
+        lock(&self.classes).insert(shape.class(), best);
         Ok(Some((descriptors, best)))
     }
 
@@ -704,6 +733,26 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_share_a_class_and_layers_do_not() {
+        let shape = |m: usize, n: usize, k: usize| Shape {
+            m,
+            n,
+            k,
+            a: (k, false, 16),
+            b: (k, true, 16),
+            out: (n, 16),
+            bf16: (true, true),
+            fusion: Fusion::Bias,
+            accumulate: false,
+            tf32: false,
+        };
+        assert_eq!(shape(16_896, 768, 768).class(), shape(24_576, 768, 768).class());
+        assert_ne!(shape(16_384, 768, 768).class(), shape(16_896, 768, 768).class());
+        assert_ne!(shape(32_768, 768, 768).class(), shape(32_768, 3072, 768).class());
+        assert_ne!(shape(32_768, 768, 768).class(), shape(32_768, 768, 3072).class());
+    }
 
     #[test]
     fn shapes_and_algorithms_are_read_as_written() {

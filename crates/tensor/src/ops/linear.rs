@@ -5,7 +5,7 @@
 use henson_kernels::cpu::gemm::{Finish, Matrix, Right, product};
 use henson_kernels::cpu::{Element, reduce, rows};
 use henson_kernels::cuda::matmul::{self, product as cuda_product};
-use henson_kernels::cuda::{self, Gpu};
+use henson_kernels::cuda::{self, Gpu, product_hopper};
 
 use super::{Op, cast, sum_into, with_float};
 use crate::tape::{Backward, Slot};
@@ -51,7 +51,7 @@ impl Pass<'_> {
         let dtype = self.dtype();
         // The slope comes along even where it is dropped at once: the activation's last bits may depend on that.
         let (weights, keep) = (self.weights(), self.is_training());
-        let (inner, slope) = apply(weights, x.tensor(), up.0, Some(up.1), activation, dtype, keep)?;
+        let (inner, slope) = inner(weights, x.tensor(), up, activation, dtype, keep)?;
         let (y, _) = apply(weights, &inner, down.0, Some(down.1), Activation::None, dtype, false)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
@@ -230,12 +230,49 @@ impl Linear {
     }
 }
 
+/// The GPU that has GELU in the products of a feed-forward pair, T rows, N inner and K outer columns. Such a pair keeps
+/// GELU's derivative.
+fn fused(device: &Device, activation: Activation, dtype: DType, [t, n, k]: [usize; 3]) -> Option<&Gpu> {
+    match device {
+        Device::Cuda(cuda) if (activation, dtype) == (Activation::Gelu, DType::Bf16) => {
+            product_hopper::fits(&cuda.gpu, t, n, k).then_some(&cuda.gpu)
+        }
+        _ => None,
+    }
+}
+
+/// What a feed-forward pair has between its layers: as [`apply`], but for what is kept of a GELU that is [`fused`].
+fn inner(
+    weights: Weights<'_>,
+    x: &Tensor,
+    up: (Param, Param),
+    activation: Activation,
+    dtype: DType,
+    keep: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let (device, weight) = (weights.parameters.device(), weights.parameters.matrix(up.0));
+    let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
+    let Some(gpu) = fused(device, activation, dtype, [t, n, k]) else {
+        return apply(weights, x, up.0, Some(up.1), activation, dtype, keep);
+    };
+    x.check_shape("linear", "the input", [t, k])?;
+    x.check_dtype("linear", "the input", dtype)?;
+    let y = Tensor::empty(device, [t, n], dtype)?;
+    let slope = if keep { Some(Tensor::empty(device, [t, n], dtype)?) } else { None };
+    let moved = [x, &weight, &y, &y];
+    let _timer = device.timer(Kind::Linear, 2 * t * n * k, if keep { &moved[..] } else { &moved[..3] });
+    let bias = weights.parameters.in_dtype(up.1, dtype);
+    let to = slope.as_ref().map(Tensor::on_gpu);
+    product_hopper::gelu(gpu, x.on_gpu(), weight.on_gpu(), bias.on_gpu(), to, y.on_gpu())?;
+    Ok((y, slope))
+}
+
 /// A recorded feed-forward pair.
 pub(crate) struct FeedForward {
     x: Var,
     up: (Param, Param),
     activation: Activation,
-    /// The inner values and what [`apply`] kept of the activation; nothing where both are computed again.
+    /// What [`inner`] gave; nothing where it is computed again.
     kept: Option<(Tensor, Tensor)>,
     down: Param,
     /// Nothing where somebody else computes its gradient.
@@ -255,7 +292,7 @@ impl FeedForward {
             None => {
                 let weights = Weights { parameters: back.parameters, packed: false };
                 let (x, dtype) = (self.x.tensor(), back.parameters.dtype());
-                let (inner, slope) = apply(weights, x, self.up.0, Some(self.up.1), self.activation, dtype, true)?;
+                let (inner, slope) = inner(weights, x, self.up, self.activation, dtype, true)?;
                 let slope = slope.unwrap_or_else(|| inner.clone());
                 (inner, slope)
             }
@@ -266,7 +303,15 @@ impl FeedForward {
         let weight = back.parameters.matrix(self.down);
         let (t, n, k) = (dy.rows(), dz.columns(), dy.columns());
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
+        let fused = fused(back.device(), self.activation, dy.dtype(), [t, n, k]).is_some();
+        let mut up_bias = Some(self.up.1);
         match back.device() {
+            Device::Cuda(cuda) if fused => {
+                let sums = back.gradients.target(self.up.1);
+                up_bias = None;
+                let (dy, weight, slope) = (dy.on_gpu(), weight.on_gpu(), slope.on_gpu());
+                product_hopper::gelu_gradient(&cuda.gpu, dy, weight, slope, dz.on_gpu(), sum_into(&sums))?;
+            }
             Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
                 let dy = Matrix::new(dy.slice::<E>(), t, k);
                 let weight = Right::Plain(Matrix::new(weight.slice::<E>(), k, n));
@@ -275,15 +320,14 @@ impl FeedForward {
             }),
             Device::Cuda(cuda) => {
                 let (dy, weight) = (on_gpu(&dy, t, k), on_gpu(&weight, k, n));
-                let fused = (self.activation == Activation::GeluTanh).then(|| slope.on_gpu());
-                let finish = matmul::Finish { gelu_tanh_gradient: fused, ..matmul::Finish::default() };
+                let kept = (self.activation == Activation::GeluTanh).then(|| slope.on_gpu());
+                let finish = matmul::Finish { gelu_tanh_gradient: kept, ..matmul::Finish::default() };
                 cuda_product(&cuda.gpu, dy, weight, on_gpu(&dz, t, n), finish)?;
             }
         }
         drop(timer);
         drop(dy);
-        let mut up_bias = Some(self.up.1);
-        if let (Device::Cuda(cuda), true) = (back.device(), self.activation != Activation::GeluTanh) {
+        if let (Device::Cuda(cuda), true) = (back.device(), self.activation != Activation::GeluTanh && !fused) {
             let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &dz]);
             activation_gradient_on_gpu(&cuda.gpu, back, self.activation, &slope, up_bias.take(), &dz, &dz)?;
         }
@@ -362,4 +406,63 @@ fn input_gradient(back: &mut Backward<'_>, dz: &Tensor, weight: Param, slot: Slo
 
 fn matrix<E: Element + Native>(x: &Tensor, rows: usize, columns: usize) -> Matrix<'_, E> {
     Matrix::new(x.slice::<E>(), rows, columns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::CudaOptions;
+    use crate::philox::Stream;
+    use crate::{Builder, Init, Tape, Training};
+
+    /// So many rows and inner columns that a GPU that can have GELU in its products has it there.
+    const SIZES: [usize; 3] = [1441, 3072, 128];
+
+    fn numbers(seed: u64, n: usize) -> Vec<f32> {
+        let mut stream = Stream::new(seed, 0, 0);
+        (0..n).map(|_| stream.normal()).collect()
+    }
+
+    /// The output of a feed-forward pair, then the gradients of its parameters.
+    fn feed_forward(device: &Device, dtype: DType, recompute: bool) -> Vec<Vec<f32>> {
+        let [t, n, k] = SIZES;
+        let mut builder = Builder::new();
+        let init = Init::TruncatedNormal(0.1);
+        let up = (builder.matrix("up", n, k, init), builder.vector("up.bias", n, init));
+        let down = (builder.matrix("down", k, n, init), builder.vector("down.bias", k, init));
+        let mut parameters = builder.finish(device, dtype).unwrap();
+        parameters.initialise(1).unwrap();
+        let mut gradients = parameters.gradients().unwrap();
+        let mut tape = Tape::new();
+        tape.set_recompute(recompute);
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+        let x = Tensor::from_slice(device, [t, k], &numbers(2, t * k)).unwrap();
+        let x = pass.var(cast(device, &x, dtype).unwrap());
+        let y = pass.feed_forward(&x, up, Activation::Gelu, down).unwrap();
+        let mut all = vec![y.tensor().to_f32().unwrap()];
+        pass.seed_gradient(&y, &numbers(3, t * k)).unwrap();
+        pass.backward(&mut gradients).unwrap();
+        all.extend((0..4).map(|entry| gradients.read(&parameters, entry).unwrap()));
+        all
+    }
+
+    #[test]
+    fn feed_forward_pairs_are_the_same_on_every_device() {
+        let cpu = Device::cpu(None, Some(2)).unwrap();
+        let expected = feed_forward(&cpu, DType::F32, false);
+        let mut devices = vec![cpu];
+        if std::env::var_os("HENSON_TEST_CUDA").is_some() {
+            devices.push(Device::cuda(&CudaOptions::default()).unwrap());
+        }
+        for (device, recompute) in devices.iter().flat_map(|device| [(device, false), (device, true)]) {
+            let got = feed_forward(device, DType::Bf16, recompute);
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let square = |x: f32| f64::from(x).powi(2);
+                let off: f64 = got.iter().zip(expected).map(|(g, e)| square(g - e)).sum();
+                let error = (off / expected.iter().map(|e| square(*e)).sum::<f64>()).sqrt();
+                // bf16 has eight bits, and a few roundings follow each other.
+                assert!(error < 1e-2, "result {i} on {device:?}, recomputed {recompute}: error {error}");
+            }
+        }
+    }
 }
