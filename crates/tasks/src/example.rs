@@ -32,6 +32,21 @@ pub struct Set {
 }
 
 impl Set {
+    /// Examples from elsewhere than a file, with these labels.
+    pub fn new(task: &'static Task, labels: Vec<String>, examples: Vec<Example>) -> Self {
+        Self {
+            task,
+            path: PathBuf::new(),
+            labels,
+            labels_are_final: true,
+            examples,
+            skipped: 0,
+            problems: Vec::new(),
+            undecided: 0,
+            scheme: None,
+        }
+    }
+
     /// Whether its examples have labels. All have one, or none has.
     pub fn is_labelled(&self) -> bool {
         self.examples.first().is_some_and(|example| example.target != Target::None)

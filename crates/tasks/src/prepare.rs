@@ -7,7 +7,7 @@ use henson_text::{
     find_answers, join_words,
 };
 
-use crate::example::{Example, Input, Target};
+use crate::example::{Example, Input, Set, Target};
 use crate::predictions::Prediction;
 use crate::task::TaskKind;
 
@@ -309,6 +309,21 @@ impl Scores {
 /// The place of the largest, the first of equals.
 fn best(row: &[f32]) -> Option<usize> {
     (0..row.len()).reduce(|best, i| if row[i] > row[best] { i } else { best })
+}
+
+/// All that there is to learn from a set, and how many of its examples lose their end.
+pub fn instances(
+    set: &Set,
+    tokenizer: &Tokenizer,
+    lengths: &Lengths,
+    threads: usize,
+) -> Result<(Vec<Instance>, usize), TextError> {
+    let examples: Vec<&Example> = set.examples.iter().collect();
+    let prepared = prepare_all(tokenizer, &examples, lengths, threads)?;
+    let cut = prepared.iter().filter(|prepared| prepared.dropped() > 0).count();
+    let each = prepared.into_iter().zip(examples);
+    let instances = each.flat_map(|(prepared, example)| prepared.instances(&example.target, set.labels.len()));
+    Ok((instances.collect(), cut))
 }
 
 /// Lays out all examples, on several threads.

@@ -7,7 +7,6 @@
 //! there are in the whole step, so that accumulated parts add up to the large batch.
 #![forbid(unsafe_code)]
 
-mod classify;
 mod cost;
 mod error;
 pub mod metrics;
@@ -21,7 +20,6 @@ pub mod tensorboard;
 mod trainer;
 mod update;
 
-pub use classify::{Classification, Labelled};
 pub use cost::{TrainingMemory, memory};
 pub use error::{Result, TrainError};
 pub use pretraining::{Plan, PreTraining};

@@ -11,11 +11,10 @@ use anyhow::Context;
 use henson_data::{BuildOptions, SourceFiles, build};
 use henson_infer::{Length, Model, Want};
 use henson_models::{Bert, Head};
+use henson_tasks::{Dev, Example, Input, Learner, LearnerSettings, Lengths, Set, Target, instances};
 use henson_tensor::{Builder, DType, Device};
-use henson_text::{Tokenizer, TrainingKind, TrainingSettings};
-use henson_train::{
-    Classification, Engine, Labelled, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task,
-};
+use henson_text::{TrainingKind, TrainingSettings};
+use henson_train::{Engine, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task};
 use serde::Serialize;
 
 use crate::commands::pretrain::{Options, Show, duration, pretrain};
@@ -150,8 +149,8 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         say(&format!("       before: {:<44} after: {}", before.join(", "), after.join(", ")));
     }
 
-    let train = balanced(sentences(&train, &tokenizer)?);
-    let test = sentences(&held_out, &tokenizer)?;
+    let train = balanced(sentences(&train));
+    let test = sentences(&held_out);
     step(
         4,
         &format!(
@@ -234,23 +233,26 @@ fn evaluations(run: &Path) -> anyhow::Result<Vec<BTreeMap<String, f64>>> {
 }
 
 /// Sentences of middling length with their class: 1 for an address, 0 for a novel.
-fn sentences(documents: &[Numbered<'_>], tokenizer: &Tokenizer) -> anyhow::Result<Vec<Labelled>> {
-    let mut examples = Vec::new();
-    for (number, document) in documents {
-        for sentence in document.lines().filter(|line| (6..=30).contains(&line.split_whitespace().count())) {
-            let features = tokenizer.template().single(&tokenizer.encode(sentence)?, LONGEST)?;
-            let label = u32::from(*number < ADDRESSES);
-            examples.push(Labelled { ids: features.ids, segments: features.segments, label });
-        }
-    }
-    Ok(examples)
+fn sentences(documents: &[Numbered<'_>]) -> Vec<Example> {
+    let of_document = |(number, document): &Numbered<'_>| {
+        let target = Target::Class(u32::from(*number < ADDRESSES));
+        let lines = document.lines().filter(|line| (6..=30).contains(&line.split_whitespace().count()));
+        let example = |line: &str| Example {
+            id: String::new(),
+            place: String::new(),
+            input: Input::One(line.to_owned()),
+            target: target.clone(),
+        };
+        lines.map(example).collect::<Vec<_>>()
+    };
+    documents.iter().flat_map(of_document).collect()
 }
 
 /// As many of each class as there shall be labels, spread evenly over the text.
-fn balanced(examples: Vec<Labelled>) -> Vec<Labelled> {
+fn balanced(examples: Vec<Example>) -> Vec<Example> {
     let mut chosen = Vec::new();
     for label in [0, 1] {
-        let class: Vec<&Labelled> = examples.iter().filter(|example| example.label == label).collect();
+        let class: Vec<&Example> = examples.iter().filter(|example| example.target == Target::Class(label)).collect();
         let count = LABELS / 2;
         chosen.extend((0..count).map(|i| class[i * class.len() / count].clone()));
     }
@@ -261,10 +263,14 @@ fn balanced(examples: Vec<Labelled>) -> Vec<Labelled> {
 fn classify(
     plan: &Plan,
     from: Option<&Path>,
-    train: &[Labelled],
-    test: &[Labelled],
+    train: &[Example],
+    test: &[Example],
     device: &Device,
 ) -> anyhow::Result<Vec<f64>> {
+    let task = henson_tasks::Task::named("classify").context("there is no task `classify`")?;
+    let set = |examples: &[Example]| Set::new(task, vec!["novel".into(), "address".into()], examples.to_vec());
+    let (lengths, threads) = (Lengths::new(LONGEST), device.threads());
+    let (instances, _) = instances(&set(train), &plan.tokenizer, &lengths, threads)?;
     let steps = EPOCHS * train.len().div_ceil(BATCH) as u64;
     let schedule =
         Schedule { kind: ScheduleKind::Linear, peak: LEARNING_RATE, warmup_steps: steps / 10, decay_steps: 0, steps };
@@ -289,7 +295,16 @@ fn classify(
             }
         };
         let mut engine = Engine::new(model, parameters, OptimizerSettings::default(), seed)?;
-        let mut task = Classification::new(train.to_vec(), test.to_vec(), BATCH, schedule, seed)?;
+        let dev = Dev::new(set(test), &plan.tokenizer, &lengths, threads)?;
+        let settings = LearnerSettings {
+            batch_size: BATCH,
+            accumulation: 1,
+            schedule,
+            seed,
+            freeze: false,
+            class_weights: Vec::new(),
+        };
+        let mut task = Learner::new(instances.clone(), Some(dev), settings)?;
         for step in 0..steps {
             engine.gradients.zero();
             task.step(&mut engine, step)?;

@@ -8,13 +8,14 @@ use henson_infer::Problem;
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Bert, BertConfig, Capture, Sequence};
 use henson_tensor::{Device, Pass, Reading, Tensor, Var};
+use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
 use crate::example::{Example, Set, Target};
 use crate::forward::forward;
 use crate::predictions::Prediction;
-use crate::prepare::{Instance, Prepared, Scores, Wanted};
+use crate::prepare::{Instance, Lengths, Prepared, Scores, Wanted, prepare_all};
 use crate::score::{Score, score};
 use crate::task::TaskKind;
 
@@ -46,9 +47,17 @@ pub struct LearnerSettings {
 
 /// Dev examples with what the model reads of them.
 pub struct Dev {
-    /// The examples.
-    pub(crate) set: Set,
-    pub(crate) prepared: Vec<Prepared>,
+    set: Set,
+    prepared: Vec<Prepared>,
+}
+
+impl Dev {
+    /// Lays out all examples, on several threads.
+    pub fn new(set: Set, tokenizer: &Tokenizer, lengths: &Lengths, threads: usize) -> Result<Self> {
+        let examples: Vec<&Example> = set.examples.iter().collect();
+        let prepared = prepare_all(tokenizer, &examples, lengths, threads)?;
+        Ok(Self { set, prepared })
+    }
 }
 
 /// What the last evaluation found.
@@ -396,7 +405,30 @@ fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::example::Input;
     use henson_train::ScheduleKind;
+
+    #[test]
+    fn models_that_learnt_nothing_are_told() {
+        let example = |class| Example {
+            id: String::new(),
+            place: String::new(),
+            input: Input::One(String::new()),
+            target: Target::Class(class),
+        };
+        let task = crate::Task::named("classify").unwrap();
+        let labels = vec!["a".to_owned(), "b".to_owned()];
+        let set = Set::new(task, labels, [0, 0, 0, 1].map(example).to_vec());
+        let check = |classes: [u32; 4]| {
+            let predictions = classes.map(|class| Prediction::Class { class, scores: Vec::new() });
+            let score = score(&set, &predictions, None, 0).unwrap();
+            degenerate(&set, &predictions, &score).unwrap_or_default()
+        };
+        assert!(check([0, 0, 0, 0]).contains("the same to everything"));
+        assert!(check([1, 1, 1, 1]).contains("the same to everything"));
+        assert!(check([0, 0, 1, 0]).contains("accuracy 50.0%, below the 75.0%"));
+        assert_eq!(check([0, 0, 1, 1]), "");
+    }
 
     #[test]
     fn every_epoch_sees_every_instance_once_in_another_order() {

@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 use super::learner::{Dev, Learner, LearnerSettings};
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
-use crate::example::{Example, Set};
-use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
+use crate::example::Set;
+use crate::prepare::{Instance, Lengths, instances};
 use crate::read::{Reading, listed, read};
 use crate::task::{Task, TaskKind};
 
@@ -45,15 +45,8 @@ impl Plan {
     pub fn new(recipe: FineTuneRecipe, reading: &Reading, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-        let (mut train, dev) = read_both(&recipe, &Reading { task, ..reading.clone() })?;
-        if let Some(limit) = recipe.limit.filter(|limit| *limit < train.examples.len()) {
-            let total = train.examples.len();
-            let mut index = 0;
-            train.examples.retain(|_| {
-                index += 1;
-                index * limit / total > (index - 1) * limit / total
-            });
-        }
+        let reading = Reading { task, ..reading.clone() };
+        let (train, dev) = read_both(&recipe.train, &recipe.dev, recipe.limit, &reading)?;
         let path = Path::new(&recipe.model);
         let directory = ModelDirectory::open(path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
@@ -73,15 +66,7 @@ impl Plan {
             stride: Stride::Step(recipe.stride),
             max_question: recipe.max_question,
         };
-        let examples: Vec<&Example> = train.examples.iter().collect();
-        let prepared = prepare_all(&tokenizer, &examples, &lengths, threads).map_err(TrainError::from)?;
-        let cut = prepared.iter().filter(|prepared| prepared.dropped() > 0).count();
-        let labels = train.labels.len();
-        let instances: Vec<Instance> = prepared
-            .into_iter()
-            .zip(&train.examples)
-            .flat_map(|(p, example)| p.instances(&example.target, labels))
-            .collect();
+        let (instances, cut) = instances(&train, &tokenizer, &lengths, threads).map_err(TrainError::from)?;
         if recipe.class_weights && !matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag) {
             let expected = "a task with one label for each text or word (classify, pair, tag)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
@@ -157,7 +142,7 @@ impl Plan {
         let steps = self.steps();
         let dev = match &self.dev {
             None => None,
-            Some(set) => Some(Dev { prepared: self.prepared(set)?, set: set.clone() }),
+            Some(set) => Some(Dev::new(set.clone(), &self.tokenizer, &self.lengths, self.threads)?),
         };
         let settings = LearnerSettings {
             batch_size: self.recipe.batch_size,
@@ -175,23 +160,24 @@ impl Plan {
         };
         Learner::new(self.instances.clone(), dev, settings)
     }
-
-    fn prepared(&self, set: &Set) -> TrainResult<Vec<Prepared>> {
-        let examples: Vec<&Example> = set.examples.iter().collect();
-        Ok(prepare_all(&self.tokenizer, &examples, &self.lengths, self.threads)?)
-    }
 }
 
-/// Both files with the same labels: where these are learnt, all that either of them has.
-fn read_both(recipe: &FineTuneRecipe, reading: &Reading) -> Result<(Set, Option<Set>), TaskError> {
-    let (train_path, dev_path) = (PathBuf::from(&recipe.train), PathBuf::from(&recipe.dev));
+/// Both files with the same labels: where these are learnt, all that either of them has. Of the first, only so many examples
+/// as `limit` says, evenly spaced.
+pub(crate) fn read_both(
+    train: &str,
+    dev: &str,
+    limit: Option<usize>,
+    reading: &Reading,
+) -> Result<(Set, Option<Set>), TaskError> {
+    let (train_path, dev_path) = (PathBuf::from(train), PathBuf::from(dev));
     let mut train = read(&train_path, reading)?;
     if !train.is_labelled() {
         return Err(TaskError::NoLabels { path: train_path, needed: "training needs a file with labels" });
     }
     // Answers of dev files need no place: they are only compared.
     let of_dev = |labels: &[String]| Reading { labels: labels.to_vec(), places_needed: false, ..reading.clone() };
-    let mut dev = match recipe.dev.is_empty() {
+    let mut dev = match dev.is_empty() {
         true => None,
         false => Some(read(&dev_path, &of_dev(&reading.labels))?),
     };
@@ -211,6 +197,14 @@ fn read_both(recipe: &FineTuneRecipe, reading: &Reading) -> Result<(Set, Option<
     let fewest = if train.task.kind == TaskKind::Multilabel { 1 } else { 2 };
     if has_labels && train.labels.len() < fewest {
         return Err(TaskError::FewLabels { path: train_path, found: format!("the labels {}", listed(&train.labels)) });
+    }
+    if let Some(limit) = limit.filter(|limit| *limit < train.examples.len()) {
+        let total = train.examples.len();
+        let mut index = 0;
+        train.examples.retain(|_| {
+            index += 1;
+            index * limit / total > (index - 1) * limit / total
+        });
     }
     Ok((train, dev))
 }
