@@ -108,7 +108,7 @@ impl Model {
             |(window, position): (usize, usize)| logits.get(window)?.chunks_exact(labels.len().max(1)).nth(position);
         let rows = windows.places.iter().map(|place| place.and_then(row).unwrap_or_default());
         let words: Vec<TaggedWord> = words.into_iter().zip(rows).map(|(word, row)| tagged(word, row)).collect();
-        let entities = entities(&words, TagSet::of_labels(&labels), &labels);
+        let entities = Entity::of_words(&words, &labels);
         Tagged { text, words, entities, dropped: windows.dropped }
     }
 
@@ -133,19 +133,22 @@ fn tagged(place: Range<usize>, logits: &[f32]) -> TaggedWord {
     TaggedWord { place, label, score: label.map_or(0.0, |best| probabilities[best]), logits: logits.to_vec() }
 }
 
-fn entities(words: &[TaggedWord], set: TagSet, labels: &[String]) -> Vec<Entity> {
-    let tags: Vec<Option<&str>> =
-        words.iter().map(|word| word.label.and_then(|label| labels.get(label)).map(String::as_str)).collect();
-    let found = set.entities(&tags).into_iter();
-    found
-        .map(|(range, label)| {
-            let members = &words[range.clone()];
-            Entity {
-                place: members[0].place.start..members[members.len() - 1].place.end,
-                label: label.to_owned(),
-                score: members.iter().map(|word| word.score).sum::<f32>() / members.len() as f32,
-                words: range,
-            }
-        })
-        .collect()
+impl Entity {
+    /// The entities that the words of a text make, by what the labels of the tag set mean.
+    pub fn of_words(words: &[TaggedWord], labels: &[String]) -> Vec<Self> {
+        let tags: Vec<Option<&str>> =
+            words.iter().map(|word| word.label.and_then(|label| labels.get(label)).map(String::as_str)).collect();
+        let found = TagSet::of_labels(labels).entities(&tags).into_iter();
+        found
+            .map(|(range, label)| {
+                let members = &words[range.clone()];
+                Entity {
+                    place: members[0].place.start..members[members.len() - 1].place.end,
+                    label: label.to_owned(),
+                    score: members.iter().map(|word| word.score).sum::<f32>() / members.len() as f32,
+                    words: range,
+                }
+            })
+            .collect()
+    }
 }

@@ -181,7 +181,8 @@ impl BiLstm {
             let (left, others) = rest.split_at(self.direction_len(layer));
             let (right, others) = others.split_at(self.direction_len(layer));
             rest = others;
-            let (left, right) = (Direction::new(left, self.width(layer), h), Direction::new(right, self.width(layer), h));
+            let (left, right) =
+                (Direction::new(left, self.width(layer), h), Direction::new(right, self.width(layer), h));
             let (left, right) = pair.both(
                 |cpu| left.forward(cpu, &x, sequences, &sequences.words[0]),
                 |cpu| right.forward(cpu, &x, sequences, &sequences.words[1]),
@@ -267,14 +268,20 @@ impl<'a> Direction<'a> {
         // What the words say is the same for all steps: one product, T×4H.
         let mut said = vec![0.0; t * 4 * h];
         let weights = Right::Plain(Matrix::new(self.from_input, 4 * h, width).transposed());
-        product(cpu, Matrix::new(x, t, width), weights, &mut said, 4 * h, Finish { bias: Some(&bias), ..Finish::default() });
+        product(
+            cpu,
+            Matrix::new(x, t, width),
+            weights,
+            &mut said,
+            4 * h,
+            Finish { bias: Some(&bias), ..Finish::default() },
+        );
         let mut gates = vec![0.0; t * 4 * h];
         for (row, word) in gates.chunks_exact_mut(4 * h).zip(words) {
             row.copy_from_slice(&said[word * 4 * h..][..4 * h]);
         }
         let weights = Packed::new(cpu, Matrix::new(self.from_state, 4 * h, h).transposed());
-        let mut kept =
-            Kept { gates, cells: vec![0.0; t * h], bounded: vec![0.0; t * h], states: vec![0.0; t * h] };
+        let mut kept = Kept { gates, cells: vec![0.0; t * h], bounded: vec![0.0; t * h], states: vec![0.0; t * h] };
         // The rest of `said` is not needed any more, and serves as space.
         for step in 0..sequences.steps.len() - 1 {
             let rows = sequences.step(step);

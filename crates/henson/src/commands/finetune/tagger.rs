@@ -1,0 +1,88 @@
+//! `henson finetune --frozen --layers …`: a tagger on vectors of chosen layers.
+
+use std::sync::atomic::Ordering;
+
+use henson_tasks::{Ended, TaggerPlan, TaggerRecipe, Task, TaskError, train_tagger};
+use henson_tensor::DType;
+use henson_train::{Event, Precision, Watch, parse_settings};
+
+use super::{Watcher, find_files, recipe_text, show, stop_on_signals, warn_of_bad_rows};
+use crate::commands::info::thousands;
+use crate::flags::finetune::Finetune;
+use crate::output::{self, Progress};
+
+pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
+    let search = flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1);
+    anyhow::ensure!(
+        !search && flags.stop_at.is_none(),
+        "--grid, --restarts and --stop-at mean nothing to a tagger on a frozen encoder: its runs take minutes; start one for \
+         each value (--seed, --set)"
+    );
+    let recipe = recipe(flags)?;
+    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    let device = flags.machine.device()?;
+    let stop = stop_on_signals()?;
+    let plan = TaggerPlan::new(recipe, &flags.labelled.reading(task))?;
+    warn_of_bad_rows(&plan.train, plan.dev.as_ref());
+    eprintln!(
+        "{} on {}, layers {}: {} sentences, {} updates of {}",
+        task.name,
+        plan.recipe.model,
+        plan.recipe.layers,
+        thousands(plan.train.examples.len()),
+        thousands(plan.steps() as usize),
+        plan.recipe.batch_size
+    );
+    let mut progress = Progress::new("sentences read", None);
+    let mut watcher: Option<Watcher> = None;
+    let mut on = |event: Event<'_>| {
+        let new = || Watcher {
+            bar: output::steps_bar(plan.steps(), 0),
+            metric: task.metric,
+            json: flags.json,
+            people: !flags.json,
+        };
+        watcher.get_or_insert_with(new).on(&event);
+    };
+    let mut read = |done: usize, all: usize| {
+        progress.at(done as u64, done);
+        if done == all {
+            progress.finish();
+        }
+    };
+    let ended = train_tagger(&plan, &device, &flags.out, &mut read, &mut Watch { on: &mut on, stop: &stop });
+    if let Some(watcher) = watcher {
+        watcher.finish();
+    }
+    match ended? {
+        Ended::Finished(results) => show(flags, &results),
+        Ended::Stopped(step) if stop.load(Ordering::Relaxed) => {
+            output::warn("a tagger keeps nothing on the way: the same command begins anew");
+            Err(output::Interrupted { step }.into())
+        }
+        Ended::Stopped(_) => Ok(()),
+    }
+}
+
+/// The recipe that the flags mean.
+fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
+    let (text, place) = recipe_text(flags)?;
+    let mut recipe: TaggerRecipe = parse_settings(&[(&text, &place)], &flags.sets)?;
+    if let Some(task) = &flags.task {
+        recipe.task.clone_from(task);
+    }
+    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    let TaggerRecipe { model, train, dev, .. } = &mut recipe;
+    find_files(flags, task, model, train, dev)?;
+    recipe.layers = flags.features.layers.unwrap_or(recipe.layers);
+    recipe.head = flags.features.head.unwrap_or(recipe.head);
+    recipe.crf |= flags.features.crf;
+    recipe.seed = flags.seed.unwrap_or(recipe.seed);
+    recipe.dtype = match flags.dtype {
+        Some(DType::Bf16) => Precision::Bf16,
+        Some(_) => Precision::F32,
+        None => recipe.dtype,
+    };
+    recipe.check()?;
+    Ok(recipe)
+}

@@ -1,0 +1,143 @@
+//! Vectors of words from chosen layers of an encoder.
+
+use std::fmt;
+use std::ops::{ControlFlow, Range};
+use std::str::FromStr;
+
+use henson_infer::{InferError, Layers, Length, Model};
+use serde::{Deserialize, Serialize};
+
+use crate::error::TaskError;
+
+/// Texts that go through the encoder at a time.
+const TOGETHER: usize = 64;
+
+/// Which layers, and what becomes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum FeatureLayers {
+    /// As the encoder gives them.
+    Fixed(Layers),
+    /// The last n, added up with weights that are learnt with the tagger: γ·Σ softmax(w)ᵢ·layerᵢ (Peters et al. 2018).
+    MixLast(usize),
+    /// The same of all blocks, without the embeddings.
+    MixAll,
+}
+
+impl FromStr for FeatureLayers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |digits: &str| digits.parse::<usize>().ok().filter(|n| *n > 0);
+        match text.strip_prefix("mix-") {
+            Some("all") => Ok(Self::MixAll),
+            Some(last) if let Some(n) = last.strip_prefix("last-").and_then(number) => Ok(Self::MixLast(n)),
+            _ => text.parse().map(Self::Fixed).map_err(|problem: String| format!("{problem}, mix-last-4 or mix-all")),
+        }
+    }
+}
+
+impl fmt::Display for FeatureLayers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(layers) => layers.fmt(f),
+            Self::MixLast(n) => write!(f, "mix-last-{n}"),
+            Self::MixAll => f.write_str("mix-all"),
+        }
+    }
+}
+
+impl TryFrom<String> for FeatureLayers {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<FeatureLayers> for String {
+    fn from(layers: FeatureLayers) -> Self {
+        layers.to_string()
+    }
+}
+
+impl FeatureLayers {
+    /// What the encoder is asked for, and how many layers of that lie side by side to be mixed; 0: none.
+    pub(crate) fn of_encoder(self, blocks: usize) -> (Layers, usize) {
+        match self {
+            Self::Fixed(layers) => (layers, 0),
+            Self::MixLast(n) => (Layers::ConcatLast(n), n),
+            Self::MixAll => (Layers::ConcatLast(blocks), blocks),
+        }
+    }
+}
+
+/// The vectors of a sentence's words.
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    /// The words that have one, by their places: the tokenizer leaves nothing of some.
+    pub(crate) words: Vec<usize>,
+    /// One row each.
+    pub(crate) rows: Vec<f32>,
+}
+
+/// The vectors of the words of some sentences (texts, with the bytes of their words), and how long one is. A word's is that of its first piece, read in the window
+/// where it has most context. `each` is told how many sentences are done, and may end it.
+pub(crate) fn vectors_of_words(
+    model: &Model,
+    sentences: &[(String, Vec<Range<usize>>)],
+    layers: Layers,
+    most: usize,
+    mut each: impl FnMut(usize) -> ControlFlow<()>,
+) -> Result<(Vec<Vectors>, usize), TaskError> {
+    let (mut all, mut width) = (Vec::with_capacity(sentences.len()), 0);
+    for some in sentences.chunks(TOGETHER) {
+        let texts: Vec<&str> = some.iter().map(|(text, _)| text.as_str()).collect();
+        let found = model.features(&texts, layers, Length { most: Some(most), windows: true })?;
+        for (tokens, (_, places)) in found.iter().zip(some) {
+            width = tokens.width;
+            let (mut words, mut rows) = (Vec::new(), Vec::new());
+            for (token, (start, end)) in tokens.offsets.iter().enumerate().filter_map(|(i, at)| Some((i, (*at)?))) {
+                // A piece belongs to the first word that it touches, as in `words_in_windows`.
+                let word = places.partition_point(|place| place.end <= start);
+                let touches = places.get(word).is_some_and(|place| place.start < end);
+                if touches && words.last().is_none_or(|last| *last < word) {
+                    words.push(word);
+                    rows.extend_from_slice(&tokens.vectors[token * width..][..width]);
+                }
+            }
+            if !rows.iter().all(|x| x.is_finite()) {
+                return Err(InferError::NotFinite { text: all.len() + 1 }.into());
+            }
+            all.push(Vectors { words, rows });
+        }
+        if each(all.len()).is_break() {
+            return Err(TaskError::Stopped);
+        }
+    }
+    Ok((all, width))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_layers() {
+        let cases = [
+            ("last", FeatureLayers::Fixed(Layers::One(-1)), (Layers::One(-1), 0)),
+            ("-2", FeatureLayers::Fixed(Layers::One(-2)), (Layers::One(-2), 0)),
+            ("concat-last-4", FeatureLayers::Fixed(Layers::ConcatLast(4)), (Layers::ConcatLast(4), 0)),
+            ("mix-last-4", FeatureLayers::MixLast(4), (Layers::ConcatLast(4), 4)),
+            ("mix-all", FeatureLayers::MixAll, (Layers::ConcatLast(6), 6)),
+        ];
+        for (name, layers, of_encoder) in cases {
+            assert_eq!(name.parse(), Ok(layers), "{name}");
+            assert_eq!(layers.to_string(), name);
+            assert_eq!(layers.of_encoder(6), of_encoder, "{name}");
+        }
+        for wrong in ["mix-last-0", "mix-first-2", "mix", ""] {
+            assert!(wrong.parse::<FeatureLayers>().unwrap_err().contains("mix-all"), "{wrong}");
+        }
+    }
+}

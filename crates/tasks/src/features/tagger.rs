@@ -1,0 +1,286 @@
+//! A tagger on a frozen encoder, in a directory and out of it.
+
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+
+use henson_checkpoint::{Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
+use henson_infer::{Entity, InferError, Model, TagInput, Tagged, TaggedWord, Want};
+use henson_tensor::{DType, Device, Isa};
+use henson_text::{join_words, split_words};
+use henson_train::TrainError;
+use serde::{Deserialize, Serialize};
+
+use super::layers::{FeatureLayers, Vectors, vectors_of_words};
+use super::network::Network;
+use crate::bilstm::{BiLstm, Pair, Sequences};
+use crate::error::TaskError;
+use crate::example::{Input, Set};
+use crate::predictions::Prediction;
+use crate::read::{Reading, listed};
+use crate::task::TaskKind;
+
+/// The file that says what a tagger is.
+const DESCRIPTION: &str = "tagger.json";
+
+/// The file with its weights.
+const WEIGHTS: &str = "tagger.safetensors";
+
+/// The version of both.
+const FORMAT: u32 = 1;
+
+/// Sentences that the tagger reads at a time.
+const TOGETHER: usize = 64;
+
+/// `tagger.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Description {
+    pub(super) format: u32,
+    /// What it was trained for.
+    pub(super) task: String,
+    pub(super) layers: FeatureLayers,
+    /// Layers of the BiLSTM; 0: there is none.
+    pub(super) lstm_layers: usize,
+    /// Of both directions together.
+    pub(super) hidden_size: usize,
+    pub(super) crf: bool,
+    /// Tokens of a sequence for the encoder.
+    pub(super) max_length: usize,
+    pub(super) labels: Vec<String>,
+}
+
+impl Description {
+    pub(super) fn new(task: &str, labels: &[String], layers: FeatureLayers, max_length: usize) -> Self {
+        let (task, labels) = (task.to_owned(), labels.to_vec());
+        Self { format: FORMAT, task, layers, lstm_layers: 0, hidden_size: 0, crf: false, max_length, labels }
+    }
+
+    /// The network on vectors of an encoder's layers side by side, `width` numbers in all.
+    pub(super) fn network(&self, width: usize, blocks: usize, dropout: f32) -> Network {
+        let mixed = self.layers.of_encoder(blocks).1;
+        let width = width / mixed.max(1);
+        let lstm = BiLstm { input: width, hidden: self.hidden_size / 2, layers: self.lstm_layers };
+        let lstm = (self.lstm_layers > 0).then_some(lstm);
+        Network { mixed, width, lstm, labels: self.labels.len(), crf: self.crf, dropout }
+    }
+}
+
+/// A tagger that was read from its directory: an encoder, and what stands on vectors of its layers.
+pub struct Tagger {
+    model: Model,
+    description: Description,
+    network: Network,
+    parameters: Vec<f32>,
+    pair: Pair,
+}
+
+/// What a tagger says about a sentence: for each word that has pieces its label and how likely each label is.
+type Told = Vec<Option<(u32, Vec<f32>)>>;
+
+impl Tagger {
+    /// Whether a directory holds one.
+    pub fn is_in(path: &Path) -> bool {
+        path.join(DESCRIPTION).is_file()
+    }
+
+    /// Reads encoder and tagger. The device is the encoder's; the tagger runs on the CPU.
+    pub fn open(path: &Path, device: &Device, dtype: DType) -> Result<Self, TaskError> {
+        let directory = ModelDirectory::open(path).map_err(TrainError::from)?;
+        let description: Description = directory.read_json(DESCRIPTION).map_err(TrainError::from)?;
+        let wrong = |problem: String| TrainError::State { path: path.join(DESCRIPTION), problem };
+        if description.format != FORMAT {
+            let problem = format!("its format is {}, and this henson reads {FORMAT}", description.format);
+            return Err(wrong(problem).into());
+        }
+        if description.labels.is_empty() || description.lstm_layers > 16 || description.hidden_size > 1 << 14 {
+            return Err(wrong("its labels are none, or its sizes absurd".to_owned()).into());
+        }
+        let model = Model::open(path, device, dtype, Want::Encoder)?;
+        let config = model.bert().config();
+        // One text tells how long a vector is, and that the encoder has these layers.
+        let layers = description.layers.of_encoder(config.num_hidden_layers).0;
+        let probe = [(".".to_owned(), vec![0..1])];
+        let (_, width) =
+            vectors_of_words(&model, &probe, layers, description.max_length, |_| ControlFlow::Continue(()))?;
+        let network = description.network(width, config.num_hidden_layers, 0.0);
+        let parameters = read_parameters(&path.join(WEIGHTS), &network)?;
+        let pair = pair_for(device);
+        Ok(Self { model, description, network, parameters, pair })
+    }
+
+    /// Its labels, in the order of their numbers.
+    pub fn labels(&self) -> &[String] {
+        &self.description.labels
+    }
+
+    /// How a file is read for it: with its labels, where none are given.
+    pub fn reading(&self, mut reading: Reading) -> Reading {
+        if reading.labels.is_empty() {
+            reading.labels = self.description.labels.clone();
+        }
+        reading
+    }
+
+    /// Tags all sentences of a set. `each` is told how many are done, and may end it.
+    pub fn predict(
+        &self,
+        set: &Set,
+        max_length: Option<usize>,
+        each: impl FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Prediction>, TaskError> {
+        let own = self.labels();
+        let place = |label: &String| set.labels.iter().position(|other| other == label).map(|place| place as u32);
+        let order: Option<Vec<u32>> = own.iter().map(place).collect();
+        let Some(order) = order.filter(|_| set.task.kind == TaskKind::Tag) else {
+            let (model, data) = (listed(own), listed(&set.labels));
+            return Err(TaskError::OtherLabels { path: self.model.path().to_owned(), model, data });
+        };
+        let told = self.tell(&sentences_of(set), max_length, each)?;
+        let outside = set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
+        let tag = |told: &Option<(u32, Vec<f32>)>| told.as_ref().map_or(outside, |(tag, _)| order[*tag as usize]);
+        Ok(told.iter().map(|told| Prediction::Tags(told.iter().map(tag).collect())).collect())
+    }
+
+    /// Tags the words of each text; long ones go by windows.
+    pub fn tag(&self, inputs: &[TagInput<'_>], max_length: Option<usize>) -> Result<Vec<Tagged>, TaskError> {
+        let sentences: Vec<(String, Vec<Range<usize>>)> = inputs
+            .iter()
+            .map(|input| match input {
+                TagInput::Text(text) => ((*text).to_owned(), split_words(text)),
+                TagInput::Words(words) => join_words(words),
+            })
+            .collect();
+        let told = self.tell(&sentences, max_length, |_| ControlFlow::Continue(()))?;
+        let tagged = sentences.into_iter().zip(told).map(|((text, places), told)| {
+            let word = |(place, told): (Range<usize>, Option<(u32, Vec<f32>)>)| match told {
+                None => TaggedWord { place, label: None, score: 0.0, logits: Vec::new() },
+                Some((tag, shares)) => TaggedWord {
+                    place,
+                    label: Some(tag as usize),
+                    score: shares[tag as usize],
+                    logits: shares.iter().map(|share| share.max(f32::MIN_POSITIVE).ln()).collect(),
+                },
+            };
+            let words: Vec<TaggedWord> = places.into_iter().zip(told).map(word).collect();
+            let entities = Entity::of_words(&words, self.labels());
+            Tagged { text, words, entities, dropped: 0 }
+        });
+        Ok(tagged.collect())
+    }
+
+    fn tell(
+        &self,
+        sentences: &[(String, Vec<Range<usize>>)],
+        max_length: Option<usize>,
+        mut each: impl FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Told>, TaskError> {
+        let layers = self.description.layers.of_encoder(self.model.bert().config().num_hidden_layers).0;
+        let most = max_length.unwrap_or(self.description.max_length);
+        let mut all = Vec::with_capacity(sentences.len());
+        for some in sentences.chunks(TOGETHER) {
+            let go_on = |_| ControlFlow::Continue(());
+            let (vectors, _) = vectors_of_words(&self.model, some, layers, most, go_on)?;
+            let told = tell(&self.network, &self.parameters, &self.pair, &vectors);
+            for ((told, vectors), (_, words)) in told.into_iter().zip(vectors).zip(some) {
+                let (tags, shares) = told;
+                if !shares.iter().all(|share| share.is_finite()) {
+                    return Err(InferError::NotFinite { text: all.len() + 1 }.into());
+                }
+                let mut of_words = vec![None; words.len()];
+                for ((word, tag), shares) in vectors.words.iter().zip(tags).zip(shares.chunks(self.labels().len())) {
+                    of_words[*word] = Some((tag, shares.to_vec()));
+                }
+                all.push(of_words);
+            }
+            if each(all.len()).is_break() {
+                return Err(TaskError::Stopped);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The text and the words' places of each sentence of a set.
+pub(super) fn sentences_of(set: &Set) -> Vec<(String, Vec<Range<usize>>)> {
+    let words = set.examples.iter().map(|example| match &example.input {
+        Input::Words { words, .. } => join_words(words),
+        _ => (String::new(), Vec::new()),
+    });
+    words.collect()
+}
+
+/// Threads for a tagger beside a device.
+pub(super) fn pair_for(device: &Device) -> Pair {
+    Pair::new(device.isa().unwrap_or_else(Isa::best), device.threads())
+}
+
+/// Tags, and how likely each label is, of the words that have vectors.
+pub(super) fn tell(network: &Network, parameters: &[f32], pair: &Pair, some: &[Vectors]) -> Vec<(Vec<u32>, Vec<f32>)> {
+    let lengths: Vec<usize> = some.iter().map(|vectors| vectors.words.len()).collect();
+    let sequences = Sequences::new(&lengths);
+    let rows: Vec<f32> = some.iter().flat_map(|vectors| &vectors.rows).copied().collect();
+    let logits = network.logits(pair, parameters, rows, &sequences);
+    let k = network.labels;
+    sequences.ranges().map(|words| network.decode(parameters, &logits[words.start * k..words.end * k])).collect()
+}
+
+/// Writes encoder and tagger into a run's directory, all at once.
+pub(super) fn save(
+    out: &Path,
+    model: &Model,
+    description: &Description,
+    network: &Network,
+    parameters: &[f32],
+) -> Result<(), TrainError> {
+    let config = model.bert().config();
+    let mut files = model.tokenizer().files(Some(config.max_position_embeddings))?;
+    let json = serde_json::to_vec_pretty(description)
+        .map_err(|error| TrainError::State { path: out.join(DESCRIPTION), problem: error.to_string() })?;
+    files.push((DESCRIPTION.to_owned(), json));
+    let mut entries: Vec<(String, Vec<usize>, usize)> = Vec::new();
+    let mut start = 0;
+    for (name, shape) in network.entries() {
+        let len: usize = shape.iter().product();
+        entries.push((name, shape, start));
+        start += len;
+    }
+    entries.sort();
+    let read = |i: usize| {
+        let (_, shape, start) = &entries[i];
+        Ok(parameters[*start..start + shape.iter().product::<usize>()].to_vec())
+    };
+    let tensors = entries.iter().map(|(name, shape, _)| (name.clone(), shape.clone())).collect();
+    let options = SaveOptions { existing: Existing::Merge, ..SaveOptions::default() };
+    let file = TensorFile { name: WEIGHTS, tensors, read: &read };
+    Ok(save_with(out, &files, &[file], &config.to_json()?, model.parameters(), SaveDType::F32, &options)?)
+}
+
+/// All parameters of a network, each checked for its shape.
+fn read_parameters(path: &Path, network: &Network) -> Result<Vec<f32>, TrainError> {
+    let weights = Weights::open_file(path)?;
+    let entries = network.entries();
+    let fits = |(name, shape): &(String, Vec<usize>)| weights.get(name).is_some_and(|info| info.shape == *shape);
+    let problem = match entries.iter().find(|entry| !fits(entry)) {
+        Some((name, shape)) => match weights.get(name) {
+            Some(info) => {
+                format!("{name} has the shape {:?}, and {DESCRIPTION} and the encoder ask for {shape:?}", info.shape)
+            }
+            None => format!("{name} of the shape {shape:?} is missing"),
+        },
+        None if weights.names().len() != entries.len() => {
+            let extra = weights.names().find(|name| !entries.iter().any(|(other, _)| other == name));
+            format!("{} is not part of what {DESCRIPTION} says", extra.unwrap_or("a tensor"))
+        }
+        None => {
+            let mut all = Vec::with_capacity(network.len());
+            for (name, _) in &entries {
+                all.extend(weights.read_f32(name)?);
+            }
+            match all.iter().all(|x| x.is_finite()) {
+                true => return Ok(all),
+                false => "it has numbers that are not finite".to_owned(),
+            }
+        }
+    };
+    Err(TrainError::State { path: path.to_owned(), problem })
+}

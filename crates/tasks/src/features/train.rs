@@ -1,0 +1,426 @@
+//! A run: vectors of all sentences once, then the tagger in epochs, the best one kept.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use henson_checkpoint::{read_json, write_atomic};
+use henson_infer::{Model, Want};
+use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw};
+use henson_kernels::cpu::reduce::sum_of_squares;
+use henson_kernels::philox::Stream;
+use henson_tensor::{DType, Device};
+use henson_train::metrics::{self, Line, MetricsLog};
+use henson_train::{Event, RunDirectory, Schedule, TrainError, Watch, differences, parse_settings, report};
+use sha2::{Digest, Sha256};
+
+use super::layers::{Vectors, vectors_of_words};
+use super::network::{Network, Noise};
+use super::recipe::{TaggerHead, TaggerRecipe};
+use super::tagger::{Description, pair_for, save, sentences_of, tell};
+use crate::bilstm::{Pair, Sequences};
+use crate::error::TaskError;
+use crate::example::{Set, Target};
+use crate::finetune::{Ended, Results, chosen_by, degenerate, read_both};
+use crate::predictions::Prediction;
+use crate::read::Reading;
+use crate::score::{Score, score};
+use crate::task::{Task, TaskKind};
+
+/// Numbers the stream of shuffles among all uses of the seed.
+const SHUFFLE: u32 = 0x7a68;
+
+/// Sentences that are evaluated at a time.
+const TOGETHER: usize = 64;
+
+/// Mistakes that a score remembers.
+const MISTAKES: usize = 5;
+
+/// The largest results.json that is read.
+const RESULTS_LIMIT: u64 = 16 << 20;
+
+/// A run before it begins.
+pub struct TaggerPlan {
+    /// The recipe, as it will be saved.
+    pub recipe: TaggerRecipe,
+    /// The task.
+    pub task: &'static Task,
+    /// What is trained on.
+    pub train: Set,
+    /// What the best tagger is chosen by.
+    pub dev: Option<Set>,
+    data: String,
+}
+
+impl TaggerPlan {
+    /// Reads the files of a recipe; `reading` says how, where they are not as the task's own are.
+    pub fn new(recipe: TaggerRecipe, reading: &Reading) -> Result<Self, TaskError> {
+        recipe.check()?;
+        let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+        if task.kind != TaskKind::Tag {
+            let expected = "ner, pos or tag: the feature-based approach is for words with tags (freeze=true keeps the \
+                            encoder of other tasks as it is)";
+            return Err(TrainError::setting("task", task.name, expected).into());
+        }
+        let reading = Reading { task, ..reading.clone() };
+        let (train, dev) = read_both(&recipe.train, &recipe.dev, recipe.limit, &reading)?;
+        let mut hash = Sha256::new();
+        for set in [Some(&train), dev.as_ref()].into_iter().flatten() {
+            hash.update(format!("{:?}", set.labels));
+            set.examples.iter().for_each(|example| hash.update(format!("{:?}{:?}", example.input, example.target)));
+        }
+        let data = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { recipe, task, train, dev, data })
+    }
+
+    /// Updates in all.
+    pub fn steps(&self) -> u64 {
+        self.steps_per_epoch() * self.recipe.epochs
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        self.train.examples.len().div_ceil(self.recipe.batch_size).max(1) as u64
+    }
+}
+
+/// Trains a tagger in a directory. `read` is told how many of all sentences the encoder has read.
+pub fn train_tagger(
+    plan: &TaggerPlan,
+    device: &Device,
+    out: &Path,
+    read: &mut dyn FnMut(usize, usize),
+    watch: &mut Watch<'_>,
+) -> Result<Ended, TaskError> {
+    let run = RunDirectory::open(out)?;
+    if let Some(results) = finished(plan, out)? {
+        return Ok(Ended::Finished(Box::new(results)));
+    }
+    let recipe = &plan.recipe;
+    let model = Model::open(Path::new(&recipe.model), device, DType::from(recipe.dtype), Want::AsSaved)?;
+    let config = model.bert().config();
+    let max_length = recipe.max_length.min(config.max_position_embeddings);
+    let mut description = Description::new(plan.task.name, &plan.train.labels, recipe.layers, max_length);
+    if recipe.head == TaggerHead::Bilstm {
+        description.lstm_layers = recipe.lstm_layers;
+        description.hidden_size = recipe.hidden_size.unwrap_or(config.hidden_size / 2 * 2);
+    }
+    description.crf = recipe.crf;
+
+    let layers = recipe.layers.of_encoder(config.num_hidden_layers).0;
+    let of_dev = plan.dev.as_ref().map_or(0, |dev| dev.examples.len());
+    let all = plan.train.examples.len() + of_dev;
+    let mut of_set = |set: &Set, before: usize| {
+        let stop = watch.stop;
+        vectors_of_words(&model, &sentences_of(set), layers, max_length, |done| {
+            read(before + done, all);
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    };
+    let found = of_set(&plan.train, 0).and_then(|(train, width)| {
+        let dev = plan.dev.as_ref().map(|dev| of_set(dev, all - of_dev)).transpose()?;
+        Ok((train, dev.map(|(dev, _)| dev), width))
+    });
+    let (train, dev, width) = match found {
+        Err(TaskError::Stopped) => return Ok(Ended::Stopped(0)),
+        other => other?,
+    };
+    write_atomic(&out.join("recipe.toml"), recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
+
+    let network = description.network(width, config.num_hidden_layers, recipe.dropout as f32);
+    let mut learner = Learner::new(plan, network, device);
+    let mut log = MetricsLog::open(out.join("metrics.jsonl"), None).map_err(TrainError::from)?;
+    let tags: Vec<Vec<u32>> = plan.train.examples.iter().zip(&train).map(|(e, v)| tags_of(&e.target, v)).collect();
+    let mut best: Option<Best> = None;
+    let (mut since, mut seconds, mut words) = (0, 0.0, 0);
+    for epoch in 0..recipe.epochs {
+        let begun = Instant::now();
+        let order = order(recipe.seed, epoch, train.len());
+        let (mut losses, before) = (0.0, words);
+        for batch in order.chunks(recipe.batch_size) {
+            if watch.stop.load(Ordering::Relaxed) {
+                return Ok(Ended::Stopped(learner.step));
+            }
+            let (loss, count) = learner.learn(&train, &tags, batch)?;
+            losses += loss;
+            words += count;
+            let tokens_per_s = (words - before) as f64 / begun.elapsed().as_secs_f64();
+            (watch.on)(Event::Step { step: learner.step, loss, tokens_per_s, learning_rate: learner.rate });
+        }
+        let spent = begun.elapsed().as_secs_f64();
+        seconds += spent;
+        let line = metrics::Train {
+            step: learner.step,
+            phase: 0,
+            loss: losses / plan.steps_per_epoch() as f64,
+            mlm_loss: None,
+            nsp_loss: None,
+            learning_rate: learner.rate,
+            gradient_norm: learner.norm,
+            tokens_per_s: (words - before) as f64 / spent,
+            tokens: words,
+            seconds,
+        };
+        log.append(&Line::Train(line)).map_err(TrainError::from)?;
+        let (Some(set), Some(vectors)) = (&plan.dev, &dev) else {
+            best = Some(learner.as_best(f64::NAN, None));
+            continue;
+        };
+        (watch.on)(Event::Evaluating);
+        let found = look(set, vectors, &learner)?;
+        let (_, value) = chosen_by(set, &found.score);
+        let metrics: BTreeMap<String, f64> =
+            found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        (watch.on)(Event::Evaluated { step: learner.step, metrics: &metrics });
+        log.append(&Line::Eval(metrics::Eval { step: learner.step, metrics })).map_err(TrainError::from)?;
+        if best.as_ref().is_none_or(|best| value > best.value || best.value.is_nan()) {
+            best = Some(learner.as_best(value, Some(found)));
+            since = 0;
+        } else {
+            since += 1;
+        }
+        if recipe.patience > 0 && since >= recipe.patience {
+            break;
+        }
+    }
+    let Some(best) = best else { return Ok(Ended::Stopped(0)) };
+
+    save(out, &model, &description, &network, &best.parameters)?;
+    let results = results(plan, &best, learner.step, seconds, words);
+    write_atomic(&out.join("README.md"), card(plan, &description, &results).as_bytes()).map_err(TrainError::from)?;
+    let json = serde_json::to_vec_pretty(&results)
+        .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
+    drop(log);
+    let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
+    page.map_err(TrainError::from)?;
+    // The last file: a directory that has it is finished.
+    write_atomic(&run.path().join("results.json"), &json).map_err(TrainError::from)?;
+    Ok(Ended::Finished(Box::new(results)))
+}
+
+/// The results of a run that is finished already; an error where the directory holds another run.
+fn finished(plan: &TaggerPlan, out: &Path) -> Result<Option<Results>, TaskError> {
+    let path = out.join("recipe.toml");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).map_err(|source| TrainError::Io {
+        action: "read",
+        path: path.clone(),
+        source,
+    })?;
+    let old: TaggerRecipe = parse_settings(&[(&text, &path.display().to_string())], &[])?;
+    let differences = differences(&old, &plan.recipe, &TaggerRecipe::MAY_CHANGE, &[])?;
+    if !differences.is_empty() {
+        return Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
+    }
+    let path = out.join("results.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let results: Results = read_json(&path, RESULTS_LIMIT).map_err(TrainError::from)?;
+    if results.data != plan.data {
+        let problem = "it was made with other data: give the same files, or choose another --out".to_owned();
+        return Err(TrainError::State { path: out.to_owned(), problem }.into());
+    }
+    Ok(Some(results))
+}
+
+/// The order of an epoch.
+fn order(seed: u64, epoch: u64, count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut draws = Stream::new(seed, SHUFFLE, epoch);
+    for i in (1..count).rev() {
+        order.swap(i, draws.below(i as u32 + 1) as usize);
+    }
+    order
+}
+
+/// The tags of the words that have vectors.
+fn tags_of(target: &Target, vectors: &Vectors) -> Vec<u32> {
+    let Target::Tags(tags) = target else { return vec![0; vectors.words.len()] };
+    vectors.words.iter().map(|word| tags.get(*word).copied().unwrap_or(0)).collect()
+}
+
+/// The tagger in training.
+struct Learner {
+    network: Network,
+    pair: Pair,
+    parameters: Vec<f32>,
+    gradients: Vec<f32>,
+    moments: [Vec<f32>; 2],
+    segments: Plan,
+    schedule: Schedule,
+    seed: u64,
+    weight_decay: f64,
+    clip: f64,
+    /// Updates made.
+    step: u64,
+    /// Of the last update.
+    rate: f64,
+    norm: f64,
+}
+
+/// The best tagger so far.
+struct Best {
+    value: f64,
+    step: u64,
+    parameters: Vec<f32>,
+    found: Option<Found>,
+}
+
+struct Found {
+    score: Score,
+    degenerate: Option<String>,
+}
+
+impl Learner {
+    fn new(plan: &TaggerPlan, network: Network, device: &Device) -> Self {
+        let recipe = &plan.recipe;
+        let (mut segments, mut start) = (Vec::new(), 0);
+        for (name, shape) in network.entries() {
+            let len = shape.iter().product();
+            let decay = shape.len() > 1 && !name.starts_with("crf.");
+            segments.push(Segment { start, len, decay, rate: 1.0 });
+            start += len;
+        }
+        let (parameters, steps) = (network.first_parameters(recipe.seed), plan.steps());
+        let zeros = || vec![0.0; parameters.len()];
+        Self {
+            gradients: zeros(),
+            moments: [zeros(), zeros()],
+            segments: Plan::new(&segments, parameters.len()),
+            parameters,
+            network,
+            pair: pair_for(device),
+            schedule: Schedule {
+                kind: recipe.schedule,
+                peak: recipe.learning_rate,
+                warmup_steps: (steps as f64 * recipe.warmup) as u64,
+                decay_steps: steps / 10,
+                steps,
+            },
+            seed: recipe.seed,
+            weight_decay: recipe.weight_decay,
+            clip: recipe.clip,
+            step: 0,
+            rate: 0.0,
+            norm: 0.0,
+        }
+    }
+
+    /// One update; gives its loss and its words.
+    fn learn(&mut self, vectors: &[Vectors], tags: &[Vec<u32>], batch: &[usize]) -> Result<(f64, u64), TrainError> {
+        let lengths: Vec<usize> = batch.iter().map(|i| tags[*i].len()).collect();
+        let rows: Vec<f32> = batch.iter().flat_map(|i| &vectors[*i].rows).copied().collect();
+        let tags: Vec<u32> = batch.iter().flat_map(|i| &tags[*i]).copied().collect();
+        let sequences = Sequences::new(&lengths);
+        let noise = Some(Noise { seed: self.seed, step: self.step as u32 });
+        let (p, g) = (&self.parameters, &mut self.gradients);
+        let loss = self.network.learn(&self.pair, p, rows, &sequences, &tags, noise, g);
+        let cpu = &self.pair.first;
+        self.norm = sum_of_squares(cpu, &self.gradients).sqrt();
+        if !loss.is_finite() || !self.norm.is_finite() {
+            let what = if loss.is_finite() { "the norm of the gradients" } else { "the loss" };
+            return Err(TrainError::NotFinite { step: self.step + 1, what, kept: "nothing is kept".to_owned() });
+        }
+        self.rate = self.schedule.rate(self.step);
+        self.step += 1;
+        let clipped = self.clip > 0.0 && self.norm > self.clip;
+        let settings = Settings {
+            learning_rate: self.rate,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: self.weight_decay,
+            bias_correction: Some(self.step),
+            gradient_scale: if clipped { self.clip / self.norm } else { 1.0 },
+        };
+        let [m, v] = &mut self.moments;
+        adamw(cpu, &self.segments, &mut self.parameters, &self.gradients, m, v, &settings, None);
+        Ok((loss, tags.len() as u64))
+    }
+
+    fn as_best(&self, value: f64, found: Option<Found>) -> Best {
+        Best { value, step: self.step, parameters: self.parameters.clone(), found }
+    }
+}
+
+/// What the tagger says about the dev sentences, and how right that is.
+fn look(set: &Set, vectors: &[Vectors], learner: &Learner) -> Result<Found, TaskError> {
+    let outside = set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
+    let mut predictions = Vec::with_capacity(set.examples.len());
+    for some in vectors.chunks(TOGETHER) {
+        let told = tell(&learner.network, &learner.parameters, &learner.pair, some);
+        for ((tags, _), vectors) in told.iter().zip(some) {
+            let Target::Tags(right) = &set.examples[predictions.len()].target else { continue };
+            let mut of_words = vec![outside; right.len()];
+            vectors.words.iter().zip(tags).for_each(|(word, tag)| of_words[*word] = *tag);
+            predictions.push(Prediction::Tags(of_words));
+        }
+    }
+    let score = score(set, &predictions, None, MISTAKES)?;
+    let degenerate = degenerate(set, &predictions, &score);
+    Ok(Found { score, degenerate })
+}
+
+fn results(plan: &TaggerPlan, best: &Best, steps: u64, seconds: f64, words: u64) -> Results {
+    let (metric, value) = match (&plan.dev, &best.found) {
+        (Some(dev), Some(found)) => chosen_by(dev, &found.score),
+        _ => (plan.task.metric, f64::NAN),
+    };
+    Results {
+        task: plan.task.name.to_owned(),
+        metric: metric.to_owned(),
+        value: value.is_finite().then_some(value),
+        scores: best.found.as_ref().map(|found| found.score.to_json()).unwrap_or_default(),
+        best_step: best.step,
+        steps,
+        stopped_early: steps < plan.steps(),
+        degenerate: best.found.as_ref().and_then(|found| found.degenerate.clone()),
+        seed: plan.recipe.seed,
+        train_examples: plan.train.examples.len(),
+        seconds,
+        tokens: words,
+        data: plan.data.clone(),
+    }
+}
+
+/// The directory's README.md.
+fn card(plan: &TaggerPlan, description: &Description, results: &Results) -> String {
+    let recipe = &plan.recipe;
+    let name = |path: &str| {
+        let name = Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
+        name.unwrap_or_else(|| path.to_owned())
+    };
+    let start = name(&recipe.model);
+    let head = match description.lstm_layers {
+        0 => "a linear tagger".to_owned(),
+        layers => format!("a BiLSTM of {layers} layers and {} numbers", description.hidden_size),
+    };
+    let crf = if description.crf { " with a CRF" } else { "" };
+    let labels: Vec<String> = description.labels.iter().map(|label| format!("`{label}`")).collect();
+    let mut text = format!(
+        "---\ntags:\n- {}\n- henson\n---\n\n# {start} as features for {}\n\n{head}{crf} on the frozen encoder `{start}`, \
+         layers `{}`. Made by henson; the whole recipe is in recipe.toml, the course of the training in metrics.jsonl and \
+         report.html.\n\n## Data\n\n- trained on `{}`: {} sentences\n",
+        plan.task.name,
+        plan.task.name,
+        description.layers,
+        name(&recipe.train),
+        results.train_examples
+    );
+    if let Some(dev) = &plan.dev {
+        text += &format!("- chosen by `{}`: {} sentences\n", name(&recipe.dev), dev.examples.len());
+    }
+    text += &format!("- labels: {}\n", labels.join(", "));
+    if let Some(value) = results.value {
+        text += &format!(
+            "\n## Scores\n\n{} {value:.4} after {} of {} updates, on the file that it was chosen by.\n",
+            results.metric, results.best_step, results.steps
+        );
+    }
+    text + "\n## Use\n\n```sh\nhenson tag --model DIR 'A text.'\n```\n\nFor `transformers` this directory is the encoder alone; \
+            the tagger is in tagger.json and tagger.safetensors, whose LSTM has the names and shapes of `torch.nn.LSTM`.\n"
+}

@@ -1,0 +1,115 @@
+//! Taggers on a frozen encoder: the same bits for any number of threads, what was saved says what was trained, and what is refused.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use henson_infer::TagInput;
+use henson_tasks::{Ended, Reading, Results, Tagger, TaggerPlan, TaggerRecipe, TaskError, read, score, train_tagger};
+use henson_tensor::{DType, Device};
+use henson_train::{Watch, parse_settings};
+use tempfile::TempDir;
+
+use crate::support::task;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(name)
+}
+
+/// A golden model with the golden vocabulary.
+fn encoder() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(data("bert-golden/model").join(name), directory.path().join(name)).unwrap();
+    }
+    fs::copy(data("likelihood/vocab.txt"), directory.path().join("vocab.txt")).unwrap();
+    directory
+}
+
+fn recipe(from: &Path, sets: &[&str]) -> TaggerRecipe {
+    let common = ["hidden_size=12", "batch_size=2", "epochs=80", "learning_rate=2e-2", "dropout=0.1", "layers=mix-all"];
+    let sets: Vec<String> = common.into_iter().chain(sets.iter().copied()).map(str::to_owned).collect();
+    let file = data("finetune/tag.conll").display().to_string();
+    let recipe: TaggerRecipe = parse_settings(&[("", "test")], &sets).unwrap();
+    let model = from.display().to_string();
+    TaggerRecipe { task: "ner".to_owned(), model, train: file.clone(), dev: file, ..recipe }
+}
+
+fn train(recipe: &TaggerRecipe, threads: usize, out: &Path) -> Result<Results, TaskError> {
+    let device = Device::cpu(None, Some(threads)).unwrap();
+    let plan = TaggerPlan::new(recipe.clone(), &Reading::new(task(&recipe.task)))?;
+    let stop = AtomicBool::new(false);
+    let ended = train_tagger(&plan, &device, out, &mut |_, _| {}, &mut Watch { on: &mut |_| {}, stop: &stop })?;
+    match ended {
+        Ended::Finished(results) => Ok(*results),
+        Ended::Stopped(step) => panic!("stopped at step {step}"),
+    }
+}
+
+#[test]
+fn what_was_saved_says_what_was_trained() {
+    let (from, out) = (encoder(), TempDir::new().unwrap());
+    for (i, sets) in
+        [&["crf=true"][..], &["head=linear", "layers=concat-last-2"], &["layers=embeddings", "max_length=5"]]
+            .into_iter()
+            .enumerate()
+    {
+        let recipe = recipe(from.path(), sets);
+        let (one, two) = (out.path().join(format!("{i}-1")), out.path().join(format!("{i}-2")));
+        let results = train(&recipe, 1, &one).unwrap();
+        assert!(results.value.unwrap() > 0.5, "{sets:?}: {results:?}");
+        let again = train(&recipe, 2, &two).unwrap();
+        assert_eq!((again.value, again.best_step), (results.value, results.best_step));
+        for name in ["tagger.safetensors", "tagger.json", "model.safetensors"] {
+            assert_eq!(fs::read(one.join(name)).unwrap(), fs::read(two.join(name)).unwrap(), "{name} of {sets:?}");
+        }
+        // Finished: nothing is done again.
+        let before = fs::metadata(one.join("tagger.safetensors")).unwrap().modified().unwrap();
+        assert_eq!(train(&recipe, 1, &one).unwrap().value, results.value);
+        assert_eq!(fs::metadata(one.join("tagger.safetensors")).unwrap().modified().unwrap(), before);
+
+        assert!(Tagger::is_in(&one) && !Tagger::is_in(from.path()));
+        let tagger = Tagger::open(&one, &Device::cpu(None, Some(1)).unwrap(), DType::F32).unwrap();
+        let set = read(&data("finetune/tag.conll"), &tagger.reading(Reading::new(task("ner")))).unwrap();
+        let predictions = tagger.predict(&set, None, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(score(&set, &predictions, None, 0).unwrap().get("f1"), results.value, "{sets:?}");
+        let tagged = tagger.tag(&[TagInput::Text("jim henson was in newland."), TagInput::Words(&[])], None).unwrap();
+        assert_eq!(tagged[0].words.len(), 6);
+        assert!(tagged[0].words.iter().all(|word| word.label.is_some() && word.score > 0.0 && word.score <= 1.0));
+        assert!(tagged[1].words.is_empty());
+    }
+}
+
+#[test]
+fn other_runs_and_broken_files_are_refused() {
+    let (from, out) = (encoder(), TempDir::new().unwrap());
+    let place = out.path().join("run");
+    let own = recipe(from.path(), &["epochs=1"]);
+    train(&own, 1, &place).unwrap();
+    let other = TaggerRecipe { crf: true, ..own.clone() };
+    let error = train(&other, 1, &place).unwrap_err().to_string();
+    assert!(error.contains("crf: was false, now true"), "{error}");
+    let error = train(&TaggerRecipe { task: "mrpc".to_owned(), ..own.clone() }, 1, &place).unwrap_err().to_string();
+    assert!(error.contains("words with tags"), "{error}");
+    let many = recipe(from.path(), &["layers=sum-last-9"]);
+    let error = train(&many, 1, &out.path().join("many")).unwrap_err().to_string();
+    assert!(error.contains("no 9 last layers"), "{error}");
+    assert!(!out.path().join("many/recipe.toml").exists());
+
+    let device = Device::cpu(None, Some(1)).unwrap();
+    let description = fs::read_to_string(place.join("tagger.json")).unwrap();
+    for (from, to, expected) in [
+        ("\"hidden_size\": 12", "\"hidden_size\": 14", "lstm.weight_ih_l0"),
+        ("\"crf\": false", "\"crf\": true", "crf.start_transitions"),
+        ("\"lstm_layers\": 2", "\"lstm_layers\": 1", "not part of"),
+        ("\"format\": 1", "\"format\": 2", "format"),
+        ("\"crf\"", "\"crg\"", "crg"),
+    ] {
+        assert!(description.contains(from), "{description}");
+        fs::write(place.join("tagger.json"), description.replace(from, to)).unwrap();
+        let Err(error) = Tagger::open(&place, &device, DType::F32) else { panic!("{to} was read") };
+        let error = format!("{error}");
+        assert!(error.contains(expected), "{to}: {error}");
+    }
+}
