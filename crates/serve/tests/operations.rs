@@ -213,27 +213,33 @@ fn slow_clients_are_let_go() {
 
 #[test]
 fn clients_that_leave_take_their_work_along() {
-    let (_directory, running) = start(Settings { batch_tokens: 64, ..Settings::default() });
+    let (_directory, running) = start(Settings { batch_tokens: 40, queue_tokens: 1 << 20, ..Settings::default() });
     let body = json!({"inputs": vec!["a ".repeat(38); 256]}).to_string();
-    for _ in 0..20 {
+    let tokens = 256.0 * 40.0;
+    let send = |part: &[u8]| {
         let mut stream = running.connect();
         stream.write_all(head("/embed", body.len(), JSON).as_bytes()).unwrap();
-        stream.write_all(body.as_bytes()).unwrap();
-        // Some before the body is there, some after.
-        drop(stream);
-        let mut stream = running.connect();
-        stream.write_all(head("/embed", body.len(), JSON).as_bytes()).unwrap();
-        stream.write_all(&body.as_bytes()[..body.len() / 2]).unwrap();
-        drop(stream);
-    }
+        stream.write_all(part).unwrap();
+        stream
+    };
+    // All of them wait in the queue, and then they leave; others leave before all of their body is there.
+    let streams: Vec<TcpStream> = (0..20).map(|_| send(body.as_bytes())).collect();
+    let waiting = || running.metric("henson_queue_tokens{model=\"m\"}");
+    let computed = || running.metric("henson_tokens_total{model=\"m\"}");
     let begin = Instant::now();
-    while running.metric("henson_queue_tokens{model=\"m\"}") > 0.0 {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the queue is not empty");
-        std::thread::sleep(Duration::from_millis(20));
+    while waiting() + computed() < 19.0 * tokens {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{} wait, {} computed", waiting(), computed());
     }
-    // 20 × 256 × 40 tokens were asked for; most were never computed.
-    let tokens = running.metric("henson_tokens_total{model=\"m\"}");
-    assert!(tokens < 0.9 * 20.0 * 256.0 * 40.0, "{tokens} tokens were computed for nobody");
+    let before = computed();
+    drop(streams);
+    (0..20).for_each(|_| drop(send(&body.as_bytes()[..body.len() / 2])));
+    while waiting() > 0.0 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the queue is not empty");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Of what was not computed when they left, hardly anything was computed afterwards.
+    let (rest, after) = (20.0 * tokens - before, computed() - before);
+    assert!(after <= 0.5 * rest, "{after} of {rest} tokens were computed for nobody");
     running.ok("/embed", r#"{"inputs": "a"}"#);
 }
 
