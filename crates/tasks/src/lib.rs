@@ -6,14 +6,18 @@
 //! [`read_predictions`] reads such files again.
 //!
 //! A model is made by [`finetune()`]: a [`FineTuneRecipe`] becomes a [`Plan`], which runs in a directory; [`search()`] runs many
-//! and keeps the best. [`predict()`] asks models, one or several at once.
+//! and keeps the best. [`train_tagger()`] leaves the encoder as it is and trains a tagger on vectors of its layers.
+//! [`predict()`] asks models, one or several at once.
 //!
 //! What is deliberately absent: pieces and windows (`text`), the loop and the run's directory (`train`), and printing.
 
 #![forbid(unsafe_code)]
 
+mod bilstm;
+mod crf;
 mod error;
 mod example;
+mod features;
 mod finetune;
 mod forward;
 pub mod metrics;
@@ -27,6 +31,7 @@ mod task;
 
 pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Target};
+pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
     Cell, Dev, Ended, FineTuneRecipe, Learner, LearnerSettings, Plan, Results, Search, SearchEnded, Table, finetune,
     search,

@@ -1,13 +1,15 @@
 //! `henson finetune`: labelled files and a model in, a fine-tuned model out; one run or a search over many.
 
+mod tagger;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use henson_tasks::{
-    Cell, Ended, FineTuneRecipe, Plan, Reading, Results, Search, SearchEnded, Split, Table, Task, TaskError, finetune,
-    search,
+    Cell, Ended, FineTuneRecipe, Plan, Reading, Results, Search, SearchEnded, Set, Split, Table, Task, TaskError,
+    finetune, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch, parse_settings};
@@ -21,16 +23,14 @@ use crate::flags::finetune::Finetune;
 use crate::{models, output};
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
+    if flags.features.are_wanted() {
+        return tagger::run(flags);
+    }
     let recipe = recipe(flags)?;
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let reading = flags.labelled.reading(task);
     let device = flags.machine.device()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The second one ends at once; the last checkpoint is there.
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
+    let stop = stop_on_signals()?;
     if flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1) {
         return run_search(flags, recipe, &reading, &device, &stop);
     }
@@ -52,6 +52,16 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     }
 }
 
+/// Set by the first interruption. The second one ends at once; the last checkpoint is there.
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
 fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
     if let Some(reason) = &results.degenerate {
         output::warn(&format!("the model learnt nothing: it {reason}; try --restarts 5, or a lower learning_rate"));
@@ -66,49 +76,24 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
     if flags.json { output::json(results) } else { Ok(()) }
 }
 
+/// The recipe's file and its name.
+fn recipe_text(flags: &Finetune) -> anyhow::Result<(String, String)> {
+    let Some(path) = &flags.recipe else { return Ok((String::new(), "the default recipe".to_owned())) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the recipe {}", path.display()))?;
+    Ok((text, path.display().to_string()))
+}
+
 /// The recipe that the flags mean.
 fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
-    let (text, place) = match &flags.recipe {
-        Some(path) => {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read the recipe {}", path.display()))?;
-            (text, path.display().to_string())
-        }
-        None => (String::new(), "the default recipe".to_owned()),
-    };
+    let (text, place) = recipe_text(flags)?;
     let mut recipe: FineTuneRecipe = parse_settings(&[(&text, &place)], &flags.sets)?;
     if let Some(task) = &flags.task {
         recipe.task.clone_from(task);
     }
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-    if let Some(model) = &flags.model {
-        recipe.model.clone_from(model);
-    }
-    recipe.model = models::resolve(&recipe.model, flags.download)?.display().to_string();
-    let named = |path: &Path| path.display().to_string();
-    if let Some(data) = &flags.data {
-        if flags.train.is_none() {
-            recipe.train = named(&task.find(data, Split::Train)?);
-        }
-        if flags.dev.is_none() {
-            match task.find(data, Split::Dev) {
-                Ok(dev) => recipe.dev = named(&dev),
-                Err(TaskError::NoFile { .. }) => output::warn(&format!(
-                    "{} has no dev file of task {}: the last model is taken, and nobody knows how good it is",
-                    data.display(),
-                    task.name
-                )),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-    if let Some(train) = &flags.train {
-        recipe.train = named(train);
-    }
-    if let Some(dev) = &flags.dev {
-        recipe.dev = named(dev);
-    }
-    anyhow::ensure!(!recipe.train.is_empty(), "--data DIR or --train FILE is missing: what to train on");
+    let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
+    find_files(flags, task, model, train, dev)?;
+    recipe.freeze |= flags.frozen;
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
     recipe.dtype = match flags.dtype {
         Some(DType::Bf16) => Precision::Bf16,
@@ -119,13 +104,47 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     Ok(recipe)
 }
 
-fn introduce(plan: &Plan, device: &Device) {
-    for set in [Some(&plan.train), plan.dev.as_ref()].into_iter().flatten() {
-        set.problems.iter().for_each(|problem| output::warn(problem));
-        if set.skipped > 0 {
-            output::warn(&format!("{} bad rows of {} were left out", set.skipped, set.path.display()));
+/// What the flags say about model and files, over what a recipe says.
+fn find_files(
+    flags: &Finetune,
+    task: &'static Task,
+    model: &mut String,
+    train: &mut String,
+    dev: &mut String,
+) -> anyhow::Result<()> {
+    if let Some(name) = &flags.model {
+        model.clone_from(name);
+    }
+    *model = models::resolve(model, flags.download)?.display().to_string();
+    let named = |path: &Path| path.display().to_string();
+    if let Some(data) = &flags.data {
+        if flags.train.is_none() {
+            *train = named(&task.find(data, Split::Train)?);
+        }
+        if flags.dev.is_none() {
+            match task.find(data, Split::Dev) {
+                Ok(path) => *dev = named(&path),
+                Err(TaskError::NoFile { .. }) => output::warn(&format!(
+                    "{} has no dev file of task {}: the last model is taken, and nobody knows how good it is",
+                    data.display(),
+                    task.name
+                )),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
+    if let Some(path) = &flags.train {
+        *train = named(path);
+    }
+    if let Some(path) = &flags.dev {
+        *dev = named(path);
+    }
+    anyhow::ensure!(!train.is_empty(), "--data DIR or --train FILE is missing: what to train on");
+    Ok(())
+}
+
+fn introduce(plan: &Plan, device: &Device) {
+    warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     if plan.cut > 0 {
         output::warn(&format!(
             "{} of {} examples are longer than a sequence and lose their end: raise max_length, or --set windows=true",
@@ -144,6 +163,15 @@ fn introduce(plan: &Plan, device: &Device) {
         plan.recipe.batch_size,
         DType::from(plan.recipe.dtype)
     );
+}
+
+fn warn_of_bad_rows(train: &Set, dev: Option<&Set>) {
+    for set in [Some(train), dev].into_iter().flatten() {
+        set.problems.iter().for_each(|problem| output::warn(problem));
+        if set.skipped > 0 {
+            output::warn(&format!("{} bad rows of {} were left out", set.skipped, set.path.display()));
+        }
+    }
 }
 
 fn run_search(

@@ -1,12 +1,14 @@
 //! `henson predict`: fine-tuned models and a file in, the benchmark's own prediction files out.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_infer::{Model, QuestionSettings, Task as Ability, Want};
 use henson_tasks::{
-    Lengths, PredictSettings, Prediction, Reading, Set, Task, TaskKind, predict, prediction_files, read, reading_for,
+    Lengths, PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, predict, prediction_files, read,
+    reading_for,
 };
 
 use crate::flags::finetune::Predict;
@@ -55,17 +57,26 @@ impl Asked<'_> {
     ) -> anyhow::Result<(Set, Vec<Prediction>, f64)> {
         let device = self.compute.device()?;
         let kind = reading.task.kind;
+        let paths: Vec<PathBuf> =
+            self.names.iter().map(|name| models::resolve(name, self.download)).collect::<anyhow::Result<_>>()?;
+        if let Some(path) = paths.iter().find(|path| kind == TaskKind::Tag && Tagger::is_in(path)) {
+            anyhow::ensure!(
+                paths.len() == 1,
+                "{} is a tagger on a frozen encoder, which is not averaged",
+                path.display()
+            );
+            let tagger = Tagger::open(path, &device, self.compute.dtype)?;
+            let (set, predictions) = self.tagged(&tagger, data, reading)?;
+            return Ok((set, predictions, 0.0));
+        }
         let ability = match kind {
             TaskKind::Classify | TaskKind::Pair | TaskKind::Regress | TaskKind::Multilabel => Ability::Classify,
             TaskKind::Tag => Ability::Tag,
             TaskKind::Qa => Ability::Answer,
             TaskKind::Choice => Ability::Choose,
         };
-        let open = |name: &String| -> anyhow::Result<Model> {
-            let path = models::resolve(name, self.download)?;
-            Ok(Model::open(&path, &device, self.compute.dtype, Want::Task(ability))?)
-        };
-        let opened: Vec<Model> = self.names.iter().map(open).collect::<anyhow::Result<_>>()?;
+        let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, Want::Task(ability));
+        let opened: Vec<Model> = paths.iter().map(open).collect::<Result<_, _>>()?;
         let first = opened.first().context("--model is missing")?;
         let may_be_unanswerable = reading.task.may_be_unanswerable;
         let set = read(data, &reading_for(first, reading))?;
@@ -84,5 +95,23 @@ impl Asked<'_> {
         })?;
         progress.finish();
         Ok((set, predictions, own))
+    }
+
+    /// The same by a tagger on a frozen encoder, which always reads by windows.
+    fn tagged(
+        &self,
+        tagger: &Tagger,
+        data: &std::path::Path,
+        reading: Reading,
+    ) -> anyhow::Result<(Set, Vec<Prediction>)> {
+        let set = read(data, &tagger.reading(reading))?;
+        set.problems.iter().for_each(|problem| output::warn(problem));
+        let mut progress = Progress::new("examples", Some(set.examples.len() as u64));
+        let predictions = tagger.predict(&set, self.length.max_length, |done| {
+            progress.at(done as u64, done);
+            ControlFlow::Continue(())
+        })?;
+        progress.finish();
+        Ok((set, predictions))
     }
 }

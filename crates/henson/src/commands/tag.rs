@@ -3,11 +3,18 @@
 use std::ops::Range;
 
 use henson_infer::{Model, TagInput, Tagged, Task, Want};
+use henson_tasks::Tagger;
 use henson_text::code_point_offsets;
 use serde::Serialize;
 
 use crate::flags::tasks::Tag;
 use crate::{input, models, output};
+
+/// What tags: a model with a head for it, or a tagger on a frozen encoder.
+enum Opened {
+    Model(Box<Model>),
+    Tagger(Box<Tagger>),
+}
 
 /// What `--json` prints for a text.
 #[derive(Serialize)]
@@ -33,8 +40,14 @@ struct Span<'a> {
 pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
     let path = models::resolve(&flags.model.model, flags.model.download)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Tag))?;
-    let labels = model.labels();
+    let opened = match Tagger::is_in(&path) {
+        true => Opened::Tagger(Box::new(Tagger::open(&path, &device, flags.compute.dtype)?)),
+        false => Opened::Model(Box::new(Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Tag))?)),
+    };
+    let labels = match &opened {
+        Opened::Model(model) => model.labels(),
+        Opened::Tagger(tagger) => tagger.labels().to_vec(),
+    };
     input::for_each(&flags.texts, |texts, first| {
         let split: Vec<Vec<&str>> = if flags.pre_tokenized {
             texts.iter().map(|text| text.split_whitespace().collect()).collect()
@@ -46,7 +59,11 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
         } else {
             texts.iter().map(|text| TagInput::Text(text)).collect()
         };
-        let tagged = model.tag(&inputs, flags.length.length())?;
+        let tagged = match &opened {
+            Opened::Model(model) => model.tag(&inputs, flags.length.length())?,
+            // It always reads by windows.
+            Opened::Tagger(tagger) => tagger.tag(&inputs, flags.length.max_length)?,
+        };
         output::warn_cut(first, tagged.iter().map(|t| t.dropped));
         tagged.iter().try_for_each(|tagged| {
             let line = line(tagged, &labels, flags.each_word);

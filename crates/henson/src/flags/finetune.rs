@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use henson_tasks::{FeatureLayers, TaggerHead};
 use henson_tensor::DType;
 
 use super::labelled::{Labelled, task_names};
@@ -18,6 +19,7 @@ class_weights, evals_per_epoch, patience, limit, …; docs/finetuning.md has all
 Examples:\n  henson finetune --task mrpc --model DIR --data glue --out mrpc\n  \
 henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \
 henson finetune --task ner --model DIR --data conll2003 --out ner --set epochs=4 --set layer_decay=0.9\n  \
+henson finetune --task ner --model DIR --data conll2003 --out tagger --frozen --layers concat-last-4 --head bilstm --crf\n  \
 henson finetune --task squad2 --model DIR --data squad --out answers --dtype bf16\n  \
 henson finetune --task rte --model DIR --data glue --out rte --restarts 5\n  \
 henson finetune --task rte --model DIR --data glue --out rte-grid --grid learning_rate=5e-5,3e-5 epochs=3,5 --restarts 3")]
@@ -58,6 +60,13 @@ pub(crate) struct Finetune {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) sets: Vec<String>,
 
+    /// Leave the encoder as it is and train only what stands on it
+    #[arg(long)]
+    pub(crate) frozen: bool,
+
+    #[command(flatten)]
+    pub(crate) features: Features,
+
     /// The seed of the new head, of the examples' order and of dropout [default: the recipe's, else 0]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
@@ -87,6 +96,39 @@ pub(crate) struct Finetune {
 
     #[command(flatten)]
     pub(crate) labelled: Labelled,
+}
+
+// The feature-based approach: a tagger on vectors of chosen layers. (A doc comment would become the command's own.)
+#[derive(Args, Debug)]
+#[command(next_help_heading = "A tagger on a frozen encoder (ner, pos, tag)")]
+pub(crate) struct Features {
+    /// Which layers it reads: last, -2, embeddings, sum-last-4, concat-last-4, sum-all, all, mix-last-4 or mix-all (with
+    /// weights that are learnt)
+    #[arg(long, value_name = "LAYERS", allow_hyphen_values = true, requires = "frozen")]
+    pub(crate) layers: Option<FeatureLayers>,
+
+    /// What stands on them: linear, or bilstm for two layers that read in both directions
+    #[arg(long, value_name = "HEAD", value_parser = parse_head, requires = "frozen")]
+    pub(crate) head: Option<TaggerHead>,
+
+    /// Score the tags of a sentence together, by a conditional random field
+    #[arg(long, requires = "frozen")]
+    pub(crate) crf: bool,
+}
+
+impl Features {
+    /// Whether any of it is wanted.
+    pub(crate) fn are_wanted(&self) -> bool {
+        self.layers.is_some() || self.head.is_some() || self.crf
+    }
+}
+
+fn parse_head(text: &str) -> Result<TaggerHead, String> {
+    match text {
+        "linear" => Ok(TaggerHead::Linear),
+        "bilstm" => Ok(TaggerHead::Bilstm),
+        _ => Err("expected linear or bilstm".to_owned()),
+    }
 }
 
 #[derive(Args, Debug)]

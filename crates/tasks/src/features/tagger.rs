@@ -99,7 +99,7 @@ impl Tagger {
         let config = model.bert().config();
         // One text tells how long a vector is, and that the encoder has these layers.
         let layers = description.layers.of_encoder(config.num_hidden_layers).0;
-        let probe = [(".".to_owned(), vec![0..1])];
+        let probe = [join_words(&["."])];
         let (_, width) =
             vectors_of_words(&model, &probe, layers, description.max_length, |_| ControlFlow::Continue(()))?;
         let network = description.network(width, config.num_hidden_layers, 0.0);

@@ -9,8 +9,9 @@ mod run;
 mod search;
 
 pub use learner::{Dev, Learner, LearnerSettings};
-pub(crate) use learner::{predictions_of, problem_of};
+pub(crate) use learner::{chosen_by, degenerate, predictions_of, problem_of};
 pub use plan::Plan;
+pub(crate) use plan::read_both;
 pub use recipe::FineTuneRecipe;
 pub use run::{Ended, Results, finetune};
 pub use search::{Cell, Search, SearchEnded, Table, search};
