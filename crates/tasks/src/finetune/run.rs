@@ -1,6 +1,7 @@
 //! One fine-tuning run in its directory: begun or taken up again, trained, and finished with the best model, a model card and
 //! its results.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -106,7 +107,7 @@ pub fn finetune(
                 if let Event::Evaluated { step, metrics } = &event
                     && *step > 0
                 {
-                    patience.notice(metrics.get(patience.metric).copied());
+                    patience.notice(metrics);
                     if patience.is_over() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -222,11 +223,13 @@ struct Patience {
 impl Patience {
     fn new(plan: &Plan, state: &State, every: u64) -> Self {
         let since = state.best.map_or(0, |best| (state.step - best.step).div_ceil(every));
-        let metric = if plan.task.may_be_unanswerable { "best_f1" } else { plan.task.metric };
-        Self { most: plan.recipe.patience, since, best: state.best.map(|best| -best.score), metric }
+        Self { most: plan.recipe.patience, since, best: state.best.map(|best| -best.score), metric: plan.task.metric }
     }
 
-    fn notice(&mut self, value: Option<f64>) {
+    /// An evaluation was made. The names are those of [`chosen_by`]: answers with the best threshold, the task's own, and
+    /// what tags without entities have.
+    fn notice(&mut self, metrics: &BTreeMap<String, f64>) {
+        let value = ["best_f1", self.metric, "accuracy"].iter().find_map(|name| metrics.get(*name).copied());
         let value = value.filter(|value| value.is_finite());
         if value.is_some() && value > self.best {
             (self.best, self.since) = (value, 0);

@@ -141,7 +141,8 @@ pub fn search(
     let count = runs.len();
     let mut metric = String::new();
     let mut cells: Vec<Cell> = Vec::new();
-    let mut best: Option<(f64, usize)> = None;
+    // Whether it learnt anything, its score, its number.
+    let mut best: Option<(bool, f64, usize)> = None;
     for (number, (mut cell, recipe)) in runs.into_iter().enumerate() {
         let directory = out.join(&cell.directory);
         let plan = Plan::new(recipe, reading, device.threads())?;
@@ -158,9 +159,11 @@ pub fn search(
             }
             Err(error) => return Err(error),
         }
-        let better = cell.value.filter(|value| best.is_none_or(|(highest, _)| *value > highest));
+        let learnt = cell.failed.is_none();
+        let better =
+            cell.value.filter(|value| best.is_none_or(|(other, highest, _)| (learnt, *value) > (other, highest)));
         let loser = match better {
-            Some(value) => best.replace((value, number)).map(|(_, loser)| cells[loser].directory.clone()),
+            Some(value) => best.replace((learnt, value, number)).map(|(_, _, loser)| cells[loser].directory.clone()),
             None => Some(cell.directory.clone()),
         };
         if let Some(loser) = loser {
@@ -169,7 +172,7 @@ pub fn search(
         ends(&cell);
         cells.push(cell);
     }
-    let table = tabulate(metric, cells, best.map(|(_, number)| number));
+    let table = tabulate(metric, cells, best.map(|(_, _, number)| number));
     finish(&table, out)?;
     Ok(SearchEnded::Finished(table))
 }
