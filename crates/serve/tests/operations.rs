@@ -360,14 +360,15 @@ fn a_changed_model_is_loaded_without_losing_a_request() {
         std::thread::sleep(Duration::from_millis(100));
         copy_model("pretraining-gelu-new", directory.path());
         let (loaded, errors) = running.handle.reload();
-        assert!(loaded == 1 && errors.is_empty(), "{errors:?}");
-        let after = running.ok("/embed", body);
+        let after = running.post("/embed", body);
         std::thread::sleep(Duration::from_millis(50));
+        // First of all: a failed assertion would leave the others at it for ever.
         stop.store(true, Ordering::Relaxed);
+        assert!(loaded == 1 && errors.is_empty(), "{errors:?}");
         for thread in threads {
             assert!(thread.join().unwrap() > 0);
         }
-        after
+        after.json()
     });
     assert_ne!(before, after);
     // A directory that is broken leaves the model as it is.
