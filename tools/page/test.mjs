@@ -302,7 +302,10 @@ test("runs: curves that grow while a run goes on, and samples by step", async ()
 
   // A run that goes on from an earlier checkpoint: its log is cut back.
   fs.rmSync(path.join(runs, "steady"), { recursive: true });
-  writeRun(runs, "steady", 30);
+  writeRun(runs, "steady", 5);
+  await page.waitForFunction(() => document.querySelector(".run-list").textContent.includes("step 5,"), null, { timeout: 6000 });
+  assert.equal(await panel.locator(".dot").count(), 0);
+  writeRun(runs, "steady", 25, 6);
   await page.waitForFunction(() => document.querySelector(".run-list").textContent.includes("step 30"), null, { timeout: 6000 });
   assert.equal(await panel.locator(".dot").count(), 3);
 });
