@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::write_atomic;
 use henson_tensor::Device;
-use henson_train::{Result as TrainResult, TrainError, Watch, differences, parse_settings};
+use henson_train::{Result as TrainResult, TrainError, Watch, differences, parse_settings, report};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
@@ -237,7 +237,7 @@ fn tabulate(metric: String, cells: Vec<Cell>, best: Option<usize>) -> Table {
     Table { metric, rows, best: best.map(|number| cells[number].directory.clone()), cells }
 }
 
-/// Writes the table, and puts the best model where the search is.
+/// Writes the table and a page with all runs side by side, and puts the best model where the search is.
 fn finish(table: &Table, out: &Path) -> Result<(), TaskError> {
     let io = |action: &'static str, path: PathBuf| move |source| TrainError::Io { action, path, source };
     if let Some(best) = &table.best {
@@ -251,6 +251,10 @@ fn finish(table: &Table, out: &Path) -> Result<(), TaskError> {
             }
         }
     }
+    let open = |cell: &Cell| report::Run::open(&out.join(&cell.directory));
+    // A run that diverged may have no log.
+    let runs: Vec<report::Run> = table.cells.iter().filter_map(|cell| open(cell).ok()).collect();
+    report::write(&out.join("report.html"), &runs).map_err(TrainError::from)?;
     let json = serde_json::to_vec_pretty(table)
         .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
     Ok(write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?)

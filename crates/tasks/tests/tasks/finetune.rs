@@ -282,6 +282,8 @@ fn an_interrupted_search_gives_the_same_table() {
     let values: Vec<f64> = expected.cells.iter().filter_map(|cell| cell.value).collect();
     let best_value = expected.cells.iter().find(|cell| Some(&cell.directory) == expected.best.as_ref()).unwrap().value;
     assert_eq!(best_value, values.into_iter().reduce(f64::max));
+    let page = fs::read_to_string(whole.join("report.html")).unwrap();
+    assert!(expected.cells.iter().all(|cell| page.contains(cell.directory.strip_prefix("runs/").unwrap())));
     Model::open(&whole, &device(), DType::F32, Want::AsSaved).unwrap();
     // Another search, or a directory with other things, is refused.
     let other = Search { grid: wanted.grid[..1].to_vec(), ..wanted.clone() };
