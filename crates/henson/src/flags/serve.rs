@@ -35,7 +35,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "KEY", env = "HENSON_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
 
-    /// An origin whose pages may call this server, such as https://example.org, or *; may be repeated [default: none]
+    /// An origin whose pages may call this server, such as `https://example.org`, or `*`; may be repeated [default: none]
     #[arg(long = "cors", value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
 
