@@ -1,7 +1,7 @@
 //! One GPU with what tensors need of it beyond kernels: memory of two kinds, inputs that travel ahead, results that are
 //! read later, and passes that are recorded once and played again.
 //!
-//! A device is for one thread at a time, because kernels share its work space: a pass takes a [`Turn`], and another thread's
+//! A device is for one thread at a time, because kernels share its work space: a pass takes a turn, and another thread's
 //! pass waits for it. Training has a device to itself.
 
 use std::collections::{BTreeMap, HashMap};
