@@ -7,12 +7,26 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// Stopped by a signal, with everything saved.
+/// Stopped by a signal.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted at step {step}; a checkpoint is there, and the same command goes on from it")]
+#[error("interrupted at step {step}; {next}")]
 pub(crate) struct Interrupted {
     /// Updates made.
-    pub(crate) step: u64,
+    step: u64,
+    /// What to do to go on.
+    next: &'static str,
+}
+
+impl Interrupted {
+    /// With everything saved.
+    pub(crate) fn saved(step: u64) -> Self {
+        Self { step, next: "a checkpoint is there, and the same command goes on from it" }
+    }
+
+    /// With nothing that could be gone on from; `next` says what to do.
+    pub(crate) fn lost(step: u64, next: &'static str) -> Self {
+        Self { step, next }
+    }
 }
 
 /// Prints the chain of causes. A closed pipe (`henson … | head`) is no failure.

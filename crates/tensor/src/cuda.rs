@@ -295,7 +295,7 @@ impl CudaDevice {
             start += view.len() * view.dtype().size();
         }
         self.gpu.record(&slot.event)?;
-        Ok(Reading(ReadingInner::Cuda { cuda: Arc::clone(self), slot, kinds }))
+        Ok(Reading(ReadingInner::Cuda(Pending { cuda: Arc::clone(self), slot: Some(slot), kinds })))
     }
 
     pub(crate) fn start_profile(&self) {
@@ -383,7 +383,23 @@ pub struct Reading(ReadingInner);
 
 enum ReadingInner {
     Host { numbers: [f64; MOST_READ], count: usize },
-    Cuda { cuda: Arc<CudaDevice>, slot: Slot, kinds: Vec<(DType, usize)> },
+    Cuda(Pending),
+}
+
+/// A copy from the GPU that may be under way.
+struct Pending {
+    cuda: Arc<CudaDevice>,
+    slot: Option<Slot>,
+    kinds: Vec<(DType, usize)>,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // The next copy into the slot is queued behind this one, so nobody has to wait.
+        if let Some(slot) = self.slot.take() {
+            lock(&self.cuda.readings).push(slot);
+        }
+    }
 }
 
 /// Numbers of a reading.
@@ -409,18 +425,18 @@ impl Reading {
     pub fn wait(self) -> Result<Vec<f64>> {
         match self.0 {
             ReadingInner::Host { numbers, count } => Ok(numbers[..count].to_vec()),
-            ReadingInner::Cuda { cuda, slot, kinds } => {
+            ReadingInner::Cuda(pending) => {
+                let Some(slot) = &pending.slot else { return Ok(Vec::new()) };
                 slot.event.synchronise()?;
                 let mut words =
                     slot.pinned.bytes().chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
                 let mut numbers = Vec::new();
-                for (dtype, count) in kinds {
+                for (dtype, count) in pending.kinds.iter().copied() {
                     let number =
                         |word| if dtype == DType::U32 { f64::from(word) } else { f64::from(f32::from_bits(word)) };
                     numbers.extend(words.by_ref().take(count).map(number));
                 }
                 let fault = words.next().unwrap_or(0);
-                lock(&cuda.readings).push(slot);
                 Gpu::fault_in(fault)?;
                 Ok(numbers)
             }
@@ -500,11 +516,6 @@ impl Recordings {
                 cuda.within_recording(work)
             }
         }
-    }
-
-    /// Forgets all: when what the recorded passes read or wrote has moved.
-    pub fn clear(&mut self) {
-        self.known.clear();
     }
 
     fn forget_oldest(&mut self) {

@@ -337,8 +337,17 @@ fn recomputing_changes_no_bit() {
     assert!(weights(&path) == runs[0].1);
 }
 
-fn gpu() -> Device {
-    Device::cuda(&CudaOptions::default()).unwrap()
+/// The GPU; where there is none, the error must say what is missing and what to do.
+fn gpu() -> Option<Device> {
+    match Device::cuda(&CudaOptions::default()) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains("not found") || text.contains("no GPU"), "{text}");
+            assert!(text.contains("install") || text.contains("nvidia-smi"), "{text}");
+            None
+        }
+    }
 }
 
 /// Held-out losses in the order of the log.
@@ -349,9 +358,11 @@ fn held_out(directory: &Path) -> Vec<f64> {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "how near they are is worth knowing")]
 fn cpu_and_gpu_follow_each_other() {
+    if gpu().is_none() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     // The masks of dropout are the same on both; f32, then bf16 with heads of 64, which have kernels of their own.
     for (name, sets, tolerance) in [
@@ -363,7 +374,7 @@ fn cpu_and_gpu_follow_each_other() {
         let plan = plan(sets);
         let (cpu, cuda) = (directory.path().join(format!("{name}-cpu")), directory.path().join(format!("{name}-cuda")));
         run(&plan, &cpu, 2, None).unwrap();
-        run_on(&gpu(), &plan, &cuda, None).unwrap();
+        run_on(&gpu().unwrap(), &plan, &cuda, None).unwrap();
         let worst = losses(&cpu).iter().zip(losses(&cuda)).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
         let evals = held_out(&cpu).iter().zip(held_out(&cuda)).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         println!("{name}: losses differ by {worst:.1e} at the most, held-out losses by {evals:.1e}");
@@ -373,16 +384,18 @@ fn cpu_and_gpu_follow_each_other() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
 fn a_gpu_gives_the_same_bits_twice_and_in_legs() {
+    if gpu().is_none() {
+        return;
+    }
     for sets in [&["steps=40"][..], &["steps=40", "dtype=bf16", "config.hidden_size=128", "accumulation=2"]] {
         let plan = plan(sets);
         let directory = tempfile::tempdir().unwrap();
         let [first, second, legs] = ["first", "second", "legs"].map(|name| directory.path().join(name));
-        run_on(&gpu(), &plan, &first, None).unwrap();
-        run_on(&gpu(), &plan, &second, None).unwrap();
+        run_on(&gpu().unwrap(), &plan, &first, None).unwrap();
+        run_on(&gpu().unwrap(), &plan, &second, None).unwrap();
         for stop_at in [Some(1), Some(11), None] {
-            run_on(&gpu(), &plan, &legs, stop_at).unwrap();
+            run_on(&gpu().unwrap(), &plan, &legs, stop_at).unwrap();
         }
         assert!(losses(&first) == losses(&second), "{sets:?}: two runs differ");
         assert!(weights(&first) == weights(&second), "{sets:?}: two runs differ");

@@ -52,7 +52,7 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
         let plan = Plan::new(recipe, device.threads())?;
         let options = Options { stop_at: None, loader_threads: 1, show: Show::Bar };
         if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &out, &options)? {
-            return Err(output::Interrupted { step }.into());
+            return Err(output::Interrupted::saved(step).into());
         }
         let mut row = Row {
             variant,

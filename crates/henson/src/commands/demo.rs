@@ -140,7 +140,11 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     let first = model.join("checkpoints/step-0");
     let before_fills = fill(&first, &device)?;
     if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &options)? {
-        return Err(output::Interrupted { step }.into());
+        return Err(output::Interrupted::lost(
+            step,
+            "the demo begins anew: remove its directory, or give another --out",
+        )
+        .into());
     }
     let after_fills = fill(&model, &device)?;
     say("   what it puts into blanks, before and after:");

@@ -42,7 +42,7 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     watcher.finish();
     match ended? {
         Ended::Stopped(step) if stop.load(std::sync::atomic::Ordering::Relaxed) => {
-            Err(output::Interrupted { step }.into())
+            Err(output::Interrupted::saved(step).into())
         }
         Ended::Stopped(step) => {
             eprintln!("stopped at step {step} as asked; the same command without --stop-at goes on");
@@ -210,7 +210,7 @@ fn run_search(
     };
     let ended = search(&wanted, reading, device, &flags.out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
     match ended {
-        SearchEnded::Stopped(_, step) => Err(output::Interrupted { step }.into()),
+        SearchEnded::Stopped(_, step) => Err(output::Interrupted::saved(step).into()),
         SearchEnded::Finished(table) => {
             if flags.json {
                 output::json(&table)?;

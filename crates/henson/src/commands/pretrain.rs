@@ -42,7 +42,7 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
         },
     )?;
     match outcome {
-        (Outcome::Interrupted, step) => Err(output::Interrupted { step }.into()),
+        (Outcome::Interrupted, step) => Err(output::Interrupted::saved(step).into()),
         (Outcome::Paused, step) => {
             eprintln!("stopped at step {step} as asked; the same command without --stop-at goes on");
             Ok(())

@@ -46,6 +46,9 @@ impl Drops<'_> {
     }
 }
 
+/// The most columns that the backward can hold: what follows from eight a thread of a block.
+pub const MOST_COLUMNS: usize = 8192;
+
 /// The most columns of a row that a warp holds in registers.
 pub(crate) const REGISTERS: usize = 1024;
 
@@ -144,7 +147,7 @@ pub fn backward(
     if let Some(dx) = dx {
         dx.expect("layer_norm", "the input's gradient", sum.len(), sum.dtype());
     }
-    assert!(h <= 8192, "layer_norm: {h} columns are more than its backward can hold");
+    assert!(h <= MOST_COLUMNS, "layer_norm: {h} columns are more than its backward can hold");
     drops.check(rows);
     if rows == 0 {
         return Ok(());

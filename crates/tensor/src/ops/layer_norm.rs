@@ -5,7 +5,7 @@ use henson_kernels::cuda::layer_norm as cuda_kernels;
 
 use super::{Op, own, sum_into, with_float};
 use crate::tape::{Backward, Dropout, Slot};
-use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, Var};
+use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, TensorError, Var};
 
 impl Pass<'_> {
     /// LN(x), rows of any origin.
@@ -160,6 +160,10 @@ impl LayerNorm {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let device = back.device();
+        if matches!(device, Device::Cuda(_)) && self.sum.columns() > cuda_kernels::MOST_COLUMNS {
+            let why = "more than 8192 columns cannot be trained on a GPU: use --device cpu";
+            return Err(TensorError::Unsupported { operation: "layer_norm", why });
+        }
         let dsum = Tensor::empty(device, self.sum.shape(), self.sum.dtype())?;
         let dx = match &self.around.before {
             Some(_) => Some(Tensor::empty(device, self.sum.shape(), self.sum.dtype())?),

@@ -57,8 +57,8 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     match ended? {
         Ended::Finished(results) => show(flags, &results),
         Ended::Stopped(step) if stop.load(Ordering::Relaxed) => {
-            output::warn("a tagger keeps nothing on the way: the same command begins anew");
-            Err(output::Interrupted { step }.into())
+            Err(output::Interrupted::lost(step, "a tagger keeps nothing on the way: the same command begins anew")
+                .into())
         }
         Ended::Stopped(_) => Ok(()),
     }
