@@ -26,7 +26,20 @@ fn reference_has_the_right_gradients() {
     let w = exact(&numbers::<f32>(2, rows.len() * h));
     let mut gradient = vec![0.0; t * h];
     reference::scatter_add(&w, h, &rows, &mut gradient);
-    check_gradients("gather", &[x], &[gradient], |x| weighted(&reference::gather(&x[0], h, &rows), &w));
+    check_gradients("gather", &[x.clone()], &[gradient], |x| weighted(&reference::gather(&x[0], h, &rows), &w));
+
+    let (offsets, w) = ([0, 3, 3, 4, 8], exact(&numbers::<f32>(3, 4 * h)));
+    let mut gradient = vec![0.0; t * h];
+    reference::segment_mean_gradient(&w, h, &offsets, &mut gradient);
+    check_gradients("segment_mean", &[x.clone()], &[gradient], |x| {
+        weighted(&reference::segment_mean(&x[0], h, &offsets), &w)
+    });
+
+    let w = exact(&numbers::<f32>(4, t * h));
+    let gradient = reference::l2_normalise_gradient(&x, &w, h);
+    check_gradients("l2_normalise", &[x], &[gradient], |x| weighted(&reference::l2_normalise(&x[0], h), &w));
+    // Too short a row is only multiplied.
+    assert_eq!(reference::l2_normalise_gradient(&[0.0, 1e-13], &[2.0, -3.0], 2), [2.0 / 1e-12, -3.0 / 1e-12]);
 }
 
 fn check<E: Element>(cpu: &Cpu, t: usize, h: usize) {
@@ -64,6 +77,26 @@ fn check<E: Element>(cpu: &Cpu, t: usize, h: usize) {
     let expected = reference::segment_max(&wide, h, &offsets);
     check_pooling::<E, f32>(cpu, rows::segment_max, &x, h, &offsets, &expected);
     check_pooling::<E, bf16>(cpu, rows::segment_max, &x, h, &offsets, &expected);
+
+    // With a row more than the sequences have.
+    let (dy, mut expected) = (numbers::<f32>(6, (offsets.len() - 1) * h), vec![0.0; (t + 1) * h]);
+    reference::segment_mean_gradient(&exact(&dy), h, &offsets, &mut expected);
+    let mut dx = poisoned::<E>((t + 1) * h);
+    rows::segment_mean_gradient(cpu, &dy, h, &offsets, &mut dx, true);
+    assert_close("segment_mean's gradient", cpu, &dx, &expected);
+    let mut dx = numbers::<E>(7, (t + 1) * h);
+    expected.iter_mut().zip(exact(&dx)).for_each(|(d, x)| *d += x);
+    rows::segment_mean_gradient(cpu, &dy, h, &offsets, &mut dx, false);
+    assert_close("segment_mean's gradient to what is there", cpu, &dx, &expected);
+
+    let mut dy = numbers::<E>(8, t * h);
+    let expected = reference::l2_normalise_gradient(&wide, &exact(&dy), h);
+    rows::l2_normalise_gradient(cpu, &x, &mut dy, h);
+    assert_close("l2_normalise's gradient", cpu, &dy, &expected);
+    let mut dy = numbers::<E>(8, h);
+    let expected: Vec<f64> = exact(&dy).iter().map(|dy| dy * 1e12).collect();
+    rows::l2_normalise_gradient(cpu, &vec![E::default(); h], &mut dy, h);
+    assert_close("l2_normalise's gradient at nothing", cpu, &dy, &expected);
 
     let mut y = x.clone();
     // Rows of zeros, and of a very small length.

@@ -442,6 +442,29 @@ fn some_rows<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<(
     whole_rows::segment_max(checks.gpu, gx.view(), h, goffsets.view(), out.view())?;
     checks.within::<f32>(&format!("segment_max of {what}"), &out, &largest, 0.0)?;
 
+    // With a row more than the sequences have.
+    let (dmean, mut expected) = (numbers::<f32>(6, count), vec![0.0; (t + 1) * h]);
+    rows_reference::segment_mean_gradient(&exact(&dmean), h, &offsets, &mut expected);
+    let (gdmean, dx) = (checks.up(&dmean)?, checks.poisoned::<E>((t + 1) * h)?);
+    whole_rows::segment_mean_gradient(checks.gpu, gdmean.view(), h, goffsets.view(), dx.view(), true)?;
+    checks.close::<E>(&format!("segment_mean's gradient of {what}"), &dx, &expected)?;
+    let there = numbers::<E>(7, (t + 1) * h);
+    expected.iter_mut().zip(exact(&there)).for_each(|(d, x)| *d += x);
+    let dx = checks.out(&there)?;
+    whole_rows::segment_mean_gradient(checks.gpu, gdmean.view(), h, goffsets.view(), dx.view(), false)?;
+    checks.close::<E>(&format!("segment_mean's gradient to what is there, {what}"), &dx, &expected)?;
+
+    let dy = numbers::<E>(8, t * h);
+    let expected = rows_reference::l2_normalise_gradient(&wide, &exact(&dy), h);
+    let dx = checks.out(&dy)?;
+    whole_rows::l2_normalise_gradient(checks.gpu, gx.view(), dx.view(), h)?;
+    checks.close::<E>(&format!("l2_normalise's gradient of {what}"), &dx, &expected)?;
+    let dx = checks.out(&dy[..h])?;
+    let expected: Vec<f64> = exact(&dy[..h]).iter().map(|dy| dy * 1e12).collect();
+    let zeros = checks.up(&vec![E::default(); h])?;
+    whole_rows::l2_normalise_gradient(checks.gpu, zeros.view(), dx.view(), h)?;
+    checks.close::<E>(&format!("l2_normalise's gradient at nothing, {h} columns"), &dx, &expected)?;
+
     let mut y = x.clone();
     // Rows of zeros, and of a very small length.
     y[..h].fill(E::default());

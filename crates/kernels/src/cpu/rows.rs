@@ -47,6 +47,31 @@ pub mod reference {
         };
         x.chunks(h).flat_map(unit).collect()
     }
+
+    /// The gradient of [`segment_mean`], added to `dx`: every row of a sequence gets its share.
+    pub fn segment_mean_gradient(dy: &[f64], h: usize, offsets: &[u32], dx: &mut [f64]) {
+        for (i, ends) in offsets.windows(2).enumerate() {
+            for t in ends[0] as usize..ends[1] as usize {
+                for c in 0..h {
+                    dx[t * h + c] += dy[i * h + c] / f64::from(ends[1] - ends[0]);
+                }
+            }
+        }
+    }
+
+    /// The gradient of [`l2_normalise`] at `x`: what of `dy` stands at right angles to the row, divided by its length.
+    pub fn l2_normalise_gradient(x: &[f64], dy: &[f64], h: usize) -> Vec<f64> {
+        let row = |(x, dy): (&[f64], &[f64])| {
+            let squares: f64 = x.iter().map(|x| x * x).sum();
+            let length = squares.sqrt();
+            if length < 1e-12 {
+                return dy.iter().map(|dy| dy / 1e-12).collect::<Vec<_>>();
+            }
+            let along = x.iter().zip(dy).map(|(x, dy)| x * dy).sum::<f64>() / squares;
+            x.iter().zip(dy).map(|(x, dy)| (dy - along * x) / length).collect()
+        };
+        x.chunks(h).zip(dy.chunks(h)).flat_map(row).collect()
+    }
 }
 
 /// Elements that are worth a task.
@@ -254,6 +279,95 @@ unsafe fn l2_body<S: Simd, E: Element>(x: &mut [E], h: usize) {
             let inverse = S::splat(1.0 / if length < 1e-12 { 1e-12 } else { length });
             for c in (0..h).step_by(S::LANES) {
                 write::<S, E>(row, c, S::mul(read::<S, E>(row, c), inverse));
+            }
+        }
+    }
+}
+
+/// The gradient of [`segment_mean`]: every row of sequence i gets row i of `dy`, divided by how many there are. It is added to
+/// `dx`, or written over it, with zeros in the rows that belong to no sequence.
+pub fn segment_mean_gradient<E: Element, O: Element>(
+    cpu: &Cpu,
+    dy: &[E],
+    h: usize,
+    offsets: &[u32],
+    dx: &mut [O],
+    zero_first: bool,
+) {
+    let segments = offsets.len().saturating_sub(1);
+    assert!(h > 0 && dx.len().is_multiple_of(h) && dy.len() == segments * h, "pooling's gradient: lengths differ");
+    assert!(offsets.windows(2).all(|w| w[0] <= w[1]), "pooling's gradient: offsets descend");
+    let (first, end) = (offsets.first().map_or(0, |o| *o as usize), offsets.last().map_or(0, |o| *o as usize));
+    assert!(end <= dx.len() / h, "pooling's gradient: offsets end outside");
+    if zero_first {
+        dx[..first * h].fill(O::default());
+        dx[end * h..].fill(O::default());
+    }
+    let dx = SharedMut::new(dx);
+    cpu.for_each(segments, |i| {
+        let (start, end) = (offsets[i] as usize, offsets[i + 1] as usize);
+        // SAFETY: sequences do not overlap.
+        let dx = unsafe { dx.slice(start * h, (end - start) * h) };
+        spread_row(cpu.isa(), &dy[i * h..(i + 1) * h], dx, !zero_first);
+    });
+}
+
+dispatch! { fn spread_row<E, O>(dy: &[E], dx: &mut [O], add: bool) = spread_body }
+
+/// # Safety
+/// The instruction set must be there; `dx` holds whole rows of as many columns as `dy` has.
+#[inline(always)]
+unsafe fn spread_body<S: Simd, E: Element, O: Element>(dy: &[E], dx: &mut [O], add: bool) {
+    let h = dy.len();
+    // SAFETY: c < h.
+    unsafe {
+        let share = S::splat(1.0 / (dx.len() / h).max(1) as f32);
+        for row in dx.chunks_exact_mut(h) {
+            for c in (0..h).step_by(S::LANES) {
+                let mut v = S::mul(read::<S, E>(dy, c), share);
+                if add {
+                    v = S::add(v, read::<S, O>(row, c));
+                }
+                write::<S, O>(row, c, v);
+            }
+        }
+    }
+}
+
+/// The gradient of [`l2_normalise`] at `x`: what of `dy` stands at right angles to the row, divided by its length. It takes
+/// the place of `dy`.
+pub fn l2_normalise_gradient<E: Element>(cpu: &Cpu, x: &[E], dy: &mut [E], h: usize) {
+    assert!(h > 0 && x.len().is_multiple_of(h) && dy.len() == x.len(), "l2_normalise's gradient: lengths differ");
+    let dy = SharedMut::new(dy);
+    cpu.for_ranges(x.len() / h, (LEAST / h).max(1), |_, range| {
+        // SAFETY: ranges are disjoint.
+        let dy = unsafe { dy.slice(range.start * h, range.len() * h) };
+        l2_gradient_rows(cpu.isa(), &x[range.start * h..range.end * h], dy, h);
+    });
+}
+
+dispatch! { fn l2_gradient_rows<E>(x: &[E], dy: &mut [E], h: usize) = l2_gradient_body }
+
+/// # Safety
+/// The instruction set must be there; `x` and `dy` have the same length.
+#[inline(always)]
+unsafe fn l2_gradient_body<S: Simd, E: Element>(x: &[E], dy: &mut [E], h: usize) {
+    for (x, dy) in x.chunks_exact(h).zip(dy.chunks_exact_mut(h)) {
+        // SAFETY: c < h.
+        unsafe {
+            let (mut squares, mut along) = (S::splat(0.0), S::splat(0.0));
+            for c in (0..h).step_by(S::LANES) {
+                let v = read::<S, E>(x, c);
+                squares = S::mul_add(v, v, squares);
+                along = S::mul_add(v, read::<S, E>(dy, c), along);
+            }
+            let (length, along) = (S::sum(squares).sqrt(), S::sum(along));
+            // A row too short to be normalised is only multiplied.
+            let (inverse, along) = if length < 1e-12 { (1e12, 0.0) } else { (1.0 / length, -along / length / length) };
+            let (inverse, along) = (S::splat(inverse), S::splat(along));
+            for c in (0..h).step_by(S::LANES) {
+                let v = S::mul_add(along, read::<S, E>(x, c), read::<S, E>(dy, c));
+                write::<S, E>(dy, c, S::mul(v, inverse));
             }
         }
     }

@@ -219,6 +219,30 @@ fn pool(gpu: &Gpu, x: View<'_>, h: usize, offsets: View<'_>, out: View<'_>, larg
     }
 }
 
+/// The gradient of [`segment_mean`]: every row of sequence i gets row i of `dy`, divided by how many there are. It is added to
+/// `dx`, or written over it, with zeros in the rows after the last sequence. Offsets are a layout's, and begin with 0.
+pub fn segment_mean_gradient(
+    gpu: &Gpu,
+    dy: View<'_>,
+    h: usize,
+    offsets: View<'_>,
+    dx: View<'_>,
+    zero_first: bool,
+) -> Result<()> {
+    let (segments, tokens) = (dy.rows("pooling's gradient", h), dx.rows("pooling's gradient", h));
+    offsets.expect("pooling's gradient", "the offsets", segments + 1, DType::U32);
+    let (threads, strips) = columns(h);
+    // One block more for the rows that belong to no sequence.
+    let launch = Launch { grid: (segments as u32 + 1, strips), threads, shared: 0 };
+    let sizes = (segments as u32, tokens as u32, h as u32, u32::from(!zero_first));
+    // SAFETY: tokens×h numbers; offsets are the caller's promise.
+    unsafe {
+        let (from, offsets, to) = (dy.address(), offsets.address(), dx.address());
+        let arguments: [&dyn Argument; 7] = [&from, &offsets, &to, &sizes.0, &sizes.1, &sizes.2, &sizes.3];
+        gpu.launch(&SOURCE, &variant(dy, dx, h), "spread", launch, &arguments)
+    }
+}
+
 /// The most rows of a table for [`add_kinds`].
 pub const MOST_KINDS: usize = 3;
 
@@ -248,6 +272,19 @@ pub fn l2_normalise(gpu: &Gpu, x: View<'_>, h: usize) -> Result<()> {
     let (variant, sizes) = (variant(x, x, h), (rows as u32, h as u32));
     // SAFETY: rows×h numbers.
     unsafe { gpu.launch(&SOURCE, &variant, "l2_normalise", warps(rows), &[&x.address(), &sizes.0, &sizes.1]) }
+}
+
+/// The gradient of [`l2_normalise`] at `x`: what of `dy` stands at right angles to the row, divided by its length. It takes
+/// the place of `dy`.
+pub fn l2_normalise_gradient(gpu: &Gpu, x: View<'_>, dy: View<'_>, h: usize) -> Result<()> {
+    dy.expect("l2_normalise's gradient", "the gradient", x.len(), x.dtype());
+    let rows = x.rows("l2_normalise's gradient", h);
+    let sizes = (rows as u32, h as u32);
+    // SAFETY: rows×h numbers each.
+    unsafe {
+        let arguments: [&dyn Argument; 4] = [&x.address(), &dy.address(), &sizes.0, &sizes.1];
+        gpu.launch(&SOURCE, &variant(x, dy, h), "l2_normalise_gradient", warps(rows), &arguments)
+    }
 }
 
 /// y += x.

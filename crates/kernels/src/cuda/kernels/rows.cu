@@ -235,6 +235,60 @@ template <class E, bool ALIGNED> __device__ __forceinline__ void l2_normalise(E 
     }
 }
 
+// Rows offsets[i]..offsets[i + 1] of dx get row i of dy, divided by how many they are: added, or written over. The last block
+// has the rows after the last sequence, which get nothing.
+template <class E, class O, bool ALIGNED>
+__device__ __forceinline__ void spread(const E *dy, const u32 *offsets, O *dx, u32 segments, u32 tokens, u32 h, u32 add) {
+    const u32 i = blockIdx.x, c = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    if (c >= h || (i == segments && add)) return;
+    const u32 start = offsets[i], end = i < segments ? offsets[i + 1] : tokens;
+    float share[8] = {};
+    if (i < segments) {
+        load8<ALIGNED>(dy + (u64)i * h, c, h, share);
+        const float part = 1.0f / max(end - start, 1u);
+#pragma unroll
+        for (int k = 0; k < 8; k++) share[k] *= part;
+    }
+#pragma unroll 4
+    for (u32 t = start; t < end; t++) {
+        float v[8] = {};
+        if (add) load8<ALIGNED>(dx + (u64)t * h, c, h, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] += share[k];
+        store8<ALIGNED>(dx + (u64)t * h, c, h, v);
+    }
+}
+
+// The gradient of l2_normalise at x, in the place of dy; a warp a row.
+template <class E, bool ALIGNED> __device__ __forceinline__ void l2_normalise_gradient(const E *x, E *dy, u32 rows, u32 h) {
+    const u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    float squares = 0.0f, along = 0.0f;
+    for (u32 c = lane * 8; c < h; c += 256) {
+        float v[8], d[8];
+        load8<ALIGNED>(x + (u64)row * h, c, h, v);
+        load8<ALIGNED>(dy + (u64)row * h, c, h, d);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            squares = fmaf(v[i], v[i], squares);
+            along = fmaf(v[i], d[i], along);
+        }
+    }
+    const float length = sqrtf(warp_sum(squares));
+    along = warp_sum(along);
+    // A row too short to be normalised is only multiplied.
+    const bool tiny = length < 1e-12f;
+    const float inverse = tiny ? 1e12f : 1.0f / length, turn = tiny ? 0.0f : -along / length / length;
+    for (u32 c = lane * 8; c < h; c += 256) {
+        float v[8], d[8];
+        load8<ALIGNED>(x + (u64)row * h, c, h, v);
+        load8<ALIGNED>(dy + (u64)row * h, c, h, d);
+#pragma unroll
+        for (int i = 0; i < 8; i++) d[i] = fmaf(turn, v[i], d[i]) * inverse;
+        store8<ALIGNED>(dy + (u64)row * h, c, h, d);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(128)
     gather(const STORE *x, const u32 *rows, OUT *out, u32 count, u32 limit, u32 h, u32 *fault) {
     gather<STORE, OUT, EVEN>(x, rows, out, count, limit, h, fault);
@@ -260,3 +314,10 @@ extern "C" __global__ void __launch_bounds__(128) pool(const STORE *x, const u32
     pool<STORE, OUT, EVEN>(x, offsets, out, h, largest);
 }
 extern "C" __global__ void __launch_bounds__(128) l2_normalise(STORE *x, u32 rows, u32 h) { l2_normalise<STORE, EVEN>(x, rows, h); }
+extern "C" __global__ void __launch_bounds__(128)
+    spread(const STORE *dy, const u32 *offsets, OUT *dx, u32 segments, u32 tokens, u32 h, u32 add) {
+    spread<STORE, OUT, EVEN>(dy, offsets, dx, segments, tokens, h, add);
+}
+extern "C" __global__ void __launch_bounds__(128) l2_normalise_gradient(const STORE *x, STORE *dy, u32 rows, u32 h) {
+    l2_normalise_gradient<STORE, EVEN>(x, dy, rows, h);
+}
