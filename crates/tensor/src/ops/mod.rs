@@ -7,6 +7,7 @@ mod layer_norm;
 mod linear;
 mod loss;
 mod rows;
+mod similarity;
 
 pub use embedding::EmbeddingTables;
 pub use rows::Pooling;
@@ -52,6 +53,8 @@ pub(crate) enum Op {
     Gather(rows::Gather),
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),
+    Similarities(similarity::Similarities),
+    UnitMeans(similarity::UnitMeans),
 }
 
 impl Op {
@@ -65,6 +68,8 @@ impl Op {
             Op::Gather(op) => op.backward(back),
             Op::LayerNorm(op) => op.backward(back),
             Op::Linear(op) => op.backward(back),
+            Op::Similarities(op) => op.backward(back),
+            Op::UnitMeans(op) => op.backward(back),
         }
     }
 }

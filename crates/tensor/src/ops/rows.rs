@@ -67,11 +67,15 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// One vector a sequence (B×H), in f32; for inference.
+    /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::unit_means`].
     pub fn pool(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         if self.is_training() {
-            return Err(TensorError::Unsupported { operation: "pool", why: "it has no way back yet" });
+            return Err(TensorError::Unsupported { operation: "pool", why: "it has no way back" });
         }
+        self.pooled(x, layout, pooling)
+    }
+
+    pub(super) fn pooled(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         let (x, h) = (x.tensor(), x.tensor().columns());
         x.check_shape("pool", "the input", [layout.tokens(), h])?;
         let out = Tensor::empty(self.device(), [layout.sequences(), h], DType::F32)?;
