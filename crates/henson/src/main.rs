@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the binary is the part that talks to people")]
 
+mod built_in;
 mod commands;
 mod flags;
 mod gpu;

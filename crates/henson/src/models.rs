@@ -1,14 +1,39 @@
 //! From what the user calls a model to its directory. Only here is the environment asked where the cache is.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{DownloadProgress, Hub, resolve_model};
 
-use crate::output::Progress;
+use crate::built_in::BuiltIn;
+use crate::flags::ModelName;
+use crate::output::{self, Progress};
 
-/// The directory of a model that is named by a path or as org/name.
+/// The directory of the model that flags name, or of one that comes with henson.
+pub(crate) fn find(named: &ModelName, otherwise: BuiltIn) -> anyhow::Result<PathBuf> {
+    match &named.model {
+        Some(model) => resolve(model, named.download),
+        None => built_in(otherwise),
+    }
+}
+
+/// The directory of a model that comes with henson. Where only the general one is there, it does for all.
+pub(crate) fn built_in(model: BuiltIn) -> anyhow::Result<PathBuf> {
+    match (model.directory(), BuiltIn::General.directory()) {
+        (Err(_), Ok(general)) => {
+            let (missing, general_name) = (model.name(), BuiltIn::General.name());
+            output::warn(&format!("{missing} was not found: {general_name} is used, which was not tuned for this"));
+            Ok(general)
+        }
+        (found, _) => found,
+    }
+}
+
+/// The directory of a model that is named by a path, as org/name, or by the name of one that comes with henson.
 pub(crate) fn resolve(model: &str, download: bool) -> anyhow::Result<PathBuf> {
+    if let (Some(built_in), false) = (BuiltIn::named(model), Path::new(model).exists()) {
+        return built_in.directory();
+    }
     let cache = cache();
     let endpoint = env::var("HF_ENDPOINT").ok();
     let token = env::var("HF_TOKEN").ok();
@@ -28,13 +53,27 @@ pub(crate) fn resolve(model: &str, download: bool) -> anyhow::Result<PathBuf> {
 
 /// Where Hugging Face's programs keep downloads, by their own rules.
 fn cache() -> PathBuf {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(cache) = set("HF_HUB_CACHE") {
         return cache;
     }
     if let Some(home) = set("HF_HOME") {
         return home.join("hub");
     }
-    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    base.unwrap_or_else(|| PathBuf::from(".cache")).join("huggingface/hub")
+    caches().unwrap_or_else(|| PathBuf::from(".cache")).join("huggingface/hub")
+}
+
+/// Where henson keeps what it can make again; none where there is no home.
+#[cfg(feature = "embedded-model")]
+pub(crate) fn own_cache() -> Option<PathBuf> {
+    caches().map(|caches| caches.join("henson"))
+}
+
+/// Where programs keep their caches.
+fn caches() -> Option<PathBuf> {
+    set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))
+}
+
+/// A variable as a path; an empty one counts as not set.
+fn set(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

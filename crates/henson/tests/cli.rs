@@ -217,7 +217,6 @@ fn every_mistake_gets_a_clear_word() {
     let mlm = model("mlm");
     let directory = mlm.path().to_str().unwrap();
     fails(2, &[], b"", &["Usage"]);
-    fails(2, &["fill"], b"", &["--model"]);
     fails(2, &["embed", "--model", directory, "--dtype", "f8", "a"], b"", &["f32 or bf16"]);
     fails(2, &["features", "--model", directory, "--layers", "first", "a"], b"", &["concat-last-4"]);
     fails(1, &["embed", "--model", directory, "--device", "cuda", "a"], b"", &["--device cpu"]);

@@ -120,7 +120,7 @@ fn every_mistake_gets_a_clear_word() {
     let place = Place::new();
     let data = place.file("dev.tsv", "sentence\tlabel\nfine\t1\n");
     let said = place.file("said.txt", "1\n");
-    fails(2, "sst2", &["--data", &data], &["--model"]);
+    fails(1, "sst2", &["--data", &data], &["--model"]);
     fails(1, "sst2", &["--data", &data, "--model", "x"], &["no directory \"x\"", "--download"]);
     fails(1, "sst2", &["--data", &data, "--predictions", "nowhere.tsv"], &["cannot open nowhere.tsv"]);
     fails(

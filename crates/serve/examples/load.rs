@@ -24,7 +24,7 @@ async fn main() -> Result<(), Error> {
     let request = |body: &str| {
         let length = body.len();
         format!(
-            "POST /embed HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+            "POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
         )
     };
     let requests: Vec<Arc<str>> = std::fs::read_to_string(file)?.lines().map(|body| request(body).into()).collect();

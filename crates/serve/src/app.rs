@@ -1,6 +1,7 @@
 //! The server as a function from requests to answers: all routes with what stands around them (keys, limits, logs, counts).
 //! It knows no sockets; `server` has them.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -17,6 +18,7 @@ use subtle::ConstantTimeEq;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::error::{ApiError, Kind, ServeError};
+use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::models::{Loaded, Registry};
 use crate::settings::Settings;
@@ -33,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// Of the API key: digests have one length, so comparing them tells nothing about the key's.
     key: Option<[u8; 32]>,
+    /// The names that it answers to, where that is asked.
+    hosts: Option<Hosts>,
     stopping: AtomicBool,
 }
 
@@ -45,13 +49,15 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    pub(crate) fn new(settings: Settings, models: Registry) -> Result<Self, ServeError> {
+    /// For a server that will listen on this address.
+    pub(crate) fn new(address: IpAddr, settings: Settings, models: Registry) -> Result<Self, ServeError> {
         let key = match settings.api_key.as_deref().map(str::trim) {
             Some("") => return Err(ServeError::EmptyKey),
             key => key.map(|key| Sha256::digest(key).into()),
         };
+        let hosts = Hosts::new(address, &settings.allowed_hosts)?;
         let stopping = AtomicBool::new(false);
-        Ok(Self(Arc::new(Shared { settings, models, metrics: Metrics::new(), key, stopping })))
+        Ok(Self(Arc::new(Shared { settings, models, metrics: Metrics::new(), key, hosts, stopping })))
     }
 
     /// From now on, new requests are turned away.
@@ -82,6 +88,7 @@ impl App {
             .merge(open)
             .fallback(not_found)
             .method_not_allowed_fallback(wrong_method)
+            .layer(middleware::from_fn_with_state(self.clone(), check_host))
             .layer(middleware::from_fn_with_state(self.clone(), observe))
             .with_state(self.clone());
         Ok(match cors(&self.settings.cors)? {
@@ -139,7 +146,7 @@ impl<T: wire::Request> FromRequest<App> for Call<T> {
             }
             (path, body) => path.or(body),
         };
-        let model = app.models.get(name)?;
+        let model = name.map_or_else(|| app.models.first(T::ABILITY), |name| app.models.get(name))?;
         Ok(Self { app: app.clone(), model, body })
     }
 }
@@ -171,6 +178,15 @@ impl<T: Serialize> IntoResponse for Answer<T> {
         }
         response
     }
+}
+
+/// Turns away what means another host; see `hosts`.
+async fn check_host(State(app): State<App>, request: Request, next: Next) -> Response {
+    if app.hosts.as_ref().is_none_or(|hosts| hosts.are_meant_by(&request)) {
+        return next.run(request).await;
+    }
+    let message = "this server is not known by the host of this request: --allow-host NAME lets it answer to that name";
+    in_the_form_of(&request, ApiError::new(Kind::Misdirected, message))
 }
 
 /// Keys, and the door when the server is about to stop.

@@ -57,6 +57,9 @@ pub enum ServeError {
     /// An origin that is none.
     #[error("{0:?} is no origin: expected * or something like https://example.org")]
     Origin(String),
+    /// A host that is more than a name.
+    #[error("{0:?} is no host: expected a name or an address alone, such as models.example.org")]
+    Host(String),
     /// A key that cannot be sent.
     #[error("the API key is empty: leave it out to serve without one")]
     EmptyKey,
@@ -75,6 +78,8 @@ pub(crate) enum Kind {
     NotFound,
     /// The route has other methods.
     Method,
+    /// Meant for another host.
+    Misdirected,
     /// The client was too slow.
     Timeout,
     /// A body or a list beyond the limits.
@@ -100,6 +105,7 @@ impl Kind {
             Kind::Unauthorized => StatusCode::UNAUTHORIZED,
             Kind::NotFound => StatusCode::NOT_FOUND,
             Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Kind::Timeout => StatusCode::REQUEST_TIMEOUT,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -116,6 +122,7 @@ impl Kind {
             Kind::Unauthorized => "unauthorized",
             Kind::NotFound => "not_found",
             Kind::Method => "method_not_allowed",
+            Kind::Misdirected => "misdirected",
             Kind::Timeout => "timeout",
             Kind::Syntax | Kind::TooLarge | Kind::MediaType | Kind::Validation => "validation",
             Kind::Tokenizer => "tokenizer",

@@ -13,6 +13,7 @@ mod answers;
 mod app;
 mod compute;
 mod error;
+mod hosts;
 mod inside;
 mod metrics;
 mod models;

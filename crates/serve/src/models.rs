@@ -86,7 +86,7 @@ impl Registry {
         dtype: DType,
         settings: Settings,
     ) -> Result<Self, ServeError> {
-        if sources.is_empty() {
+        if sources.is_empty() && settings.runs.is_none() {
             return Err(ServeError::NoModels);
         }
         for (i, source) in sources.iter().enumerate() {
@@ -137,18 +137,34 @@ impl Registry {
         Ok(Loaded { name: source.name.clone(), model, embed, prompts, default_prompt, queue })
     }
 
-    /// The model of this name; without one, the first that was named.
-    pub(crate) fn get(&self, name: Option<&str>) -> Result<Arc<Loaded>, ApiError> {
-        let name = name.unwrap_or(&self.sources[0].name);
-        if let Some(loaded) = self.read(|slots| slots.get(name).map(|(_, loaded)| Arc::clone(loaded))) {
+    /// The model of this name.
+    pub(crate) fn get(&self, name: &str) -> Result<Arc<Loaded>, ApiError> {
+        if let Some(loaded) = self.loaded(name) {
             return Ok(loaded);
         }
-        if self.sources.iter().any(|source| source.name == name) {
+        if self.names().any(|known| known == name) {
             return Err(ApiError::later(Kind::Unhealthy, format!("the model {name:?} is still being loaded"), 1));
         }
         let names: Vec<&str> = self.names().collect();
-        let message = format!("there is no model {name:?}; there are: {}", names.join(", "));
+        let message = match names.is_empty() {
+            true => "this server has no models, only training runs".to_owned(),
+            false => format!("there is no model {name:?}; there are: {}", names.join(", ")),
+        };
         Err(ApiError::new(Kind::NotFound, message))
+    }
+
+    /// The first model that can do this, for requests that name none; where none can, the first, which says what it lacks.
+    pub(crate) fn first(&self, ability: &str) -> Result<Arc<Loaded>, ApiError> {
+        let mut able = self.names().filter_map(|name| self.loaded(name).filter(|model| model.can(ability)));
+        match able.next() {
+            Some(loaded) => Ok(loaded),
+            None if !self.all_loaded() => Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1)),
+            None => self.get(self.names().next().unwrap_or_default()),
+        }
+    }
+
+    fn loaded(&self, name: &str) -> Option<Arc<Loaded>> {
+        self.read(|slots| slots.get(name).map(|(_, loaded)| Arc::clone(loaded)))
     }
 
     /// Names in the order that they were given in.
@@ -172,6 +188,25 @@ impl Registry {
 impl Loaded {
     pub(crate) fn head(&self) -> Head {
         self.model.bert().head()
+    }
+
+    /// What it can be asked: the routes' names.
+    pub(crate) fn abilities(&self) -> Vec<&'static str> {
+        let mut abilities = vec!["embed", "embed_all", "similarity", "tokenize", "decode", "inside"];
+        match self.head() {
+            Head::Encoder | Head::Pooler => {}
+            Head::PreTraining | Head::MaskedLm => abilities.push("fill"),
+            Head::Sequence { labels: 1 } => abilities.extend(["predict", "rerank"]),
+            Head::Sequence { .. } => abilities.push("predict"),
+            Head::Token { .. } => abilities.push("tag"),
+            Head::Span => abilities.push("answer"),
+            Head::Choice => abilities.push("choose"),
+        }
+        abilities
+    }
+
+    fn can(&self, ability: &str) -> bool {
+        self.abilities().contains(&ability)
     }
 
     /// The most tokens of a text to embed.

@@ -40,7 +40,7 @@ const STRINGS: &str = r#"{"type": "array", "items": {"type": "string"}}"#;
 const BOOLEAN: &str = r#"{"type": "boolean"}"#;
 const INTEGER: &str = r#"{"type": "integer", "minimum": 1}"#;
 const DIRECTION: &str = r#"{"type": "string", "enum": ["Left", "Right"]}"#;
-const MODEL: (&str, &str, &str) = ("model", STRING, "which model; without it, the first");
+const MODEL: (&str, &str, &str) = ("model", STRING, "which model; without it, the first that can do this");
 const TRUNCATE: (&str, &str, &str) = ("truncate", BOOLEAN, "cut texts that are too long instead of refusing them");
 const SIDE: (&str, &str, &str) = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
 const PROMPT: (&str, &str, &str) = ("prompt_name", STRING, "a prompt of the model's to put before each text");
@@ -647,21 +647,6 @@ fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec
     Ok((tasks, filled))
 }
 
-/// What a model can do, by the routes' names.
-fn abilities(model: &Loaded) -> Vec<&'static str> {
-    let mut abilities = vec!["embed", "embed_all", "similarity", "tokenize", "decode", "inside"];
-    match model.head() {
-        Head::Encoder | Head::Pooler => {}
-        Head::PreTraining | Head::MaskedLm => abilities.push("fill"),
-        Head::Sequence { labels: 1 } => abilities.extend(["predict", "rerank"]),
-        Head::Sequence { .. } => abilities.push("predict"),
-        Head::Token { .. } => abilities.push("tag"),
-        Head::Span => abilities.push("answer"),
-        Head::Choice => abilities.push("choose"),
-    }
-    abilities
-}
-
 fn describe(app: &App, model: &Loaded) -> Value {
     let config = model.model.bert().config();
     let pooling = match model.embed.pooling {
@@ -697,7 +682,7 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "vocabulary": config.vocab_size,
         "mask_token": model.model.tokenizer().special().mask.as_ref().map(|mask| &mask.text),
         "labels": config.id2label,
-        "abilities": abilities(model),
+        "abilities": model.abilities(),
     })
 }
 
@@ -707,12 +692,12 @@ fn json_answer(body: Value) -> Answer<Value> {
 
 async fn info(State(app): State<App>, params: axum::extract::RawPathParams) -> Result<Answer<Value>, ApiError> {
     let name = params.iter().find(|(name, _)| *name == "model").map(|(_, name)| name);
-    let model = app.models.get(name)?;
+    let model = name.map_or_else(|| app.models.first("tokenize"), |name| app.models.get(name))?;
     Ok(json_answer(describe(&app, &model)))
 }
 
 async fn models(State(app): State<App>) -> Answer<Value> {
-    let models = app.models.names().map(|name| match app.models.get(Some(name)) {
+    let models = app.models.names().map(|name| match app.models.get(name) {
         Ok(model) => describe(&app, &model),
         Err(_) => json!({"model_id": name, "abilities": []}),
     });
@@ -743,7 +728,7 @@ async fn metrics(State(app): State<App>) -> Response {
 /// Text Embeddings Inference answers at / with what its model is for.
 async fn root(State(app): State<App>, request: axum::extract::Request) -> Response {
     use axum::handler::Handler;
-    match app.models.get(None).map(|model| model.head()) {
+    match app.models.first("embed").map(|model| model.head()) {
         Ok(Head::Sequence { labels }) if labels > 1 => Handler::call(answers::predict, request, app).await,
         Ok(_) => Handler::call(embed, request, app).await,
         Err(error) => error.into_response(),

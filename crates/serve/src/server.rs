@@ -51,7 +51,7 @@ impl Server {
         dtype: DType,
         settings: Settings,
     ) -> Result<Self, ServeError> {
-        let app = App::new(settings.clone(), Registry::new(models, device, dtype, settings)?)?;
+        let app = App::new(address.ip(), settings.clone(), Registry::new(models, device, dtype, settings)?)?;
         // What is wrong with the settings shows before anything is taken.
         let router = app.router()?;
         let listen = |source| ServeError::Listen { address, source };

@@ -32,6 +32,8 @@ pub struct Settings {
     pub api_key: Option<String>,
     /// Origins whose pages may call this server; `*` is all of them.
     pub cors: Vec<String>,
+    /// Hosts that requests may name beside this machine's own; see the flag `--allow-host`.
+    pub allowed_hosts: Vec<String>,
     /// A directory of training runs to show.
     pub runs: Option<PathBuf>,
     /// Threads that speak HTTP and cut texts into pieces; models compute on their device's own.
@@ -54,6 +56,7 @@ impl Default for Settings {
             drain_timeout: Duration::from_secs(30),
             api_key: None,
             cors: Vec::new(),
+            allowed_hosts: Vec::new(),
             runs: None,
             http_threads: 2,
         }

@@ -6,14 +6,18 @@ use std::fmt;
 use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// A request's body, and the model that it names.
+/// A request's body, what a model must be able to do for it, and the model that it names.
 pub(crate) trait Request: DeserializeOwned + Send + 'static {
+    const ABILITY: &'static str;
+
     fn model(&self) -> Option<&str>;
 }
 
 macro_rules! requests {
-    ($($name:ident),* $(,)?) => {
+    ($($name:ident => $ability:literal),* $(,)?) => {
         $(impl Request for $name {
+            const ABILITY: &'static str = $ability;
+
             fn model(&self) -> Option<&str> {
                 self.model.as_deref()
             }
@@ -34,20 +38,20 @@ macro_rules! requests {
 }
 
 requests!(
-    EmbedRequest,
-    EmbedAllRequest,
-    OpenAiRequest,
-    SimilarityRequest,
-    TokenizeRequest,
-    DecodeRequest,
-    FillRequest,
-    PredictRequest,
-    RerankRequest,
-    TagRequest,
-    AnswerRequest,
-    ChooseRequest,
-    AttentionRequest,
-    NeighboursRequest,
+    EmbedRequest => "embed",
+    EmbedAllRequest => "embed_all",
+    OpenAiRequest => "embed",
+    SimilarityRequest => "similarity",
+    TokenizeRequest => "tokenize",
+    DecodeRequest => "decode",
+    FillRequest => "fill",
+    PredictRequest => "predict",
+    RerankRequest => "rerank",
+    TagRequest => "tag",
+    AnswerRequest => "answer",
+    ChooseRequest => "choose",
+    AttentionRequest => "inside",
+    NeighboursRequest => "inside",
 );
 
 /// What to embed: a text, or the ids of one.

@@ -87,7 +87,7 @@ fn huge_bodies_and_texts_are_turned_away_or_cut() {
     let huge = json!({"inputs": "a ".repeat(5 << 20)}).to_string();
     assert_eq!(running.post("/embed", &huge).status, 413);
     let mut stream = running.connect();
-    write!(stream, "POST /embed HTTP/1.1\r\nHost: x\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n").unwrap();
+    write!(stream, "POST /embed HTTP/1.1\r\nHost: localhost\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n").unwrap();
     let chunk = vec![b'a'; 1 << 16];
     for _ in 0..160 {
         let sent =
@@ -137,7 +137,7 @@ fn keys_are_asked_for() {
 
 #[test]
 fn pages_of_other_origins_may_call_only_when_asked() {
-    let preflight = "OPTIONS /embed HTTP/1.1\r\nHost: x\r\nConnection: close\r\nOrigin: https://example.org\r\n\
+    let preflight = "OPTIONS /embed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nOrigin: https://example.org\r\n\
                      Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: content-type\r\n\r\n";
     let (_directory, running) = start(Settings::default());
     assert_eq!(running.send(preflight, b"").header("access-control-allow-origin"), None);
@@ -391,6 +391,11 @@ fn several_models_by_name() {
     let running = Running::start(&[("words", first.path()), ("classes", second.path())], Settings::default());
     running.ok("/fill", r#"{"inputs": "[MASK]"}"#);
     running.ok("/predict", r#"{"inputs": "a", "model": "classes"}"#);
+    // Without a name, the first model that can do it.
+    running.ok("/predict", r#"{"inputs": "a"}"#);
+    assert_eq!(running.ok("/embed", r#"{"inputs": "a"}"#), running.ok("/models/words/embed", r#"{"inputs": "a"}"#));
+    let none = running.post("/tag", r#"{"inputs": "a"}"#);
+    assert!(none.status == 424 && none.text().contains("words"), "{}", none.text());
     running.ok("/models/classes/predict", r#"{"inputs": "a"}"#);
     assert_eq!(running.post("/models/words/predict", r#"{"inputs": "a"}"#).status, 424);
     let models = running.get("/models").json();
@@ -440,4 +445,32 @@ fn runs_are_shown_where_asked() {
         assert_eq!(running.get(path).status, 404, "{path}");
     }
     assert_eq!(running.get("/runs/one?from=x").status, 400);
+    // A server may have runs alone.
+    let running = Running::start(&[], Settings { runs: Some(runs.path().to_owned()), ..Settings::default() });
+    assert_eq!(running.get("/runs").json()[0]["name"], "one");
+    assert_eq!(running.get("/models").json(), json!([]));
+    for answer in [running.get("/info"), running.post("/embed", r#"{"inputs": "a"}"#), running.post("/", "{}")] {
+        assert!(answer.status == 404 && answer.text().contains("only training runs"), "{answer:?}");
+    }
+}
+
+#[test]
+fn pages_of_other_hosts_read_nothing() {
+    let ask = |running: &Running, host: &str, path: &str| {
+        running.send(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"), b"")
+    };
+    let (_directory, running) = start(Settings::default());
+    for path in ["/", "/info", "/health", "/metrics", "/openapi.json", "/no-such-route"] {
+        let answer = ask(&running, "evil.test:8080", path);
+        assert_eq!((answer.status, &answer.json()["error_type"]), (421, &json!("misdirected")), "{path}");
+        assert!(answer.json()["error"].as_str().unwrap().contains("--allow-host"));
+    }
+    assert_eq!(ask(&running, "evil.test", "/v1/models").json()["error"]["code"], "misdirected");
+    for host in ["localhost:8080", "127.0.0.1", "[::1]:8080"] {
+        assert_eq!(ask(&running, host, "/info").status, 200, "{host}");
+    }
+    let settings = Settings { allowed_hosts: vec!["models.example.org".to_owned()], ..Settings::default() };
+    let (_directory, running) = start(settings);
+    assert_eq!(ask(&running, "models.example.org", "/info").status, 200);
+    assert_eq!(ask(&running, "example.org", "/info").status, 421);
 }

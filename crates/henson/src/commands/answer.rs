@@ -5,6 +5,7 @@ use henson_infer::{AnswerCandidate, AnswerSettings, Answers, Model, Question, Qu
 use henson_text::code_point_offsets;
 use serde::{Deserialize, Serialize};
 
+use crate::built_in::BuiltIn;
 use crate::flags::Texts;
 use crate::flags::tasks::Answer;
 use crate::{input, models, output};
@@ -40,7 +41,7 @@ struct Span<'a> {
 
 pub(crate) fn run(flags: &Answer) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Answer))?;
     let mut length = model.question_settings();
     length.max_length = flags.max_length.unwrap_or(length.max_length);

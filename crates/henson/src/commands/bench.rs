@@ -13,6 +13,7 @@ use henson_train::objective::{self, Masked, Scales};
 use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize};
 use crate::{input, models, output};
 
@@ -55,7 +56,7 @@ fn data(flags: &BenchData) -> anyhow::Result<()> {
 
 /// The ids of every line of a file.
 fn tokenize(flags: &BenchTokenize) -> anyhow::Result<()> {
-    let tokenizer = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let tokenizer = henson_text::Tokenizer::open(&models::find(&flags.model, BuiltIn::General)?)?;
     let mut lines = input::Lines::open(Some(&flags.file))?;
     let mut texts = Vec::new();
     while let Some(line) = lines.next_line()? {

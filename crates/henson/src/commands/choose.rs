@@ -4,6 +4,7 @@ use anyhow::Context;
 use henson_infer::{Choices, Chosen, Model, Task, Want};
 use serde::{Deserialize, Serialize};
 
+use crate::built_in::BuiltIn;
 use crate::flags::Texts;
 use crate::flags::tasks::Choose;
 use crate::{input, models, output};
@@ -39,7 +40,7 @@ struct Score<'a> {
 
 pub(crate) fn run(flags: &Choose) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Choose))?;
     if let Some(context) = &flags.context {
         let record = Record { context: context.clone(), choices: flags.choices.clone() };

@@ -4,6 +4,7 @@ use anyhow::Context;
 use henson_infer::{Classified, Input, Model, Problem, Task, Want};
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::flags::tasks::Classify;
 use crate::{input, models, output};
 
@@ -35,7 +36,7 @@ struct Score<'a> {
 
 pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Classify))?;
     let (labels, problem) = (model.labels(), model.problem()?);
     input::for_each(&flags.texts, |texts, first| {

@@ -3,6 +3,7 @@
 use henson_infer::{EmbedSettings, Model, Pooling, Want};
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::flags::{Embed, PoolingName};
 use crate::{input, models, output};
 
@@ -16,7 +17,7 @@ struct Line<'a> {
 
 pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::Sentences)?;
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
     let mut settings = EmbedSettings::of_directory(&path)?;
     if let Some(pooling) = flags.pooling {

@@ -8,6 +8,7 @@ use henson_infer::{Model, TokenFeatures, Want};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::built_in::BuiltIn;
 use crate::flags::{FeatureFormat, Features};
 use crate::{input, models, output};
 
@@ -23,7 +24,7 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
         anyhow::ensure!(parent.is_dir(), "cannot write {}: there is no directory {}", out.display(), parent.display());
     }
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
     let mut all: Vec<TokenFeatures> = Vec::new();
     let mut lines = Vec::new();

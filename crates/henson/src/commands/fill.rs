@@ -4,6 +4,7 @@ use henson_checkpoint::CheckpointError;
 use henson_infer::{Blank, Filled, InferError, Model, Want};
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::flags::Fill;
 use crate::{input, models, output};
 
@@ -39,7 +40,7 @@ impl<'a> Mask<'a> {
 
 pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.compute.dtype, Want::MaskedLm).map_err(|error| {
         let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
         let error = anyhow::Error::from(error);

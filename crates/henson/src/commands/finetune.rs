@@ -17,6 +17,7 @@ use indicatif::ProgressBar;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::built_in::BuiltIn;
 use crate::commands::info::thousands;
 use crate::commands::pretrain::duration;
 use crate::flags::finetune::Finetune;
@@ -115,7 +116,11 @@ fn find_files(
     if let Some(name) = &flags.model {
         model.clone_from(name);
     }
-    *model = models::resolve(model, flags.download)?.display().to_string();
+    let path = match model.as_str() {
+        "" => models::built_in(BuiltIn::General)?,
+        name => models::resolve(name, flags.download)?,
+    };
+    *model = path.display().to_string();
     let named = |path: &Path| path.display().to_string();
     if let Some(data) = &flags.data {
         if flags.train.is_none() {

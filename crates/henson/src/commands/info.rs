@@ -1,7 +1,7 @@
 //! `henson info`: what a model is and what it costs, without computing anything.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{ModelDirectory, Weights};
 use henson_infer::Model;
@@ -10,6 +10,7 @@ use henson_tensor::{Builder, DType, Isa};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::flags::Info;
 use crate::{gpu, models, output};
 
@@ -17,7 +18,8 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
     if flags.devices {
         return devices(flags.json);
     }
-    let name = flags.model.as_deref().unwrap_or_default();
+    let built_in = if flags.model.is_none() { BuiltInFacts::all()? } else { Vec::new() };
+    let name = flags.model.as_deref().unwrap_or(BuiltIn::General.name());
     let is_size = name.parse::<Size>();
     let (config, head, files) = match (is_size, Path::new(name).exists()) {
         (Ok(size), false) => (BertConfig::of_size(size), Head::PreTraining, None),
@@ -29,8 +31,28 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
             (config, head, Some(Files::of(&directory, &weights)))
         }
     };
-    let facts = Facts::new(name, &config, head, files, flags);
+    let facts = Facts::new(name, &config, head, files, built_in, flags);
     if flags.json { output::json(&facts) } else { facts.print() }
+}
+
+/// A model that comes with henson, and where it is.
+#[derive(Serialize)]
+struct BuiltInFacts {
+    name: &'static str,
+    used_by: &'static str,
+    path: Option<PathBuf>,
+}
+
+impl BuiltInFacts {
+    /// All of them; an error where the general one is missing.
+    fn all() -> anyhow::Result<Vec<Self>> {
+        let general = BuiltIn::General.directory()?;
+        let facts = |model: BuiltIn, used_by, path| Self { name: model.name(), used_by, path };
+        Ok(vec![
+            facts(BuiltIn::General, "fill, features, classify, finetune, serve, …", Some(general)),
+            facts(BuiltIn::Sentences, "embed, serve", BuiltIn::Sentences.directory().ok()),
+        ])
+    }
 }
 
 /// What the directory holds.
@@ -91,6 +113,8 @@ struct Facts<'a> {
     seq: usize,
     memory_mib: Memory,
     files: Option<Files>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    built_in: Vec<BuiltInFacts>,
 }
 
 /// Estimates for the batch that was asked for.
@@ -103,7 +127,14 @@ struct Memory {
 }
 
 impl<'a> Facts<'a> {
-    fn new(model: &'a str, config: &BertConfig, head: Head, files: Option<Files>, flags: &Info) -> Self {
+    fn new(
+        model: &'a str,
+        config: &BertConfig,
+        head: Head,
+        files: Option<Files>,
+        built_in: Vec<BuiltInFacts>,
+        flags: &Info,
+    ) -> Self {
         let mut builder = Builder::new();
         Bert::build(&mut builder, config, head);
         let mut groups = ["embeddings", "encoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
@@ -130,11 +161,16 @@ impl<'a> Facts<'a> {
             seq: flags.seq,
             memory_mib: estimate(config, parameters, flags.batch * flags.seq),
             files,
+            built_in,
         }
     }
 
     fn print(&self) -> anyhow::Result<()> {
         let Self { layers, hidden_size, heads, intermediate_size, vocab_size, .. } = self;
+        for model in &self.built_in {
+            let place = model.path.as_ref().map_or("not found".to_owned(), |path| path.display().to_string());
+            output::line(&format!("without --model, {} use {}: {place}", model.used_by, model.name))?;
+        }
         output::line(&format!("{}: {}", self.model, self.architecture))?;
         output::line(&format!(
             "  {layers} layers of {hidden_size} with {heads} heads, {intermediate_size} inside of the feed-forward layers"

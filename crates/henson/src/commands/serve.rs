@@ -12,6 +12,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::built_in::BuiltIn;
 use crate::flags::serve::Serve;
 use crate::{models, output};
 
@@ -23,7 +24,11 @@ struct Line {
 
 pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let sources = flags.models.iter().map(|model| source(model, flags.download)).collect::<anyhow::Result<_>>()?;
+    let sources = if flags.models.is_empty() {
+        built_in(flags.runs.is_some())?
+    } else {
+        flags.models.iter().map(|model| source(model, flags.download)).collect::<anyhow::Result<_>>()?
+    };
     let settings = Settings {
         batch_tokens: flags.batch_tokens,
         queue_tokens: flags.queue_tokens,
@@ -36,6 +41,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         // An empty variable counts as not set.
         api_key: flags.api_key.clone().filter(|key| !key.is_empty()),
         cors: flags.cors.clone(),
+        allowed_hosts: flags.allow_hosts.clone(),
         runs: flags.runs.clone(),
         http_threads: flags.http_threads,
         ..Settings::default()
@@ -55,6 +61,18 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     }
     server.run()?;
     Ok(())
+}
+
+/// The models that come with henson. The one for vectors is first: it answers wherever both could.
+fn built_in(may_be_none: bool) -> anyhow::Result<Vec<Source>> {
+    let general = match BuiltIn::General.directory() {
+        Err(_) if may_be_none => return Ok(Vec::new()),
+        found => found?,
+    };
+    let sentences = BuiltIn::Sentences.directory().ok();
+    let source = |model: BuiltIn, path| Source { name: model.name().to_owned(), path };
+    let sentences = sentences.map(|path| source(BuiltIn::Sentences, path));
+    Ok(sentences.into_iter().chain([source(BuiltIn::General, general)]).collect())
 }
 
 /// `DIR`, `org/name`, or either with a name before it.

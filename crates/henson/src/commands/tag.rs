@@ -7,6 +7,7 @@ use henson_tasks::Tagger;
 use henson_text::code_point_offsets;
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::flags::tasks::Tag;
 use crate::{input, models, output};
 
@@ -39,7 +40,7 @@ struct Span<'a> {
 
 pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
-    let path = models::resolve(&flags.model.model, flags.model.download)?;
+    let path = models::find(&flags.model, BuiltIn::General)?;
     let opened = match Tagger::is_in(&path) {
         true => Opened::Tagger(Box::new(Tagger::open(&path, &device, flags.compute.dtype)?)),
         false => Opened::Model(Box::new(Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Tag))?)),

@@ -15,6 +15,7 @@ use henson_text::{
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::built_in::BuiltIn;
 use crate::flags::tokenizer::{
     Tokenizer, TokenizerAction, TokenizerEncode, TokenizerExtend, TokenizerInfo, TokenizerKind, TokenizerTrain,
 };
@@ -133,7 +134,7 @@ fn check_destination(out: &Path, overwrite: bool) -> anyhow::Result<()> {
 
 fn run_extend(flags: &TokenizerExtend) -> anyhow::Result<()> {
     check_destination(&flags.out, flags.overwrite)?;
-    let old = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let old = henson_text::Tokenizer::open(&models::find(&flags.model, BuiltIn::General)?)?;
     let mut lines = input::Lines::open(Some(&flags.pieces))?;
     let mut pieces = Vec::new();
     while let Some(line) = lines.next_line()? {
@@ -183,7 +184,7 @@ struct Encoded<'a> {
 }
 
 fn run_encode(flags: &TokenizerEncode) -> anyhow::Result<()> {
-    let tokenizer = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let tokenizer = henson_text::Tokenizer::open(&models::find(&flags.model, BuiltIn::General)?)?;
     let regularisation = match (flags.dropout, flags.alpha) {
         (Some(probability), _) => Regularisation::Dropout { probability },
         (_, Some(alpha)) => Regularisation::Sampling { alpha },
@@ -260,7 +261,7 @@ struct Fit {
 const SHOWN: usize = 10;
 
 fn run_info(flags: &TokenizerInfo) -> anyhow::Result<()> {
-    let tokenizer = henson_text::Tokenizer::open(&models::resolve(&flags.model.model, flags.model.download)?)?;
+    let tokenizer = henson_text::Tokenizer::open(&models::find(&flags.model, BuiltIn::General)?)?;
     let kind = match tokenizer.kind() {
         Kind::WordPiece => "wordpiece",
         // The letter that stands for a space.
@@ -271,7 +272,7 @@ fn run_info(flags: &TokenizerInfo) -> anyhow::Result<()> {
     };
     let special = tokenizer.special().by_role();
     let facts = Facts {
-        model: &flags.model.model,
+        model: flags.model.shown(),
         kind,
         vocabulary_size: tokenizer.vocabulary_size(),
         lowercase: tokenizer.lowercase(),

@@ -30,7 +30,7 @@ pub(crate) struct Eval {
     pub(crate) task: Task,
 
     #[command(flatten)]
-    pub(crate) model: Option<ModelName>,
+    pub(crate) model: ModelName,
 
     /// The benchmark's own file; - is standard input
     #[arg(long, value_name = "FILE")]

@@ -16,7 +16,7 @@ columns, SQuAD's JSON); --train and --dev name files themselves. Labels are the 
 The same command again goes on where the run was stopped, killed or interrupted. Keys for --set and recipes: batch_size, \
 epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper), dropout, layer_decay, freeze, \
 class_weights, evals_per_epoch, patience, limit, …; docs/finetuning.md has all.\n\n\
-Examples:\n  henson finetune --task mrpc --model DIR --data glue --out mrpc\n  \
+Examples:\n  henson finetune --task mrpc --data glue --out mrpc\n  \
 henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \
 henson finetune --task ner --model DIR --data conll2003 --out ner --set epochs=4 --set layer_decay=0.9\n  \
 henson finetune --task ner --model DIR --data conll2003 --out tagger --frozen --layers concat-last-4 --head bilstm --crf\n  \
@@ -32,8 +32,9 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
     pub(crate) task: Option<String>,
 
-    /// The model to start from: a directory, or org/name from the local Hugging Face cache
-    #[arg(long, value_name = "DIR", required_unless_present = "recipe")]
+    /// The model to start from: a directory, or org/name from the local Hugging Face cache [default: the recipe's, else the
+    /// model that comes with henson]
+    #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
 
     /// Fetch org/name from the Hugging Face Hub if it is not in the cache

@@ -17,6 +17,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_tensor::{DType, Device, Isa};
 
 /// The BERT family of language models in one program: fill, embed, features; model directories in and out; benchmarks.
+use crate::built_in::BuiltIn;
+
 #[derive(Parser, Debug)]
 #[command(name = "henson", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Results go to standard output, messages and progress to standard error.\n\
@@ -59,7 +61,8 @@ An interrupted set goes on with the same command; finished variants are not run 
     )]
     Ablate(ablate::Ablate),
     /// Fill the [MASK]s of a text with the likeliest words
-    #[command(after_help = "Example:\n  henson fill --model DIR 'The capital of France is [MASK].'")]
+    #[command(after_help = "Examples:\n  henson fill 'The capital of France is [MASK].'\n  \
+henson fill --model DIR --json --file sentences.txt > words.jsonl")]
     Fill(Fill),
     /// Say which class a text or a pair of texts belongs to
     Classify(tasks::Classify),
@@ -70,7 +73,7 @@ An interrupted set goes on with the same command; finished variants are not run 
     /// Say which of several choices fits a context
     Choose(tasks::Choose),
     /// Turn texts into vectors, one each
-    #[command(after_help = "Examples:\n  henson embed --model DIR 'A sentence.' 'Another one.'\n  \
+    #[command(after_help = "Examples:\n  henson embed 'A sentence.' 'Another one.'\n  \
 henson embed --model DIR --json --file sentences.txt > vectors.jsonl\n\n\
 A directory of sentence-transformers says itself how to pool, whether to normalise and how long texts may be; \
 flags overrule it. Other models give the mean of their tokens.")]
@@ -98,9 +101,9 @@ lacks, is reported.\n\nExample:\n  henson convert SRC DST --dtype bf16")]
 /// Which model.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct ModelName {
-    /// A model directory, or org/name from the local Hugging Face cache
+    /// A model directory, or org/name from the local Hugging Face cache [default: the model that comes with henson]
     #[arg(long, value_name = "DIR")]
-    pub(crate) model: String,
+    pub(crate) model: Option<String>,
 
     /// Fetch org/name from the Hugging Face Hub if it is not in the cache
     #[arg(long)]
@@ -108,6 +111,13 @@ pub(crate) struct ModelName {
 }
 
 /// Which texts.
+impl ModelName {
+    /// What it is called in results.
+    pub(crate) fn shown(&self) -> &str {
+        self.model.as_deref().unwrap_or(BuiltIn::General.name())
+    }
+}
+
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Texts {
     /// The texts; without any, one a line from --file or standard input
@@ -240,8 +250,7 @@ pub(crate) struct Features {
 
 #[derive(Args, Debug)]
 pub(crate) struct Info {
-    /// A size (bert-tiny … bert-large), a model directory, or org/name from the cache
-    #[arg(required_unless_present = "devices")]
+    /// A size (bert-tiny … bert-large), a model directory, or org/name from the cache [default: what comes with henson]
     pub(crate) model: Option<String>,
 
     /// List what this machine can compute on

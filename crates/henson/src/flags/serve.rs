@@ -8,7 +8,7 @@ use clap::Args;
 use super::{Compute, parse_count};
 
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  henson serve --model DIR\n  \
+#[command(after_help = "Examples:\n  henson serve\n  henson serve --model DIR --runs RUNS\n  \
 henson serve --model minilm=DIR --model sentiment=OTHER --dtype bf16 --port 8080\n  \
 HENSON_API_KEY=secret henson serve --model DIR --host 0.0.0.0\n\n\
 Then open http://127.0.0.1:8080 or:\n  curl localhost:8080/embed -H 'Content-Type: application/json' -d '{\"inputs\": \"Jim Henson\"}'\n\n\
@@ -16,6 +16,7 @@ Signals: INT and TERM stop it after all accepted requests are answered, HUP load
 docs/serving.md has every route with an example.")]
 pub(crate) struct Serve {
     /// A model directory, or org/name from the local Hugging Face cache, under its own name or another; may be repeated
+    /// [default: the models that come with henson]
     #[arg(long = "model", value_name = "[NAME=]DIR")]
     pub(crate) models: Vec<String>,
 
@@ -38,6 +39,12 @@ pub(crate) struct Serve {
     /// An origin whose pages may call this server, such as `https://example.org`, or `*`; may be repeated [default: none]
     #[arg(long = "cors", value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
+
+    /// A host that requests may name, such as `models.example.org`, beside localhost and loopback addresses; may be repeated.
+    /// On a loopback address others get status 421, so that pages of other sites cannot read answers; elsewhere
+    /// names are checked only where one is given
+    #[arg(long = "allow-host", value_name = "NAME")]
+    pub(crate) allow_hosts: Vec<String>,
 
     /// A directory of training runs to show
     #[arg(long, value_name = "DIR")]

@@ -74,7 +74,7 @@ impl Running {
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
-        self.send(&format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"), b"")
+        self.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"), b"")
     }
 
     pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
@@ -121,7 +121,7 @@ impl Drop for Running {
 }
 
 pub(crate) fn head(path: &str, length: usize, headers: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n")
+    format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n")
 }
 
 /// What a server said; status 0 where it closed the connection without a word.

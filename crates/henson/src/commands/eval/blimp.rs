@@ -69,7 +69,7 @@ pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
     let scores = score(&scorer, &pairs, &mut speed)?;
     let mut result = Result {
         task: "blimp",
-        model: &model.model,
+        model: model.shown(),
         data: &flags.data,
         scoring: scorer.name(),
         overall: Tally::default(),

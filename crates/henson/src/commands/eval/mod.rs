@@ -7,13 +7,13 @@ mod predictions;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Context;
 use henson_checkpoint::CheckpointError;
 use henson_infer::{InferError, Model, Scoring, Want};
 use henson_tensor::{DType, Device};
 
 pub(crate) use blimp::accuracy as blimp_accuracy;
 
+use crate::built_in::BuiltIn;
 use crate::flags::eval::{Eval, ScoringName, Task};
 use crate::flags::labelled::Labelled;
 use crate::flags::{LengthFlags, ModelName};
@@ -34,7 +34,8 @@ fn model_of(flags: &Eval) -> anyhow::Result<&ModelName> {
     let LengthFlags { max_length, windows } = flags.length;
     let only_texts = max_length.is_none() && !windows && flags.mistakes.is_none() && flags.threshold.is_none();
     anyhow::ensure!(only_texts, "--max-length, --windows, --mistakes and --threshold mean nothing to this task");
-    flags.model.as_ref().context("this task needs --model DIR: the language model to measure")
+    anyhow::ensure!(flags.predictions.is_none(), "--predictions mean nothing to this task: it measures a --model");
+    Ok(&flags.model)
 }
 
 /// A language model, and how it is to score texts.
@@ -46,7 +47,7 @@ struct Scorer {
 impl Scorer {
     fn of_flags(flags: &Eval, model: &ModelName) -> anyhow::Result<Self> {
         let device = flags.compute.device()?;
-        let path = models::resolve(&model.model, model.download)?;
+        let path = models::find(model, BuiltIn::General)?;
         Self::open(&path, &device, flags.compute.dtype, flags.scoring)
     }
 

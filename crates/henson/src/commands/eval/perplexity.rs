@@ -71,7 +71,7 @@ pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
     let loss = -sum / pieces as f64;
     let result = Result {
         task: "perplexity",
-        model: &model.model,
+        model: model.shown(),
         data: &flags.data,
         scoring: scorer.name(),
         loss,

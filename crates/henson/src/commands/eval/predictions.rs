@@ -6,7 +6,6 @@ use henson_tasks::{Prediction, Reading, Score, Set, Task, read, read_null_odds, 
 use serde_json::{Value, json};
 
 use crate::commands::predict::Asked;
-use crate::flags::ModelName;
 use crate::flags::eval::Eval;
 use crate::output;
 
@@ -19,7 +18,7 @@ const MOST_LABELS: usize = 12;
 pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
     // Scores do not depend on where answers stand.
     let reading = Reading { places_needed: false, ..flags.labelled.reading(task) };
-    let (set, predicted, threshold) = match (&flags.predictions, &flags.model) {
+    let (set, predicted, threshold) = match (&flags.predictions, &flags.model.model) {
         (Some(file), _) => {
             anyhow::ensure!(
                 flags.threshold.is_none() || flags.null_odds.is_some(),
@@ -69,11 +68,11 @@ fn from_file(flags: &Eval, reading: &Reading, file: &Path) -> anyhow::Result<Pre
     Ok((set, predicted, flags.threshold))
 }
 
-fn from_models(flags: &Eval, reading: Reading, model: &ModelName) -> anyhow::Result<Predicted> {
+fn from_models(flags: &Eval, reading: Reading, model: &str) -> anyhow::Result<Predicted> {
     let meaningless = flags.limit.is_some() || flags.scoring.is_some();
     anyhow::ensure!(!meaningless, "--limit, --sample and --scoring mean nothing to this task");
-    let names: Vec<String> = model.model.split(',').map(str::to_owned).collect();
-    let asked = Asked { names: &names, download: model.download, compute: &flags.compute, length: flags.length };
+    let names: Vec<String> = model.split(',').map(str::to_owned).collect();
+    let asked = Asked { names: &names, download: flags.model.download, compute: &flags.compute, length: flags.length };
     let may_be_unanswerable = reading.task.may_be_unanswerable;
     // All questions are answered first, so that the best threshold can be told.
     let (set, predicted, own) = asked.predict(&flags.data, reading, may_be_unanswerable.then_some(f64::MAX))?;
@@ -87,8 +86,8 @@ fn object(flags: &Eval, task: &Task, score: &Score, skipped: usize, undecided: u
     if let Some(predictions) = &flags.predictions {
         object.insert("predictions".to_owned(), json!(predictions));
     }
-    if let Some(model) = &flags.model {
-        object.insert("model".to_owned(), json!(model.model));
+    if let Some(model) = &flags.model.model {
+        object.insert("model".to_owned(), json!(model));
     }
     object.insert("skipped".to_owned(), json!(skipped));
     object.insert("undecided".to_owned(), json!(undecided));

@@ -1,0 +1,141 @@
+//! The models that henson comes with, for commands that were not told which one to use. They are directories like any
+//! other: beside the binary, in `../share/henson` of it, in the source tree that it was built in, or, with the build
+//! feature `embedded-model`, inside of it. Nothing is downloaded.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+/// A model by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BuiltIn {
+    /// A masked language model: to fill, to read features off, to fine-tune.
+    General,
+    /// The same, tuned for vectors of sentences.
+    Sentences,
+}
+
+/// None of the places has it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no --model was named, and {name}, which comes with henson, was not found. Looked for {}; and for a source tree of \
+     henson around the program. Name a model with --model DIR (or --model org/name, which --download fetches); `henson \
+     demo` makes a small one in a few minutes",
+    listed(places)
+)]
+struct NotFound {
+    name: &'static str,
+    places: Vec<PathBuf>,
+}
+
+fn listed(places: &[PathBuf]) -> String {
+    places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(" and ")
+}
+
+impl BuiltIn {
+    /// All of them, the one for most commands first.
+    pub(crate) const ALL: [BuiltIn; 2] = [BuiltIn::General, BuiltIn::Sentences];
+
+    /// The name of its directory.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            BuiltIn::General => "henson-12m",
+            BuiltIn::Sentences => "henson-12m-sentences",
+        }
+    }
+
+    /// The one of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|model| model.name() == name)
+    }
+
+    /// Its directory, or what to do where there is none.
+    pub(crate) fn directory(self) -> anyhow::Result<PathBuf> {
+        let program = std::env::current_exe().context("cannot tell where this program is; name a --model")?;
+        let beside = program.parent().unwrap_or(Path::new("."));
+        if let Some(found) = look(beside, self.name()) {
+            return Ok(found);
+        }
+        #[cfg(feature = "embedded-model")]
+        if let Some(unpacked) = embedded::unpack(self.name())? {
+            return Ok(unpacked);
+        }
+        Err(NotFound { name: self.name(), places: installed(beside, self.name()).to_vec() }.into())
+    }
+}
+
+/// Where an installed program has its models.
+fn installed(beside: &Path, name: &str) -> [PathBuf; 2] {
+    let share = beside.parent().unwrap_or(beside).join("share/henson");
+    [beside, &share].map(|place| place.join("models").join(name))
+}
+
+fn look(beside: &Path, name: &str) -> Option<PathBuf> {
+    // A directory above the program is only looked into where it is henson's own source: /models may be anybody's.
+    let trees = beside.ancestors().filter(|above| above.join("crates/henson/Cargo.toml").is_file());
+    let in_tree = trees.map(|tree| tree.join("models").join(name));
+    installed(beside, name).into_iter().chain(in_tree).find(|place| place.join("config.json").is_file())
+}
+
+/// Files inside of the program. Weights are mapped into memory from a file, so they are unpacked once, into the cache.
+#[cfg(feature = "embedded-model")]
+mod embedded {
+    use std::path::PathBuf;
+
+    use anyhow::Context;
+
+    /// A model: its name, a digest of its files, and the files by name.
+    type Model = (&'static str, &'static str, &'static [(&'static str, &'static [u8])]);
+
+    // `MODELS: &[Model]`, which build.rs writes.
+    include!(concat!(env!("OUT_DIR"), "/embedded_models.rs"));
+
+    pub(super) fn unpack(name: &str) -> anyhow::Result<Option<PathBuf>> {
+        let Some((name, digest, files)) = MODELS.iter().find(|(known, ..)| *known == name) else { return Ok(None) };
+        let cache = crate::models::own_cache()
+            .context("there is nowhere to unpack the built-in model: set HOME or XDG_CACHE_HOME, or name a --model")?;
+        // The digest, so that another version of henson finds its own.
+        let directory = cache.join("models").join(format!("{name}-{digest}"));
+        for (file, bytes) in *files {
+            let path = directory.join(file);
+            if std::fs::metadata(&path).is_ok_and(|known| known.len() == bytes.len() as u64) {
+                continue;
+            }
+            let unwritten = || format!("cannot unpack the built-in model to {}", path.display());
+            std::fs::create_dir_all(path.parent().unwrap_or(&directory)).with_context(unwritten)?;
+            henson_checkpoint::write_atomic(&path, bytes).with_context(unwritten)?;
+        }
+        Ok(Some(directory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_found_in_order() {
+        let root = tempfile::TempDir::new().unwrap();
+        let at = |path: &str| root.path().join(path);
+        let make = |path: &str| {
+            std::fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            std::fs::write(at(path), "{}").unwrap();
+        };
+        let bin = at("src/target/release");
+        let found = || look(&bin, "m").map(|path| path.strip_prefix(root.path()).unwrap().to_owned());
+        assert_eq!(found(), None);
+        // Above the program, but in nobody's source tree.
+        make("models/m/config.json");
+        make("src/models/m/config.json");
+        assert_eq!(found(), None);
+        make("src/crates/henson/Cargo.toml");
+        assert_eq!(found(), Some("src/models/m".into()));
+        make("src/target/share/henson/models/m/config.json");
+        assert_eq!(found(), Some("src/target/share/henson/models/m".into()));
+        // A directory without a model in it is passed over.
+        std::fs::create_dir_all(bin.join("models/m")).unwrap();
+        assert_eq!(found(), Some("src/target/share/henson/models/m".into()));
+        make("src/target/release/models/m/config.json");
+        assert_eq!(found(), Some("src/target/release/models/m".into()));
+    }
+}

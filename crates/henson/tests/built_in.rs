@@ -1,0 +1,169 @@
+//! Commands without `--model`: the models beside the program are used, and where there are none, the message says where they
+//! were looked for and what to do. A program of its own is put into an empty directory, so that what lies in the source
+//! tree does not matter.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// An installed henson: `bin/henson`, and whatever models are put beside it.
+struct Installed(TempDir);
+
+impl Installed {
+    fn new() -> Self {
+        let root = TempDir::new().unwrap();
+        std::fs::create_dir(root.path().join("bin")).unwrap();
+        let (built, own) = (env!("CARGO_BIN_EXE_henson"), root.path().join("bin/henson"));
+        std::fs::hard_link(built, &own).or_else(|_| std::fs::copy(built, &own).map(drop)).unwrap();
+        Self(root)
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    /// The golden weights of a head with a vocabulary of its 71 pieces, as a model beside the program.
+    fn put(&self, head: &str, place: &str) {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/bert-golden").join(head);
+        let directory = self.at(place);
+        std::fs::create_dir_all(&directory).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(golden.join(file), directory.join(file)).unwrap();
+        }
+        let mut pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned).to_vec();
+        pieces.extend((pieces.len()..71).map(|i| format!("word{i}")));
+        std::fs::write(directory.join("vocab.txt"), pieces.join("\n") + "\n").unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.at("bin/henson"));
+        command.args(arguments).env("HF_HOME", "nowhere").env("HOME", self.0.path()).current_dir(self.0.path());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    #[track_caller]
+    fn line(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    #[track_caller]
+    fn fails(&self, arguments: &[&str], parts: &[&str]) {
+        let output = self.run(arguments);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
+        for part in parts {
+            assert!(message.contains(part), "{arguments:?}: expected `{part}` in: {message}");
+        }
+    }
+}
+
+#[test]
+fn without_models_the_message_says_what_to_do() {
+    let henson = Installed::new();
+    let (beside, share) = (henson.at("bin/models/henson-12m"), henson.at("share/henson/models/henson-12m"));
+    let parts = [beside.to_str().unwrap(), share.to_str().unwrap(), "--model DIR", "henson demo"];
+    std::fs::write(henson.at("text.txt"), "a\n").unwrap();
+    for arguments in [
+        &["fill", "[MASK]"][..],
+        &["features", "a"],
+        &["classify", "a"],
+        &["tag", "a"],
+        &["answer", "--question", "a", "--passage", "b"],
+        &["choose", "--context", "a", "b"],
+        &["tokenizer", "encode", "a"],
+        &["tokenizer", "info"],
+        &["eval", "--task", "perplexity", "--data", "text.txt"],
+        &["finetune", "--task", "classify", "--train", "text.txt", "--out", "run"],
+        &["info"],
+        &["serve", "--port", "0"],
+        &["fill", "--model", "henson-12m", "[MASK]"],
+    ] {
+        henson.fails(arguments, &parts);
+    }
+    henson.fails(&["embed", "a"], &["henson-12m-sentences", "--model DIR"]);
+    // Scores of labels need a model that was made for them, or predictions.
+    henson.fails(&["eval", "--task", "sst2", "--data", "text.txt"], &["--model DIR", "--predictions"]);
+}
+
+#[test]
+fn models_beside_the_program_are_used() {
+    let henson = Installed::new();
+    henson.put("mlm", "share/henson/models/henson-12m");
+    let filled = henson.line(&["fill", "--json", "-k", "1", "[MASK] word40"]);
+    let named = henson.line(&["fill", "--model", "henson-12m", "--json", "-k", "1", "[MASK] word40"]);
+    let by_path =
+        henson.line(&["fill", "--model", "share/henson/models/henson-12m", "--json", "-k", "1", "[MASK] word40"]);
+    assert!(filled == named && filled == by_path, "{filled}");
+    assert_eq!(henson.line(&["tokenizer", "info", "--json"])["model"], "henson-12m");
+    // Without one for sentences, the general one does, and says so.
+    let output = henson.run(&["embed", "--json", "word40"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: henson-12m-sentences was not found"));
+    let general: Value = serde_json::from_slice(&output.stdout).unwrap();
+    henson.put("pretraining-gelu-new", "bin/models/henson-12m-sentences");
+    let tuned = henson.line(&["embed", "--json", "word40"]);
+    assert!(tuned["embedding"].is_array() && tuned != general);
+    let facts = henson.line(&["info", "--json"]);
+    assert_eq!(facts["model"], "henson-12m");
+    for (i, place) in ["share/henson/models/henson-12m", "bin/models/henson-12m-sentences"].iter().enumerate() {
+        assert_eq!(facts["built_in"][i]["path"], henson.at(place).to_str().unwrap());
+    }
+    henson.fails(&["classify", "word40"], &["henson-12m", "a masked language model", "classifier", "henson finetune"]);
+}
+
+#[test]
+fn a_server_without_models_named_has_those_that_are_there() {
+    let henson = Installed::new();
+    henson.put("mlm", "bin/models/henson-12m");
+    henson.put("pretraining-gelu-new", "bin/models/henson-12m-sentences");
+    // As sentence-transformers mark their directories: the encoder alone is used.
+    std::fs::write(henson.at("bin/models/henson-12m-sentences/modules.json"), "[]").unwrap();
+    let mut child = henson
+        .command(&["serve", "--port", "0", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address: Value = serde_json::from_str(&line).unwrap();
+    let address = address["address"].as_str().unwrap().trim_start_matches("http://").to_owned();
+    let ask = |method: &str, path: &str, body: &str| -> (u16, Value) {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer[9..12].parse().unwrap();
+        (status, serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap())
+    };
+    let begin = std::time::Instant::now();
+    while ask("GET", "/health", "").0 != 200 {
+        assert!(begin.elapsed().as_secs() < 60, "the models are not loaded");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // Each route takes the first model that can do it: vectors those tuned for it, blanks the other.
+    let embed = ask("POST", "/embed", r#"{"inputs": "word40"}"#);
+    let tuned = ask("POST", "/models/henson-12m-sentences/embed", r#"{"inputs": "word40"}"#);
+    let general = ask("POST", "/models/henson-12m/embed", r#"{"inputs": "word40"}"#);
+    let filled = ask("POST", "/fill", r#"{"inputs": "[MASK] word40"}"#);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((embed.0, &embed.1), (200, &tuned.1));
+    assert_ne!(embed.1, general.1);
+    assert_eq!(filled.0, 200, "{}", filled.1);
+}
