@@ -1,7 +1,9 @@
 //! Answers to questions from passages.
 
 use henson_models::Capture;
-use henson_text::{AnswerSettings, Answers, Features, QuestionSettings, QuestionWindows, SpanLogits, find_answers};
+use henson_text::{
+    AnswerSettings, Answers, Features, QuestionSettings, QuestionWindows, SpanLogits, Stride, find_answers,
+};
 
 use crate::{InferError, Model, Result, Task};
 
@@ -21,10 +23,15 @@ impl Model {
         self.bert().config().no_answer_threshold()
     }
 
-    /// How questions are asked of this model unless told otherwise: the paper's settings, within the model's length.
+    /// How questions are asked of this model unless told otherwise: as in its fine-tuning, where config.json says how that
+    /// was, else the paper's settings, within the model's length.
     pub fn question_settings(&self) -> QuestionSettings {
-        let paper = QuestionSettings::default();
-        QuestionSettings { max_length: paper.max_length.min(self.most_tokens()), ..paper }
+        let (paper, trained) = (QuestionSettings::default(), self.bert().config().reading);
+        QuestionSettings {
+            max_length: trained.map_or(paper.max_length, |reading| reading.max_length).min(self.most_tokens()),
+            stride: trained.and_then(|reading| reading.stride).map_or(paper.stride, Stride::Step),
+            max_question: trained.and_then(|reading| reading.max_question).unwrap_or(paper.max_question),
+        }
     }
 
     /// Which answers are looked for unless told otherwise: the paper's, with the model's own threshold.

@@ -20,6 +20,10 @@ pub enum Layers {
     ConcatLast(usize),
     /// All blocks added up, without the embeddings.
     SumAll,
+    /// The mean of the last n.
+    MeanLast(usize),
+    /// The mean of all blocks, without the embeddings.
+    MeanAll,
     /// Embeddings and all blocks, side by side.
     All,
 }
@@ -34,10 +38,14 @@ impl FromStr for Layers {
             "embeddings" => return Ok(Layers::One(0)),
             "all" => return Ok(Layers::All),
             "sum-all" => return Ok(Layers::SumAll),
+            "mean-all" => return Ok(Layers::MeanAll),
             _ => {}
         }
         if let Some(n) = text.strip_prefix("sum-last-").and_then(number) {
             return Ok(Layers::SumLast(n));
+        }
+        if let Some(n) = text.strip_prefix("mean-last-").and_then(number) {
+            return Ok(Layers::MeanLast(n));
         }
         if let Some(n) = text.strip_prefix("concat-last-").and_then(number) {
             return Ok(Layers::ConcatLast(n));
@@ -45,7 +53,7 @@ impl FromStr for Layers {
         text.parse::<i32>().map(Layers::One).map_err(|_| {
             format!(
                 "unknown layers `{text}`: expected last, a number (0 embeddings, 1 the first block, -1 the last), \
-                 sum-last-4, concat-last-4, sum-all, all or embeddings"
+                 sum-last-4, mean-last-4, concat-last-4, sum-all, mean-all, all or embeddings"
             )
         })
     }
@@ -59,28 +67,35 @@ impl fmt::Display for Layers {
             Layers::SumLast(n) => write!(f, "sum-last-{n}"),
             Layers::ConcatLast(n) => write!(f, "concat-last-{n}"),
             Layers::SumAll => f.write_str("sum-all"),
+            Layers::MeanLast(n) => write!(f, "mean-last-{n}"),
+            Layers::MeanAll => f.write_str("mean-all"),
             Layers::All => f.write_str("all"),
         }
     }
 }
 
 impl Layers {
-    /// The hidden states to use (0 to L), and whether they are added up.
-    fn choose(self, blocks: usize) -> Result<(Vec<usize>, bool)> {
+    /// The hidden states to use (0 to L), and the factor on their sum; none: they lie side by side.
+    fn choose(self, blocks: usize) -> Result<(Vec<usize>, Option<f32>)> {
         let wrong = |what: String| Err(InferError::Layers(format!("{what}: the model has {blocks} layers")));
+        let last = |n: usize| (blocks + 1 - n..=blocks).collect();
         match self {
             Layers::One(n) => {
                 let index = if n < 0 { blocks as i64 + 1 + i64::from(n) } else { i64::from(n) };
                 match usize::try_from(index) {
-                    Ok(index) if index <= blocks => Ok((vec![index], false)),
+                    Ok(index) if index <= blocks => Ok((vec![index], None)),
                     _ => wrong(format!("there is no layer {n}")),
                 }
             }
-            Layers::SumLast(n) | Layers::ConcatLast(n) if n > blocks => wrong(format!("there are no {n} last layers")),
-            Layers::SumLast(n) => Ok(((blocks + 1 - n..=blocks).collect(), true)),
-            Layers::ConcatLast(n) => Ok(((blocks + 1 - n..=blocks).collect(), false)),
-            Layers::SumAll => Ok(((1..=blocks).collect(), true)),
-            Layers::All => Ok(((0..=blocks).collect(), false)),
+            Layers::SumLast(n) | Layers::MeanLast(n) | Layers::ConcatLast(n) if n > blocks => {
+                wrong(format!("there are no {n} last layers"))
+            }
+            Layers::SumLast(n) => Ok((last(n), Some(1.0))),
+            Layers::MeanLast(n) => Ok((last(n), Some(1.0 / n as f32))),
+            Layers::ConcatLast(n) => Ok((last(n), None)),
+            Layers::SumAll => Ok((last(blocks), Some(1.0))),
+            Layers::MeanAll => Ok((last(blocks), Some(1.0 / blocks as f32))),
+            Layers::All => Ok(((0..=blocks).collect(), None)),
         }
     }
 }
@@ -104,33 +119,40 @@ impl Model {
     /// A vector for every token of every text. With windows, each piece comes from the window where it has most
     /// context, and the special tokens from the first and the last one.
     pub fn features(&self, texts: &[&str], layers: Layers, length: Length) -> Result<Vec<TokenFeatures>> {
-        let config = self.bert().config();
-        let (chosen, sum) = layers.choose(config.num_hidden_layers)?;
-        let h = config.hidden_size;
-        let width = if sum { h } else { h * chosen.len() };
         let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
         let sequences: Vec<&Features> = prepared.iter().flat_map(|p| &p.windows).collect();
+        let (vectors, width) = self.features_of_sequences(&sequences, layers)?;
+        let mut vectors = vectors.into_iter();
+        Ok(prepared.iter().map(|p| self.join(p, vectors.by_ref().take(p.windows.len()).collect(), width)).collect())
+    }
+
+    /// A vector for every position of sequences that were laid out elsewhere, row after row, and how long one is.
+    pub fn features_of_sequences(&self, sequences: &[&Features], layers: Layers) -> Result<(Vec<Vec<f32>>, usize)> {
+        let config = self.bert().config();
+        let (chosen, factor) = layers.choose(config.num_hidden_layers)?;
+        let h = config.hidden_size;
+        let width = if factor.is_some() { h } else { h * chosen.len() };
         let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
         let capture = Capture { hidden_states: true, attention_maps: false };
-        self.encode(&sequences, capture, |_, batch, encoded, _| {
+        self.encode(sequences, capture, |_, batch, encoded, _| {
             let states: Vec<Vec<f32>> =
                 chosen.iter().map(|i| encoded.hidden_states[*i].tensor().to_f32()).collect::<Result<_, _>>()?;
             for sequence in batch.layout.offsets().windows(2) {
                 let mut rows = Vec::with_capacity((sequence[1] - sequence[0]) as usize * width);
                 for token in sequence[0] as usize..sequence[1] as usize {
                     let parts = states.iter().map(|state| &state[token * h..(token + 1) * h]);
-                    if sum {
-                        rows.extend((0..h).map(|c| parts.clone().map(|part| part[c]).sum::<f32>()));
-                    } else {
-                        parts.for_each(|part| rows.extend_from_slice(part));
+                    match factor {
+                        Some(factor) => {
+                            rows.extend((0..h).map(|c| factor * parts.clone().map(|part| part[c]).sum::<f32>()));
+                        }
+                        None => parts.for_each(|part| rows.extend_from_slice(part)),
                     }
                 }
                 vectors.push(rows);
             }
             Ok(())
         })?;
-        let mut vectors = vectors.into_iter();
-        Ok(prepared.iter().map(|p| self.join(p, vectors.by_ref().take(p.windows.len()).collect(), width)).collect())
+        Ok((vectors, width))
     }
 
     /// The rows of a text's windows as one list of tokens.
@@ -162,15 +184,17 @@ mod tests {
     #[test]
     fn choices_of_layers() {
         let choose = |text: &str| text.parse::<Layers>().unwrap().choose(4).map_err(|e| e.to_string());
-        assert_eq!(choose("last"), Ok((vec![4], false)));
-        assert_eq!(choose("-2"), Ok((vec![3], false)));
-        assert_eq!(choose("embeddings"), Ok((vec![0], false)));
-        assert_eq!(choose("sum-last-4"), Ok((vec![1, 2, 3, 4], true)));
-        assert_eq!(choose("concat-last-2"), Ok((vec![3, 4], false)));
-        assert_eq!(choose("all"), Ok((vec![0, 1, 2, 3, 4], false)));
+        assert_eq!(choose("last"), Ok((vec![4], None)));
+        assert_eq!(choose("-2"), Ok((vec![3], None)));
+        assert_eq!(choose("embeddings"), Ok((vec![0], None)));
+        assert_eq!(choose("sum-last-4"), Ok((vec![1, 2, 3, 4], Some(1.0))));
+        assert_eq!(choose("mean-last-2"), Ok((vec![3, 4], Some(0.5))));
+        assert_eq!(choose("mean-all"), Ok((vec![1, 2, 3, 4], Some(0.25))));
+        assert_eq!(choose("concat-last-2"), Ok((vec![3, 4], None)));
+        assert_eq!(choose("all"), Ok((vec![0, 1, 2, 3, 4], None)));
         assert!(choose("5").unwrap_err().contains("no layer 5"));
         assert!(choose("-6").unwrap_err().contains("no layer -6"));
-        assert!(choose("sum-last-5").is_err());
+        assert!(choose("sum-last-5").is_err() && choose("mean-last-5").is_err());
         assert!("first".parse::<Layers>().unwrap_err().contains("concat-last-4"));
     }
 }

@@ -143,6 +143,14 @@ impl Model {
         self.bert.config().max_position_embeddings
     }
 
+    /// How texts are read for the task of the model's head unless told otherwise: as in its fine-tuning, where config.json
+    /// says how that was, else as much as it takes, cut. (What [`fill`](Self::fill), [`embed`](Self::embed) and
+    /// [`features`](Self::features) read is no matter of the head.)
+    pub fn task_length(&self) -> Length {
+        let trained = self.bert.config().reading;
+        trained.map_or(Length::CUT, |reading| Length { most: Some(reading.max_length), windows: reading.windows })
+    }
+
     /// A length that was asked for, within the model's own.
     pub(crate) fn length_within(&self, most: Option<usize>) -> usize {
         most.map_or(self.most_tokens(), |most| most.min(self.most_tokens()))

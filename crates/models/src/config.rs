@@ -60,12 +60,35 @@ pub struct BertConfig {
     /// The class that `transformers` loads the weights into.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub architectures: Vec<String>,
+    /// How a fine-tuned model read its texts in training, which is how it reads them afterwards unless told otherwise. A key
+    /// of our own, which `transformers` keeps and does not read.
+    #[serde(rename = "henson_reading", default, skip_serializing_if = "Option::is_none")]
+    pub reading: Option<TrainedReading>,
     /// `bert`.
     #[serde(default = "bert")]
     pub model_type: String,
     /// Keys that we do not know, kept as they are.
     #[serde(flatten)]
     pub other: Map<String, Value>,
+}
+
+/// How texts became sequences when a model was fine-tuned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainedReading {
+    /// The most tokens of a sequence, special ones included.
+    pub max_length: usize,
+    /// Whether longer texts were divided into windows that overlap, instead of cut.
+    pub windows: bool,
+    /// Questions: from the beginning of one window over the passage to that of the next, in pieces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<usize>,
+    /// Questions: the most pieces of a question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_question: Option<usize>,
+    /// Words with tags: whether the sentences around them, of the same document, were read along with them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub document_context: bool,
 }
 
 const NO_ANSWER_THRESHOLD: &str = "henson_no_answer_threshold";
@@ -186,6 +209,7 @@ impl BertConfig {
             label2id: BTreeMap::new(),
             problem_type: None,
             architectures: Vec::new(),
+            reading: None,
             model_type: bert(),
             other: Map::new(),
         }
@@ -227,6 +251,12 @@ impl BertConfig {
             ("intermediate_size", self.intermediate_size, 1 << 20),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
             ("type_vocab_size", self.type_vocab_size, 1 << 16),
+            (
+                "henson_reading.max_length",
+                self.reading.map_or(1, |reading| reading.max_length),
+                self.max_position_embeddings,
+            ),
+            ("henson_reading.stride", self.reading.and_then(|reading| reading.stride).unwrap_or(1), 1 << 20),
         ];
         for (key, got, most) in sizes {
             if got == 0 || got > most {
@@ -357,7 +387,23 @@ mod tests {
         config.set_no_answer_threshold(None);
         assert_eq!(config.to_json().unwrap(), json);
 
+        let reading = TrainedReading {
+            max_length: 128,
+            windows: true,
+            stride: None,
+            max_question: None,
+            document_context: false,
+        };
+        config.reading = Some(reading);
+        let written = config.to_json().unwrap();
+        assert_eq!(written["henson_reading"], serde_json::json!({"max_length": 128, "windows": true}));
+        assert_eq!(BertConfig::from_value(written).unwrap().reading, Some(reading));
+
+        let of_length = |n: usize| serde_json::json!({"max_length": n, "windows": false});
         let cases = [
+            ("henson_reading", of_length(0), "`henson_reading.max_length` is 0"),
+            ("henson_reading", of_length(513), "1 to 512"),
+            ("henson_reading", Value::from(128), "invalid type"),
             ("num_attention_heads", Value::from(3), "divisor of hidden_size"),
             ("hidden_size", Value::from(0), "`hidden_size` is 0"),
             ("vocab_size", Value::from(1u64 << 40), "`vocab_size` is"),

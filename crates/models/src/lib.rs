@@ -10,5 +10,5 @@ mod naming;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use bert::{Bert, Capture, Encoded, Head};
-pub use config::{BertConfig, ConfigError, HiddenActivation, Size};
+pub use config::{BertConfig, ConfigError, HiddenActivation, Size, TrainedReading};
 pub use naming::Naming;

@@ -88,10 +88,22 @@ impl Template {
     /// shortened to it, so that no piece is skipped, and the last window is the first that reaches the end, so that none
     /// lies inside another.
     pub fn windows(&self, text: &Pieces, max_length: usize, stride: usize) -> Result<Vec<Features>, TextError> {
-        let needed = usize::from(!text.is_empty());
+        self.windows_of(text, 0..text.len(), max_length, stride)
+    }
+
+    /// [`windows`](Self::windows) of a part of a text.
+    pub(crate) fn windows_of(
+        &self,
+        text: &Pieces,
+        part: Range<usize>,
+        max_length: usize,
+        stride: usize,
+    ) -> Result<Vec<Features>, TextError> {
+        let needed = usize::from(!part.is_empty());
         let room = room(max_length, self.single_specials(), needed, "special tokens and one piece of the text")?;
-        let spans = window_spans(text.len(), room, stride)?;
-        Ok(spans.into_iter().map(|span| lay_out(self.single_slots(), (text, span), None)).collect())
+        let spans = window_spans(part.len(), room, stride)?.into_iter();
+        let spans = spans.map(|span| part.start + span.start..part.start + span.end);
+        Ok(spans.map(|span| lay_out(self.single_slots(), (text, span), None)).collect())
     }
 
     /// A first text that stands whole in every window (a question) and a second one in windows (the passage); see

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::error::TextError;
 use crate::features::{Features, windows_with_most_context};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Pieces, Tokenizer};
 use crate::windows::Stride;
 
 /// Words one after the other, a space between each two, and where each then stands.
@@ -100,6 +100,26 @@ pub struct WordWindows {
 }
 
 impl WordWindows {
+    /// Finds where each word is read.
+    fn new(pieces: &Pieces, windows: Vec<Features>, words: &[Range<usize>]) -> Self {
+        let mut first_pieces = vec![None; words.len()];
+        for (piece, &(start, end)) in pieces.offsets.iter().enumerate() {
+            let word = word_at(words, start);
+            if words.get(word).is_some_and(|word| word.start < end) && first_pieces[word].is_none() {
+                first_pieces[word] = Some(piece);
+            }
+        }
+        let most_context = windows_with_most_context(&windows);
+        let place = |piece: Option<usize>| {
+            let piece = piece?;
+            let window = *most_context.get(piece)?;
+            Some((window, windows[window].position_of_piece(piece)?))
+        };
+        let places = first_pieces.into_iter().map(place).collect();
+        let dropped = windows.iter().map(|window| window.dropped).sum();
+        Self { windows, places, dropped }
+    }
+
     /// What training asks of a window: for each of its positions the label of the word that is read there, if one is. A
     /// word in the overlap of two windows counts once, where it has most context; a word may be without label.
     pub fn labels(&self, window: usize, of_words: &[Option<u32>]) -> Vec<Option<u32>> {
@@ -135,23 +155,37 @@ impl Tokenizer {
                 template.windows(&pieces, max_length, stride.step(room)?)?
             }
         };
-        let mut first_pieces = vec![None; words.len()];
-        for (piece, &(start, end)) in pieces.offsets.iter().enumerate() {
-            let word = words.partition_point(|word| word.end <= start);
-            if words.get(word).is_some_and(|word| word.start < end) && first_pieces[word].is_none() {
-                first_pieces[word] = Some(piece);
-            }
-        }
-        let most_context = windows_with_most_context(&windows);
-        let place = |piece: Option<usize>| {
-            let piece = piece?;
-            let window = *most_context.get(piece)?;
-            Some((window, windows[window].position_of_piece(piece)?))
-        };
-        let places = first_pieces.into_iter().map(place).collect();
-        let dropped = windows.iter().map(|window| window.dropped).sum();
-        Ok(WordWindows { windows, places, dropped })
+        Ok(WordWindows::new(&pieces, windows, words))
     }
+
+    /// Lays out some words of a text, `own`, amid the others: one sequence with as much of the text as fits, the same
+    /// on both sides where both have so much. Only their own places are given. Where they alone are too long they stand
+    /// in windows that overlap by half, and nothing around them.
+    pub fn words_in_context(
+        &self,
+        text: &str,
+        words: &[Range<usize>],
+        own: Range<usize>,
+        max_length: usize,
+    ) -> Result<WordWindows, TextError> {
+        let pieces = self.encode(text)?;
+        let template = self.template();
+        let room = max_length.saturating_sub(template.single_specials());
+        let before = |word: usize| pieces.offsets.partition_point(|(start, _)| word_at(words, *start) < word);
+        let (mut start, mut end) = (before(own.start), before(own.end));
+        if let Some(free) = room.checked_sub(end - start) {
+            let after = pieces.len() - end;
+            let left = start.min((free / 2).max(free.saturating_sub(after)));
+            (start, end) = (start - left, end + after.min(free - left));
+        }
+        let windows = template.windows_of(&pieces, start..end, max_length, (room / 2).max(1))?;
+        Ok(WordWindows::new(&pieces, windows, &words[own]))
+    }
+}
+
+/// The first word that ends behind a byte: the one that a piece which begins there touches first, if it touches any.
+fn word_at(words: &[Range<usize>], byte: usize) -> usize {
+    words.partition_point(|word| word.end <= byte)
 }
 
 /// What the labels of a tag set mean.

@@ -133,6 +133,52 @@ fn every_word_is_read_once_where_it_has_most_context() {
 }
 
 #[test]
+fn words_amid_their_context() {
+    let tokenizer = small();
+    // Three sentences, some words of several pieces.
+    let words: Vec<&str> = "Jim was a puppeteer . A puppeteer was Jim . He was a man .".split(' ').collect();
+    let (text, places) = join_words(&words);
+    let whole = tokenizer.words_in_windows(&text, &places, 1000, None).unwrap();
+    let shown = |features: &henson_text::Features| {
+        let (first, last) = (features.first.start, features.first.end - 1);
+        text[features.offsets[first].unwrap().0..features.offsets[last].unwrap().1].to_owned()
+    };
+    let own = 5..10;
+    let pieces = |words: std::ops::Range<usize>| {
+        tokenizer.encode(&text[places[words.start].start..places[words.end - 1].end]).unwrap().len()
+    };
+    let (before, inside, after) = (pieces(0..5), pieces(5..10), pieces(10..15));
+    assert!(before > 5 && inside > 5 && after >= 5, "{before} {inside} {after}");
+    for max_length in 3..2 + before + inside + after + 3 {
+        let made = tokenizer.words_in_context(&text, &places, own.clone(), max_length).unwrap();
+        assert_eq!((made.places.len(), made.dropped), (5, 0));
+        for (word, place) in own.clone().zip(&made.places) {
+            let (window, position) = place.unwrap();
+            let in_whole = whole.places[word].unwrap().1;
+            assert_eq!(made.windows[window].ids[position], whole.windows[0].ids[in_whole]);
+            assert_eq!(made.windows[window].offsets[position], whole.windows[0].offsets[in_whole], "{max_length}");
+        }
+        let room = max_length - 2;
+        if room < inside {
+            assert!(made.windows.len() > 1 && made.windows.iter().all(|window| !shown(window).contains("He")));
+            continue;
+        }
+        let [window] = made.windows.as_slice() else { panic!("{made:?}") };
+        assert_eq!(window.first.len(), room.min(before + inside + after), "all of the room is used");
+        let left = before - window.first_piece;
+        let right = window.first.len() - inside - left;
+        // As much on either side, but for an odd piece, unless one has no more.
+        let even = left == right || left + 1 == right;
+        assert!(even || left == before && right > left || right == after && left > right, "{left} {right}");
+    }
+    let first = tokenizer.words_in_context(&text, &places, 0..1, 6).unwrap();
+    assert_eq!((shown(&first.windows[0]).as_str(), first.places.len()), ("Jim was a pupp", 1));
+    let none = tokenizer.words_in_context(&text, &places, 3..3, 8).unwrap();
+    assert!(none.places.is_empty() && none.windows.len() == 1);
+    assert!(tokenizer.words_in_context(&text, &places, 0..1, 2).unwrap_err().to_string().contains("special tokens"));
+}
+
+#[test]
 fn pairs_and_choices_as_transformers_lays_them_out() {
     each("pairs", |tokenizer, case| {
         let encode = |key: &str| tokenizer.encode(&get::<String>(case, key)).unwrap();
