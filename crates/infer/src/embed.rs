@@ -7,7 +7,7 @@ use henson_checkpoint::ModelDirectory;
 use henson_models::Capture;
 use henson_tensor::Pooling;
 use henson_text::Features;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::model::Prepared;
 use crate::{InferError, Length, Model, Result};
@@ -71,17 +71,40 @@ impl EmbedSettings {
         }
         Ok(settings)
     }
+
+    /// The files beside a model of so many columns that say so, as sentence-transformers reads them.
+    pub fn files(&self, hidden_size: usize) -> Vec<(String, Vec<u8>)> {
+        let module = |number: usize, name: &str, path: &str| {
+            let class = format!("sentence_transformers.models.{name}");
+            json!({"idx": number, "name": number.to_string(), "path": path, "type": class})
+        };
+        let mut modules = vec![module(0, "Transformer", ""), module(1, "Pooling", "1_Pooling")];
+        if self.normalise {
+            modules.push(module(2, "Normalize", "2_Normalize"));
+        }
+        let mut pooling = json!({"word_embedding_dimension": hidden_size});
+        for (key, _, known) in POOLINGS {
+            pooling[key] = json!(known == self.pooling);
+        }
+        let mut files = vec![("modules.json", Value::Array(modules)), ("1_Pooling/config.json", pooling)];
+        if let Some(most) = self.most_tokens {
+            files.push(("sentence_bert_config.json", json!({"max_seq_length": most, "do_lower_case": false})));
+        }
+        files.into_iter().map(|(name, value)| (name.to_owned(), format!("{value:#}\n").into_bytes())).collect()
+    }
 }
+
+/// The poolings that are known: their keys in configs, then the short names that newer ones have.
+const POOLINGS: [(&str, &str, Pooling); 3] = [
+    ("pooling_mode_cls_token", "cls", Pooling::First),
+    ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
+    ("pooling_mode_max_tokens", "max", Pooling::Max),
+];
 
 /// The one pooling that a config switches on.
 fn pooling_of(config: &Value) -> Result<Pooling, String> {
-    const KNOWN: [(&str, &str, Pooling); 3] = [
-        ("pooling_mode_cls_token", "cls", Pooling::First),
-        ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
-        ("pooling_mode_max_tokens", "max", Pooling::Max),
-    ];
     if let Some(name) = config.get("pooling_mode").and_then(Value::as_str) {
-        let known = KNOWN.iter().find(|(_, short, _)| *short == name);
+        let known = POOLINGS.iter().find(|(_, short, _)| *short == name);
         return known.map(|(.., pooling)| *pooling).ok_or_else(|| format!("pooling `{name}` is not supported"));
     }
     let keys = config.as_object().into_iter().flatten();
@@ -91,7 +114,7 @@ fn pooling_of(config: &Value) -> Result<Pooling, String> {
         .collect();
     match on[..] {
         [key] => {
-            let known = KNOWN.iter().find(|(long, ..)| *long == key);
+            let known = POOLINGS.iter().find(|(long, ..)| *long == key);
             known.map(|(.., pooling)| *pooling).ok_or_else(|| format!("`{key}` is not supported"))
         }
         [] => Err("no pooling mode is switched on".to_owned()),
@@ -152,7 +175,22 @@ fn join(parts: Vec<(usize, Vec<f32>)>, pooling: Pooling) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::create_dir(place.path().join("1_Pooling")).unwrap();
+        std::fs::write(place.path().join("config.json"), "{}").unwrap();
+        for pooling in [Pooling::Mean, Pooling::First, Pooling::Max] {
+            for (normalise, most_tokens) in [(true, Some(128)), (false, Some(7))] {
+                let settings = EmbedSettings { pooling, normalise, most_tokens };
+                for (name, bytes) in settings.files(4) {
+                    std::fs::write(place.path().join(name), bytes).unwrap();
+                }
+                assert_eq!(EmbedSettings::of_directory(place.path()).unwrap(), settings);
+            }
+        }
+    }
 
     #[test]
     fn pooling_configs() {

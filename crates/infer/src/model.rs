@@ -68,6 +68,8 @@ impl Model {
         let head = match want {
             Want::Encoder => Head::Encoder,
             Want::MaskedLm => Head::MaskedLm,
+            // `BertModel` may be without the pooler that nothing of a sentence's vector goes through.
+            Want::AsSaved if named == Some(Head::Pooler) && !has("pooler.dense.weight") => Head::Encoder,
             Want::AsSaved => named.unwrap_or_else(|| match (has("pooler.dense.weight"), has("classifier.weight")) {
                 (true, true) => Head::Sequence { labels: config.labels() },
                 (false, true) => Head::Token { labels: config.labels() },

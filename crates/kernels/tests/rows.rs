@@ -26,7 +26,9 @@ fn reference_has_the_right_gradients() {
     let w = exact(&numbers::<f32>(2, rows.len() * h));
     let mut gradient = vec![0.0; t * h];
     reference::scatter_add(&w, h, &rows, &mut gradient);
-    check_gradients("gather", std::slice::from_ref(&x), &[gradient], |x| weighted(&reference::gather(&x[0], h, &rows), &w));
+    check_gradients("gather", std::slice::from_ref(&x), &[gradient], |x| {
+        weighted(&reference::gather(&x[0], h, &rows), &w)
+    });
 
     let (offsets, w) = ([0, 3, 3, 4, 8], exact(&numbers::<f32>(3, 4 * h)));
     let mut gradient = vec![0.0; t * h];
