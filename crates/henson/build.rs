@@ -1,5 +1,7 @@
 //! Nothing by default. With the feature `embedded-model`: a list of the files of models/ for `src/built_in.rs` to embed.
 
+#![allow(clippy::print_stdout, reason = "this is how a build script speaks to cargo")]
+
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +37,7 @@ fn main() {
             }
             let _ = writeln!(entries, "        ({file:?}, include_bytes!({:?})),", path.display().to_string());
         }
-        let _ = writeln!(list, "    ({name:?}, \"{digest:016x}\", &[\n{entries}    ]),");
+        let _ = writeln!(list, "    Model {{ name: {name:?}, digest: \"{digest:016x}\", files: &[\n{entries}    ] }},");
     }
     list.push_str("];\n");
     let out = variable("OUT_DIR").join("embedded_models.rs");

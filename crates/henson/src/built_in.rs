@@ -57,8 +57,11 @@ impl BuiltIn {
             return Ok(found);
         }
         #[cfg(feature = "embedded-model")]
-        if let Some(unpacked) = embedded::unpack(self.name())? {
-            return Ok(unpacked);
+        if let Some(model) = embedded::Model::named(self.name()) {
+            let cache = crate::models::own_cache().context(
+                "there is nowhere to unpack the built-in model: set HOME or XDG_CACHE_HOME, or name a --model",
+            )?;
+            return model.unpack(&cache.join("models"));
         }
         Err(NotFound { name: self.name(), places: installed(beside, self.name()).to_vec() }.into())
     }
@@ -77,35 +80,67 @@ fn look(beside: &Path, name: &str) -> Option<PathBuf> {
     installed(beside, name).into_iter().chain(in_tree).find(|place| place.join("config.json").is_file())
 }
 
-/// Files inside of the program. Weights are mapped into memory from a file, so they are unpacked once, into the cache.
+/// Models inside of the program. Weights are mapped into memory from a file, so they are unpacked once, into the cache.
 #[cfg(feature = "embedded-model")]
 mod embedded {
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     use anyhow::Context;
 
-    /// A model: its name, a digest of its files, and the files by name.
-    type Model = (&'static str, &'static str, &'static [(&'static str, &'static [u8])]);
+    pub(super) struct Model {
+        name: &'static str,
+        /// Of all files, so that another version of henson finds its own.
+        digest: &'static str,
+        /// By their names, which may have a folder before them.
+        files: &'static [(&'static str, &'static [u8])],
+    }
 
     // `MODELS: &[Model]`, which build.rs writes.
     include!(concat!(env!("OUT_DIR"), "/embedded_models.rs"));
 
-    pub(super) fn unpack(name: &str) -> anyhow::Result<Option<PathBuf>> {
-        let Some((name, digest, files)) = MODELS.iter().find(|(known, ..)| *known == name) else { return Ok(None) };
-        let cache = crate::models::own_cache()
-            .context("there is nowhere to unpack the built-in model: set HOME or XDG_CACHE_HOME, or name a --model")?;
-        // The digest, so that another version of henson finds its own.
-        let directory = cache.join("models").join(format!("{name}-{digest}"));
-        for (file, bytes) in *files {
-            let path = directory.join(file);
-            if std::fs::metadata(&path).is_ok_and(|known| known.len() == bytes.len() as u64) {
-                continue;
-            }
-            let unwritten = || format!("cannot unpack the built-in model to {}", path.display());
-            std::fs::create_dir_all(path.parent().unwrap_or(&directory)).with_context(unwritten)?;
-            henson_checkpoint::write_atomic(&path, bytes).with_context(unwritten)?;
+    impl Model {
+        pub(super) fn named(name: &str) -> Option<&'static Self> {
+            MODELS.iter().find(|model| model.name == name)
         }
-        Ok(Some(directory))
+
+        /// Writes what is not there yet, and gives the directory.
+        pub(super) fn unpack(&self, cache: &Path) -> anyhow::Result<PathBuf> {
+            let directory = cache.join(format!("{}-{}", self.name, self.digest));
+            for (file, bytes) in self.files {
+                let path = directory.join(file);
+                if std::fs::metadata(&path).is_ok_and(|known| known.len() == bytes.len() as u64) {
+                    continue;
+                }
+                let unwritten = || format!("cannot unpack the built-in model to {}", path.display());
+                std::fs::create_dir_all(path.parent().unwrap_or(&directory)).with_context(unwritten)?;
+                henson_checkpoint::write_atomic(&path, bytes).with_context(unwritten)?;
+            }
+            Ok(directory)
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn embedded_models_are_unpacked_once() {
+            for built_in in super::super::BuiltIn::ALL {
+                let model = Model::named(built_in.name()).unwrap();
+                let cache = tempfile::TempDir::new().unwrap();
+                let directory = model.unpack(cache.path()).unwrap();
+                henson_checkpoint::ModelDirectory::open(&directory).unwrap().weights().unwrap();
+                let written = |file: &str| std::fs::metadata(directory.join(file)).unwrap().modified().unwrap();
+                let first = written("config.json");
+                // A file that was cut short is mended, the others stay.
+                std::fs::write(directory.join(model.files[1].0), "").unwrap();
+                assert_eq!(model.unpack(cache.path()).unwrap(), directory);
+                assert_eq!(written("config.json"), first);
+                for (file, bytes) in model.files {
+                    assert!(std::fs::read(directory.join(file)).unwrap() == *bytes, "{file}");
+                }
+            }
+        }
     }
 }
 

@@ -4,12 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use henson_infer::{Model, Problem, QuestionSettings, Stride};
+use henson_infer::{Input, Length, QuestionSettings, TagInput, Tagged, join_windows, sigmoid, softmax, text_windows};
 use henson_models::Head;
-use henson_text::{Features, SpanLogits, TagSet, code_point_offsets, find_answers, split_words};
+use henson_text::{Features, SpanLogits, code_point_offsets, find_answers};
 use serde_json::{Value, json};
 
-use crate::app::{Answer, App, Call};
+use crate::app::{Answer, Call};
 use crate::compute::{Output, Read, Task};
 use crate::error::{ApiError, Kind};
 use crate::models::{Cut, Loaded, too_long};
@@ -24,16 +24,11 @@ pub(crate) async fn predict(call: Call<wire::PredictRequest>) -> Result<Answer<V
     }
     check_count(&app, body.inputs.list.len(), "inputs")?;
     let single = body.inputs.single;
-    let cut = cut(&app, &model, body.truncate);
-    let Answer { body: logits, tokens, dropped } = classify(&model, body.inputs.list, cut).await?;
+    let truncate = body.truncate.unwrap_or(app.settings.truncate);
+    let Answer { body: logits, tokens, dropped } = classify(&model, body.inputs.list, truncate).await?;
     let (problem, labels) = (model.model.problem()?, model.model.labels());
     let predictions = logits.into_iter().map(|logits| {
-        let scores = match problem {
-            _ if body.raw_scores => logits,
-            Problem::SingleLabel => softmax(&logits),
-            Problem::MultiLabel => logits.into_iter().map(sigmoid).collect(),
-            Problem::Regression => logits,
-        };
+        let scores = if body.raw_scores { logits } else { problem.scores(&logits) };
         let mut predictions: Vec<Prediction> =
             labels.iter().zip(scores).map(|(label, score)| Prediction { label: label.clone(), score }).collect();
         predictions.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -51,9 +46,9 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
         return Err(wrong_head(&model, "a sequence classifier with one label, a re-ranker"));
     }
     check_count(&app, body.texts.len(), "texts")?;
-    let cut = cut(&app, &model, body.truncate);
+    let truncate = body.truncate.unwrap_or(app.settings.truncate);
     let pairs = body.texts.iter().map(|text| TextOrPair(body.query.clone(), Some(text.clone()))).collect();
-    let Answer { body: logits, tokens, dropped } = classify(&model, pairs, cut).await?;
+    let Answer { body: logits, tokens, dropped } = classify(&model, pairs, truncate).await?;
     let score = |logits: Vec<f32>| if body.raw_scores { logits[0] } else { sigmoid(logits[0]) };
     let ranks = logits.into_iter().zip(body.texts).enumerate().map(|(index, (logits, text))| Rank {
         index,
@@ -75,24 +70,19 @@ pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value
     let bytes = body.inputs.0.iter().map(String::len).sum();
     let theirs = Arc::clone(&model);
     let texts = off_the_road(bytes, move || {
-        let most = theirs.model.most_tokens();
-        let room = most.saturating_sub(theirs.model.tokenizer().template().single_specials());
-        let stride = Some(Stride::Step((room / 2).max(1)));
-        let texts = body.inputs.0.into_iter().map(|text| {
-            let words = split_words(&text);
-            let windows = theirs.model.tokenizer().words_in_windows(&text, &words, most, stride)?;
-            Ok((text, words, windows))
-        });
+        // All of a text is read, whatever its length.
+        let length = Length { windows: true, ..theirs.model.task_length() };
+        let texts = body.inputs.0.iter().map(|text| Ok(theirs.model.lay_out_words(TagInput::Text(text), length)?));
         texts.collect::<Result<Vec<_>, ApiError>>()
     });
     let mut texts = texts.await?;
-    let counts: Vec<usize> = texts.iter().map(|(.., windows)| windows.windows.len()).collect();
-    let sequences = texts.iter_mut().flat_map(|(.., windows)| std::mem::take(&mut windows.windows)).collect();
+    let counts: Vec<usize> = texts.iter().map(|text| text.windows.windows.len()).collect();
+    let sequences = texts.iter_mut().flat_map(|text| std::mem::take(&mut text.windows.windows)).collect();
     let Ran { outputs, tokens } = run(&model, sequences, Read::Labels).await?;
-    let mut outputs = outputs.into_iter();
-    let body = texts.iter().zip(counts).map(|((text, words, windows), count)| {
-        let outputs: Vec<Output> = outputs.by_ref().take(count).collect();
-        entities(&model.model, text, words, &windows.places, &outputs)
+    let mut logits = outputs.into_iter().map(|output| output.numbers);
+    let body = texts.into_iter().zip(counts).map(|(text, count)| {
+        let logits: Vec<Vec<f32>> = logits.by_ref().take(count).collect();
+        entities(&model.model.read_tags(text, &logits))
     });
     Ok(Answer { body: body.collect(), tokens, dropped: 0 })
 }
@@ -162,7 +152,7 @@ pub(crate) async fn choose(call: Call<wire::ChooseRequest>) -> Result<Answer<Val
     let bytes = body.context.len() + body.choices.iter().map(String::len).sum::<usize>();
     let theirs = Arc::clone(&model);
     let sequences = off_the_road(bytes, move || {
-        let cut = Cut { most: theirs.model.most_tokens(), truncate: true, left: false };
+        let cut = Cut { most: theirs.task_tokens(), truncate: true, left: false };
         let context = bounded(&body.context, &cut)?;
         let choices = body.choices.iter().map(|choice| bounded(choice, &cut)).collect::<Result<Vec<_>, _>>()?;
         Ok(theirs.model.tokenizer().choices(context, &choices, cut.most)?)
@@ -192,71 +182,49 @@ async fn run(model: &Loaded, sequences: Vec<Features>, read: Read) -> Result<Ran
     Ok(Ran { outputs, tokens })
 }
 
-fn cut(app: &App, model: &Loaded, truncate: Option<bool>) -> Cut {
-    Cut { most: model.model.most_tokens(), truncate: truncate.unwrap_or(app.settings.truncate), left: false }
-}
-
-/// The logits of texts and pairs.
-async fn classify(model: &Arc<Loaded>, inputs: Vec<TextOrPair>, cut: Cut) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
+/// The logits of texts and pairs, read as the model was fine-tuned: cut, or in windows.
+async fn classify(
+    model: &Arc<Loaded>,
+    inputs: Vec<TextOrPair>,
+    truncate: bool,
+) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
     let bytes = inputs.iter().map(|TextOrPair(a, b)| a.len() + b.as_ref().map_or(0, String::len)).sum();
     let theirs = Arc::clone(model);
-    let sequences = off_the_road(bytes, move || {
-        let tokenizer = theirs.model.tokenizer();
-        let sequences = inputs.iter().map(|TextOrPair(first, second)| {
-            let first = tokenizer.encode(bounded(first, &cut)?)?;
-            let Some(second) = second else { return theirs.sequence(first, cut) };
-            let second = tokenizer.encode(bounded(second, &cut)?)?;
-            let pair = tokenizer.template().pair(&first, &second, cut.most)?;
-            if pair.dropped > 0 && !cut.truncate {
-                return Err(too_long(cut.most, pair.len() + pair.dropped));
+    let laid_out = off_the_road(bytes, move || {
+        let windows = theirs.model.task_length().windows;
+        let cut = Cut { most: theirs.task_tokens(), truncate, left: false };
+        let bounded = |text| if windows { Ok(text) } else { bounded(text, &cut) };
+        let laid_out = inputs.iter().map(|TextOrPair(first, second)| {
+            let input = match second {
+                Some(second) => Input::Pair(bounded(first)?, bounded(second)?),
+                None => Input::One(bounded(first)?),
+            };
+            let (windows, dropped) = text_windows(theirs.model.tokenizer(), input, cut.most, windows)?;
+            if dropped > 0 && !cut.truncate {
+                return Err(too_long(cut.most, windows.iter().map(Features::len).sum::<usize>() + dropped));
             }
-            Ok(pair)
+            Ok((windows, dropped))
         });
-        sequences.collect::<Result<Vec<Features>, ApiError>>()
+        laid_out.collect::<Result<Vec<(Vec<Features>, usize)>, ApiError>>()
     });
-    let sequences = sequences.await?;
-    let dropped = sequences.iter().map(|sequence| sequence.dropped).sum();
+    let laid_out = laid_out.await?;
+    let dropped = laid_out.iter().map(|(_, dropped)| dropped).sum();
+    let lengths: Vec<Vec<usize>> =
+        laid_out.iter().map(|(windows, _)| windows.iter().map(Features::len).collect()).collect();
+    let sequences = laid_out.into_iter().flat_map(|(windows, _)| windows).collect();
     let Ran { outputs, tokens } = run(model, sequences, Read::Sequence).await?;
-    Ok(Answer { body: outputs.into_iter().map(|output| output.numbers).collect(), tokens, dropped })
+    let mut logits = outputs.into_iter().map(|output| output.numbers);
+    let body = lengths.into_iter().map(|lengths| join_windows(lengths.into_iter().zip(logits.by_ref())));
+    Ok(Answer { body: body.collect(), tokens, dropped })
 }
 
 /// The entities of one text as JSON.
-fn entities(
-    model: &Model,
-    text: &str,
-    words: &[Range<usize>],
-    places: &[Option<(usize, usize)>],
-    outputs: &[Output],
-) -> Value {
-    let labels = model.labels();
-    let tagged: Vec<Option<(usize, f32)>> = places
-        .iter()
-        .map(|place| {
-            let (window, position) = (*place)?;
-            let probabilities = softmax(outputs[window].numbers.chunks_exact(labels.len()).nth(position)?);
-            let best =
-                (0..labels.len()).reduce(|best, i| if probabilities[i] > probabilities[best] { i } else { best })?;
-            Some((best, probabilities[best]))
-        })
-        .collect();
-    let tags: Vec<Option<&str>> = tagged.iter().map(|tag| tag.map(|(label, _)| labels[label].as_str())).collect();
-    let found = TagSet::of_labels(&labels).entities(&tags).into_iter().map(|(range, label)| {
-        let (start, end) = (words[range.start].start, words[range.end - 1].end);
-        let scores: Vec<f32> = tagged[range].iter().flatten().map(|(_, score)| *score).collect();
-        let score = scores.iter().sum::<f32>() / scores.len() as f32;
+fn entities(tagged: &Tagged) -> Value {
+    let Tagged { text, entities, .. } = tagged;
+    let found = entities.iter().map(|entity| {
+        let Range { start, end } = entity.place;
         let place = code_point_offsets(text, &[(start, end)])[0];
-        json!({"text": &text[start..end], "start": place.0, "end": place.1, "label": label, "score": score})
+        json!({"text": &text[start..end], "start": place.0, "end": place.1, "label": entity.label, "score": entity.score})
     });
     found.collect()
-}
-
-fn softmax(logits: &[f32]) -> Vec<f32> {
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let powers: Vec<f32> = logits.iter().map(|x| (x - highest).exp()).collect();
-    let total: f32 = powers.iter().sum();
-    powers.into_iter().map(|x| x / total).collect()
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }

@@ -214,6 +214,11 @@ impl Loaded {
         self.embed.most_tokens.map_or(self.model.most_tokens(), |most| most.min(self.model.most_tokens()))
     }
 
+    /// The most tokens of a sequence for the task of its head: what it was fine-tuned with, or all that it takes.
+    pub(crate) fn task_tokens(&self) -> usize {
+        self.model.task_length().most.map_or(self.model.most_tokens(), |most| most.min(self.model.most_tokens()))
+    }
+
     pub(crate) async fn run(&self, tasks: Vec<Task>) -> Result<Vec<Output>, ApiError> {
         self.queue.run(tasks).await
     }

@@ -347,6 +347,28 @@ mod tests {
     }
 
     #[test]
+    fn the_thread_computes_nothing_for_those_who_left() {
+        let shared = Shared::new(ModelMetrics::default());
+        shared.waiting.store(12, Ordering::Relaxed);
+        let ((left, left_answer), (stays, mut answer), (leaves, leaves_answer)) =
+            (order(&[4]), order(&[1]), order(&[5, 2]));
+        drop(left_answer);
+        shared.inbox().orders.extend([left, leaves, stays]);
+        shared.inbox().closed = true;
+        let leaves_answer = std::cell::Cell::new(Some(leaves_answer));
+        let computed = std::cell::RefCell::new(Vec::new());
+        work(&shared, 1, |tasks| {
+            computed.borrow_mut().extend(tasks.iter().map(|task| task.features.len()));
+            // The second one leaves while its first sequence is computed.
+            drop(leaves_answer.take());
+            Ok(vec![Output::default(); tasks.len()])
+        });
+        assert_eq!(*computed.borrow(), [5, 1]);
+        assert!(answer.try_recv().unwrap().is_ok());
+        assert_eq!(shared.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
     fn answers_come_when_all_of_a_request_is_done() {
         let (mut turns, mut answers) = turns(&[&[1, 1], &[1]]);
         let output = |number: f32| Output { numbers: vec![number], ids: vec![] };

@@ -304,3 +304,27 @@ fn minilm_is_that_of_sentence_transformers() {
     assert_eq!(info["model_type"], json!({"embedding": {"pooling": "mean"}}));
     assert_eq!((&info["max_input_length"], &info["model_id"]), (&json!(256), &json!("minilm")));
 }
+
+#[test]
+fn texts_are_read_as_the_model_was_trained() {
+    for (windows, truncated) in [(false, Some("7")), (true, None)] {
+        let directory = model("sequence");
+        let path = directory.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config["henson_reading"] = json!({"max_length": 5, "windows": windows});
+        std::fs::write(&path, config.to_string()).unwrap();
+        let running = Running::start(&[("m", directory.path())], Settings::default());
+        let device = Device::cpu(None, Some(1)).unwrap();
+        let model = Model::open(directory.path(), &device, DType::F32, Want::AsSaved).unwrap();
+        let expected = &model.classify(&[Input::One(TEXTS[1])], model.task_length()).unwrap()[0];
+        let answer = running.post("/predict", &json!({"inputs": TEXTS[1], "raw_scores": true}).to_string());
+        let mut scores: Vec<f32> =
+            answer.json().as_array().unwrap().iter().map(|p| floats(&json!([p["score"]]))[0]).collect();
+        let mut logits = expected.logits.clone();
+        scores.sort_by(f32::total_cmp);
+        logits.sort_by(f32::total_cmp);
+        assert_eq!((scores, answer.header("x-truncated-tokens")), (logits, truncated));
+        let whole = json!({"inputs": TEXTS[1], "truncate": false}).to_string();
+        assert_eq!(running.post("/predict", &whole).status, if windows { 200 } else { 422 });
+    }
+}

@@ -312,6 +312,33 @@ fn a_small_request_does_not_wait_for_a_huge_one() {
 }
 
 #[test]
+fn what_nobody_waits_for_is_not_computed() {
+    let settings = Settings { batch_tokens: 1, queue_tokens: 1 << 20, most_texts: 3000, ..Settings::default() };
+    let (_directory, running) = start(settings);
+    let body = json!({"inputs": vec!["a ".repeat(38); 3000]}).to_string();
+    let all = 3000.0 * 40.0;
+    let computed = || running.metric("henson_tokens_total{model=\"m\"}");
+    // Somebody who waits gets all of it.
+    running.ok("/embed", &body);
+    assert_eq!(computed(), all);
+    let mut stream = running.connect();
+    stream.write_all(head("/embed", body.len(), JSON).as_bytes()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    let waiting = || running.metric("henson_queue_tokens{model=\"m\"}");
+    let begin = Instant::now();
+    while waiting() == 0.0 {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    }
+    drop(stream);
+    while waiting() > 0.0 {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(computed() < 2.0 * all, "all of what nobody waits for was computed");
+    running.ok("/embed", r#"{"inputs": "a"}"#);
+}
+
+#[test]
 fn stopping_answers_what_was_accepted() {
     let (_directory, mut running) = start(Settings { batch_tokens: 64, ..Settings::default() });
     let body = json!({"inputs": vec!["a ".repeat(38); 200]}).to_string();
