@@ -1,6 +1,7 @@
 //! What readers give and models are trained and scored on: one plain type for all tasks.
 
-use std::ops::Range;
+use std::fmt;
+use std::ops::{Deref, Range};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -96,9 +97,9 @@ pub enum Input {
     Pair(String, String),
     /// The words of a sentence.
     Words {
-        /// The words.
-        words: Vec<String>,
-        /// Which document they are from: neighbours in a document are context for each other.
+        /// The words, with those around them.
+        words: Words,
+        /// Which document they are from.
         document: u64,
     },
     /// A question about a passage.
@@ -115,6 +116,54 @@ pub enum Input {
         /// At least two continuations.
         endings: Vec<String>,
     },
+}
+
+/// The words of a sentence, and where they stand in their document: its other sentences are context for them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Words {
+    document: Arc<[String]>,
+    own: Range<usize>,
+}
+
+impl Words {
+    /// A sentence without a document.
+    pub fn new(words: Vec<String>) -> Self {
+        Self { own: 0..words.len(), document: words.into() }
+    }
+
+    /// The sentences of a document.
+    pub fn of_document(sentences: Vec<Vec<String>>) -> Vec<Self> {
+        let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
+        let document: Arc<[String]> = sentences.into_iter().flatten().collect();
+        let mut end = 0;
+        let next = |length: usize| {
+            end += length;
+            Self { document: Arc::clone(&document), own: end - length..end }
+        };
+        lengths.into_iter().map(next).collect()
+    }
+
+    /// The sentence amid at most so many words of its document on either side, and which of all these are its own.
+    pub(crate) fn around(&self, most: usize) -> (&[String], Range<usize>) {
+        let start = self.own.start.saturating_sub(most);
+        let end = self.document.len().min(self.own.end.saturating_add(most));
+        (&self.document[start..end], self.own.start - start..self.own.end - start)
+    }
+}
+
+/// Its own words.
+impl Deref for Words {
+    type Target = [String];
+
+    fn deref(&self) -> &[String] {
+        &self.document[self.own.clone()]
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
 }
 
 /// What a model should say.

@@ -30,7 +30,7 @@ mod tags;
 mod task;
 
 pub use error::TaskError;
-pub use example::{Answer, Example, Input, Set, Target};
+pub use example::{Answer, Example, Input, Set, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
     Cell, Dev, Ended, FineTuneRecipe, Learner, LearnerSettings, Plan, Results, Search, SearchEnded, Table, finetune,

@@ -20,10 +20,12 @@ use crate::task::{Task, TaskKind};
 const TOGETHER: usize = 512;
 
 /// How predictions are made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PredictSettings {
-    /// How examples become sequences, within what each model takes.
-    pub lengths: Lengths,
+    /// The most tokens of a sequence, within what each model takes; none: what it was trained with.
+    pub max_length: Option<usize>,
+    /// Whether longer texts are divided into windows; none: as each model was trained.
+    pub windows: Option<bool>,
     /// For questions that may be without an answer: by how much that must beat the best one. None: always answer.
     pub no_answer: Option<f64>,
 }
@@ -49,17 +51,28 @@ pub fn predict(
 ) -> Result<Vec<Prediction>, TaskError> {
     let orders: Vec<Vec<usize>> = models.iter().map(|model| label_order(model, set)).collect::<Result<_, _>>()?;
     let problem = problem_of(set.task.kind);
+    let lengths_of = |model: &Model| {
+        let own = Lengths::of_model(model, set.task.kind);
+        Lengths {
+            most: settings.max_length.map_or(own.most, |most| most.min(model.most_tokens())),
+            windows: settings.windows.unwrap_or(own.windows),
+            ..own
+        }
+    };
+    let mut lengths: Vec<Lengths> = models.iter().map(lengths_of).collect();
+    // Logits of answers are averaged piece by piece: all models read a passage in the windows of the first.
+    if set.task.kind == TaskKind::Qa {
+        (1..lengths.len()).for_each(|i| lengths[i] = lengths[0]);
+    }
     let mut predictions = Vec::with_capacity(set.examples.len());
     let mut tape = Tape::new();
     for examples in set.examples.chunks(TOGETHER) {
         let references: Vec<&Example> = examples.iter().collect();
         let mut joined: Option<Vec<Scores>> = None;
         let mut prepared = Vec::new();
-        for (model, order) in models.iter().zip(&orders) {
-            let most = settings.lengths.most.min(model.most_tokens());
-            let lengths = Lengths { most, ..settings.lengths };
+        for ((model, order), lengths) in models.iter().zip(&orders).zip(&lengths) {
             let threads = model.parameters().device().threads();
-            let own = prepare_all(model.tokenizer(), &references, &lengths, threads).map_err(TrainError::from)?;
+            let own = prepare_all(model.tokenizer(), &references, lengths, threads).map_err(TrainError::from)?;
             let done = predictions.len();
             let mut stopped = false;
             let mut scores = forward(model.bert(), model.parameters(), &mut tape, &own, problem, |more| {

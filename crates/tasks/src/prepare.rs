@@ -1,13 +1,13 @@
 //! Examples as sequences for a model, and the way back from its logits to predictions. Used for training, for the scores
 //! that choose the best model, and for predictions alike; the sequences themselves are built by `text` and `infer`.
 
-use henson_infer::{Problem, join_windows, softmax, text_windows};
+use henson_infer::{Model, Problem, join_windows, softmax, text_windows};
 use henson_text::{
     AnswerSettings, Features, QuestionSettings, QuestionWindows, SpanLogits, Stride, TextError, Tokenizer, WordWindows,
     find_answers, join_words,
 };
 
-use crate::example::{Example, Input, Set, Target};
+use crate::example::{Example, Input, Set, Target, Words};
 use crate::predictions::Prediction;
 use crate::task::TaskKind;
 
@@ -22,13 +22,27 @@ pub struct Lengths {
     pub stride: Stride,
     /// The most pieces of a question.
     pub max_question: usize,
+    /// Whether words to tag are read amid the sentences around them, as many as fit.
+    pub document_context: bool,
 }
 
 impl Lengths {
     /// As the paper has it for questions; others as long as `most`, cut.
     pub fn new(most: usize) -> Self {
         let paper = QuestionSettings::default();
-        Self { most, windows: false, stride: paper.stride, max_question: paper.max_question }
+        Self { most, windows: false, stride: paper.stride, max_question: paper.max_question, document_context: false }
+    }
+
+    /// As the model was trained, where its config.json says so, else as long as it takes (for questions as in the paper), cut.
+    pub fn of_model(model: &Model, kind: TaskKind) -> Self {
+        let (length, questions) = (model.task_length(), model.question_settings());
+        Self {
+            most: if kind == TaskKind::Qa { questions.max_length } else { length.most.unwrap_or(model.most_tokens()) },
+            windows: length.windows,
+            stride: questions.stride,
+            max_question: questions.max_question,
+            document_context: model.bert().config().reading.is_some_and(|reading| reading.document_context),
+        }
     }
 }
 
@@ -96,10 +110,7 @@ impl Prepared {
                 Ok(Self::Text(text_windows(tokenizer, input, lengths.most, lengths.windows)?.0))
             }
             Input::Words { words, .. } => {
-                let (text, places) = join_words(words);
-                let room = lengths.most.saturating_sub(template.single_specials());
-                let stride = Some(Stride::Step((room / 2).max(1)));
-                Ok(Self::Words(tokenizer.words_in_windows(&text, &places, lengths.most, stride)?))
+                Ok(Self::Words(lay_out_words(tokenizer, words, lengths.most, lengths.document_context)?))
             }
             Input::Question { question, passage } => {
                 let room = lengths.most.saturating_sub(template.pair_specials());
@@ -309,6 +320,19 @@ impl Scores {
 /// The place of the largest, the first of equals.
 fn best(row: &[f32]) -> Option<usize> {
     (0..row.len()).reduce(|best, i| if row[i] > row[best] { i } else { best })
+}
+
+/// The words of a sentence as sequences, with as much of its document around them as fits, if that is wanted.
+pub(crate) fn lay_out_words(
+    tokenizer: &Tokenizer,
+    words: &Words,
+    most: usize,
+    document_context: bool,
+) -> Result<WordWindows, TextError> {
+    // A word has a piece or more, nearly always: more words would hardly be shown.
+    let (words, own) = words.around(if document_context { most } else { 0 });
+    let (text, places) = join_words(words);
+    tokenizer.words_in_context(&text, &places, own, most)
 }
 
 /// All that there is to learn from a set, and how many of its examples lose their end.

@@ -74,7 +74,7 @@ fn choose(model: &Model, records: &[Record], first: usize, flags: &Choose) -> an
         records.iter().map(|record| record.choices.iter().map(String::as_str).collect()).collect();
     let questions: Vec<Choices<'_>> =
         records.iter().zip(&choices).map(|(record, choices)| Choices { context: &record.context, choices }).collect();
-    let chosen = model.choose(&questions, flags.max_length)?;
+    let chosen = model.choose(&questions, flags.max_length.or(model.task_length().most))?;
     for (i, chosen) in chosen.iter().enumerate().filter(|(_, chosen)| chosen.dropped > 0).take(3) {
         output::warn(&format!(
             "context {} is too long with its choices: {} pieces were cut off",

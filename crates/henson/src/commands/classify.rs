@@ -41,7 +41,7 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let (labels, problem) = (model.labels(), model.problem()?);
     input::for_each(&flags.texts, |texts, first| {
         let inputs = inputs(texts, flags, first)?;
-        let classified = model.classify(&inputs, flags.length.length())?;
+        let classified = model.classify(&inputs, flags.length.of_task(&model))?;
         output::warn_cut(first, classified.iter().map(|c| c.dropped));
         inputs.iter().zip(&classified).try_for_each(|(input, classified)| {
             let line = line(*input, classified, &labels, problem, flags.threshold);

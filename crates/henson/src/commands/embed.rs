@@ -30,7 +30,7 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     settings.normalise = flags.normalise.unwrap_or(settings.normalise);
     settings.most_tokens = flags.length.max_length.or(settings.most_tokens);
     input::for_each(&flags.texts, |texts, first| {
-        let embeddings = model.embed(texts, settings, flags.length.windows)?;
+        let embeddings = model.embed(texts, settings, flags.length.length().windows)?;
         output::warn_cut(first, embeddings.iter().map(|e| e.dropped));
         for (text, embedding) in texts.iter().zip(&embeddings) {
             if flags.json {

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
-use henson_infer::{Model, QuestionSettings, Task as Ability, Want};
+use henson_infer::{Model, Task as Ability, Want};
 use henson_tasks::{
-    Lengths, PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, predict, prediction_files, read,
-    reading_for,
+    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, predict, prediction_files, read, reading_for,
 };
 
 use crate::flags::finetune::Predict;
@@ -81,15 +80,11 @@ impl Asked<'_> {
         let may_be_unanswerable = reading.task.may_be_unanswerable;
         let set = read(data, &reading_for(first, reading))?;
         set.problems.iter().for_each(|problem| output::warn(problem));
-        let usual = match kind {
-            TaskKind::Qa => QuestionSettings::default().max_length,
-            _ => first.most_tokens(),
-        };
-        let lengths = Lengths { windows: self.length.windows, ..Lengths::new(self.length.max_length.unwrap_or(usual)) };
         let own = opened.iter().filter_map(Model::no_answer_threshold).sum::<f64>() / opened.len() as f64;
         let no_answer = no_answer.or(may_be_unanswerable.then_some(own));
         let mut progress = Progress::new("examples", Some(set.examples.len() as u64));
-        let predictions = predict(&opened, &set, &PredictSettings { lengths, no_answer }, |done| {
+        let LengthFlags { max_length, windows } = self.length;
+        let predictions = predict(&opened, &set, &PredictSettings { max_length, windows, no_answer }, |done| {
             progress.at(done as u64, done);
             ControlFlow::Continue(())
         })?;

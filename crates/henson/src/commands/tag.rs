@@ -61,7 +61,7 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
             texts.iter().map(|text| TagInput::Text(text)).collect()
         };
         let tagged = match &opened {
-            Opened::Model(model) => model.tag(&inputs, flags.length.length())?,
+            Opened::Model(model) => model.tag(&inputs, flags.length.of_task(model))?,
             // It always reads by windows.
             Opened::Tagger(tagger) => tagger.tag(&inputs, flags.length.max_length)?,
         };

@@ -14,6 +14,7 @@ pub(crate) mod tasks;
 pub(crate) mod tokenizer;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use henson_infer::{Length, Model};
 use henson_tensor::{DType, Device, Isa};
 
 /// The BERT family of language models in one program: fill, embed, features; model directories in and out; benchmarks.
@@ -132,18 +133,27 @@ pub(crate) struct Texts {
 /// What to do with long texts.
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct LengthFlags {
-    /// The most tokens of a sequence, [CLS] and [SEP] included [default: the model's own]
+    /// The most tokens of a sequence, [CLS] and [SEP] included [default: what a fine-tuned model was trained with, else
+    /// all that the model takes]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 
-    /// Divide longer texts into overlapping windows instead of cutting them
-    #[arg(long)]
-    pub(crate) windows: bool,
+    /// Divide longer texts into overlapping windows instead of cutting them [default: as a fine-tuned model was trained,
+    /// else no]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) windows: Option<bool>,
 }
 
 impl LengthFlags {
-    pub(crate) fn length(self) -> henson_infer::Length {
-        henson_infer::Length { most: self.max_length, windows: self.windows }
+    /// What is meant where no head matters.
+    pub(crate) fn length(self) -> Length {
+        Length { most: self.max_length, windows: self.windows.unwrap_or(false) }
+    }
+
+    /// What is meant for the task of a model's head.
+    pub(crate) fn of_task(self, model: &Model) -> Length {
+        let own = model.task_length();
+        Length { most: self.max_length.or(own.most), windows: self.windows.unwrap_or(own.windows) }
     }
 }
 

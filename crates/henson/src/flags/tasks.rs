@@ -110,11 +110,12 @@ pub(crate) struct Answer {
     #[arg(long, value_name = "TOKENS", default_value_t = 30, value_parser = parse_count)]
     pub(crate) longest: usize,
 
-    /// The most tokens of a window, question included [default: 384, or what the model takes]
+    /// The most tokens of a window, question included [default: what the model was trained with, else 384]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 
-    /// From the beginning of one window of the passage to that of the next, as in the paper [default: 128]
+    /// From the beginning of one window of the passage to that of the next, as in the paper [default: what the model was
+    /// trained with, else 128]
     #[arg(long, value_name = "PIECES", value_parser = parse_count)]
     pub(crate) stride: Option<usize>,
 
@@ -152,7 +153,8 @@ pub(crate) struct Choose {
     #[arg(long, value_name = "FILE", conflicts_with = "context")]
     pub(crate) file: Option<PathBuf>,
 
-    /// The most tokens of a sequence, [CLS] and [SEP] included [default: the model's own]
+    /// The most tokens of a sequence, [CLS] and [SEP] included [default: what the model was trained with, else all that it
+    /// takes]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 

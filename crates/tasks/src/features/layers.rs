@@ -1,10 +1,12 @@
 //! Vectors of words from chosen layers of an encoder.
 
 use std::fmt;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use henson_infer::{InferError, Layers, Length, Model};
+use henson_infer::{InferError, Layers, Model};
+use henson_text::{Features, TextError, WordWindows};
+use henson_train::TrainError;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TaskError;
@@ -75,41 +77,44 @@ impl FeatureLayers {
 /// The vectors of a sentence's words.
 #[derive(Debug)]
 pub(crate) struct Vectors {
+    /// Its words in all.
+    pub(crate) count: usize,
     /// The words that have one, by their places: the tokenizer leaves nothing of some.
     pub(crate) words: Vec<usize>,
     /// One row each.
     pub(crate) rows: Vec<f32>,
 }
 
-/// The vectors of the words of some sentences (texts, with the bytes of their words), and how long one is. A word's is that of its first piece, read in the window
-/// where it has most context. `each` is told how many sentences are done, and may end it.
-pub(crate) fn vectors_of_words(
+/// The vectors of the words of some sentences, and how long one is. A word's is that of its first piece, read in the window
+/// where it has most context. `lay_out` makes a sentence's windows; `each` is told how many sentences are done, and may end it.
+pub(crate) fn vectors_of_words<T>(
     model: &Model,
-    sentences: &[(String, Vec<Range<usize>>)],
+    sentences: &[T],
     layers: Layers,
-    most: usize,
+    lay_out: impl Fn(&T) -> Result<WordWindows, TextError>,
     mut each: impl FnMut(usize) -> ControlFlow<()>,
 ) -> Result<(Vec<Vectors>, usize), TaskError> {
     let (mut all, mut width) = (Vec::with_capacity(sentences.len()), 0);
     for some in sentences.chunks(TOGETHER) {
-        let texts: Vec<&str> = some.iter().map(|(text, _)| text.as_str()).collect();
-        let found = model.features(&texts, layers, Length { most: Some(most), windows: true })?;
-        for (tokens, (_, places)) in found.iter().zip(some) {
-            width = tokens.width;
-            let (mut words, mut rows) = (Vec::new(), Vec::new());
-            for (token, (start, end)) in tokens.offsets.iter().enumerate().filter_map(|(i, at)| Some((i, (*at)?))) {
-                // A piece belongs to the first word that it touches, as in `words_in_windows`.
-                let word = places.partition_point(|place| place.end <= start);
-                let touches = places.get(word).is_some_and(|place| place.start < end);
-                if touches && words.last().is_none_or(|last| *last < word) {
-                    words.push(word);
-                    rows.extend_from_slice(&tokens.vectors[token * width..][..width]);
-                }
+        let laid_out: Vec<WordWindows> =
+            some.iter().map(&lay_out).collect::<Result<_, _>>().map_err(TrainError::from)?;
+        let sequences: Vec<&Features> = laid_out.iter().flat_map(|words| &words.windows).collect();
+        let (vectors, numbers) = model.features_of_sequences(&sequences, layers)?;
+        width = numbers;
+        let mut vectors = vectors.as_slice();
+        for words in &laid_out {
+            let (own, others) = vectors.split_at(words.windows.len());
+            vectors = others;
+            let read = words.places.iter().enumerate().filter_map(|(word, place)| Some((word, (*place)?)));
+            let (count, mut words, mut rows) = (words.places.len(), Vec::new(), Vec::new());
+            for (word, (window, position)) in read {
+                words.push(word);
+                rows.extend_from_slice(&own[window][position * width..][..width]);
             }
             if !rows.iter().all(|x| x.is_finite()) {
                 return Err(InferError::NotFinite { text: all.len() + 1 }.into());
             }
-            all.push(Vectors { words, rows });
+            all.push(Vectors { count, words, rows });
         }
         if each(all.len()).is_break() {
             return Err(TaskError::Stopped);
@@ -128,6 +133,8 @@ mod tests {
             ("last", FeatureLayers::Fixed(Layers::One(-1)), (Layers::One(-1), 0)),
             ("-2", FeatureLayers::Fixed(Layers::One(-2)), (Layers::One(-2), 0)),
             ("concat-last-4", FeatureLayers::Fixed(Layers::ConcatLast(4)), (Layers::ConcatLast(4), 0)),
+            ("mean-last-4", FeatureLayers::Fixed(Layers::MeanLast(4)), (Layers::MeanLast(4), 0)),
+            ("mean-all", FeatureLayers::Fixed(Layers::MeanAll), (Layers::MeanAll, 0)),
             ("mix-last-4", FeatureLayers::MixLast(4), (Layers::ConcatLast(4), 4)),
             ("mix-all", FeatureLayers::MixAll, (Layers::ConcatLast(6), 6)),
         ];

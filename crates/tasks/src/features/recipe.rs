@@ -49,6 +49,8 @@ pub struct TaggerRecipe {
     pub dropout: f64,
     /// Tokens of a sequence for the encoder; longer sentences are divided into windows. 128.
     pub max_length: usize,
+    /// Whether the encoder reads each sentence amid the others of its document, as many as fit into `max_length`.
+    pub document_context: bool,
 
     /// Sentences of an update.
     pub batch_size: usize,
@@ -87,6 +89,7 @@ impl Default for TaggerRecipe {
             lstm_layers: 2,
             dropout: 0.3,
             max_length: 128,
+            document_context: false,
             batch_size: 32,
             epochs: 10,
             limit: None,

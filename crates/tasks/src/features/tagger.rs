@@ -4,9 +4,9 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use henson_checkpoint::{Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
-use henson_infer::{Entity, InferError, Model, TagInput, Tagged, TaggedWord, Want};
+use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Want};
 use henson_tensor::{DType, Device, Isa};
-use henson_text::{join_words, split_words};
+use henson_text::{TextError, WordWindows, join_words, split_words};
 use henson_train::TrainError;
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,9 @@ use super::layers::{FeatureLayers, Vectors, vectors_of_words};
 use super::network::Network;
 use crate::bilstm::{BiLstm, Pair, Sequences};
 use crate::error::TaskError;
-use crate::example::{Input, Set};
+use crate::example::{Input, Set, Words};
 use crate::predictions::Prediction;
+use crate::prepare::lay_out_words;
 use crate::read::{Reading, listed};
 use crate::task::TaskKind;
 
@@ -46,13 +47,26 @@ pub(super) struct Description {
     pub(super) crf: bool,
     /// Tokens of a sequence for the encoder.
     pub(super) max_length: usize,
+    /// Whether the encoder reads a sentence amid the others of its document.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) document_context: bool,
     pub(super) labels: Vec<String>,
 }
 
 impl Description {
     pub(super) fn new(task: &str, labels: &[String], layers: FeatureLayers, max_length: usize) -> Self {
         let (task, labels) = (task.to_owned(), labels.to_vec());
-        Self { format: FORMAT, task, layers, lstm_layers: 0, hidden_size: 0, crf: false, max_length, labels }
+        Self {
+            format: FORMAT,
+            task,
+            layers,
+            lstm_layers: 0,
+            hidden_size: 0,
+            crf: false,
+            max_length,
+            document_context: false,
+            labels,
+        }
     }
 
     /// The network on vectors of an encoder's layers side by side, `width` numbers in all.
@@ -99,9 +113,8 @@ impl Tagger {
         let config = model.bert().config();
         // One text tells how long a vector is, and that the encoder has these layers.
         let layers = description.layers.of_encoder(config.num_hidden_layers).0;
-        let probe = [join_words(&["."])];
-        let (_, width) =
-            vectors_of_words(&model, &probe, layers, description.max_length, |_| ControlFlow::Continue(()))?;
+        let probe = model.features(&["."], layers, Length { most: Some(description.max_length), windows: true })?;
+        let width = probe.first().map_or(0, |features| features.width);
         let network = description.network(width, config.num_hidden_layers, 0.0);
         let parameters = read_parameters(&path.join(WEIGHTS), &network)?;
         let pair = pair_for(device);
@@ -135,7 +148,10 @@ impl Tagger {
             let (model, data) = (listed(own), listed(&set.labels));
             return Err(TaskError::OtherLabels { path: self.model.path().to_owned(), model, data });
         };
-        let told = self.tell(&sentences_of(set), max_length, each)?;
+        let most = max_length.unwrap_or(self.description.max_length).min(self.model.most_tokens());
+        let (tokenizer, context) = (self.model.tokenizer(), self.description.document_context);
+        let lay_out = |words: &Words| lay_out_words(tokenizer, words, most, context);
+        let told = self.tell(&sentences_of(set), lay_out, each)?;
         let outside = set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
         let tag = |told: &Option<(u32, Vec<f32>)>| told.as_ref().map_or(outside, |(tag, _)| order[*tag as usize]);
         Ok(told.iter().map(|told| Prediction::Tags(told.iter().map(tag).collect())).collect())
@@ -150,7 +166,11 @@ impl Tagger {
                 TagInput::Words(words) => join_words(words),
             })
             .collect();
-        let told = self.tell(&sentences, max_length, |_| ControlFlow::Continue(()))?;
+        let most = max_length.unwrap_or(self.description.max_length).min(self.model.most_tokens());
+        let lay_out = |(text, places): &(String, Vec<Range<usize>>)| {
+            self.model.tokenizer().words_in_context(text, places, 0..places.len(), most)
+        };
+        let told = self.tell(&sentences, lay_out, |_| ControlFlow::Continue(()))?;
         let tagged = sentences.into_iter().zip(told).map(|((text, places), told)| {
             let word = |(place, told): (Range<usize>, Option<(u32, Vec<f32>)>)| match told {
                 None => TaggedWord { place, label: None, score: 0.0, logits: Vec::new() },
@@ -168,25 +188,24 @@ impl Tagger {
         Ok(tagged.collect())
     }
 
-    fn tell(
+    fn tell<T>(
         &self,
-        sentences: &[(String, Vec<Range<usize>>)],
-        max_length: Option<usize>,
+        sentences: &[T],
+        lay_out: impl Fn(&T) -> Result<WordWindows, TextError>,
         mut each: impl FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Told>, TaskError> {
         let layers = self.description.layers.of_encoder(self.model.bert().config().num_hidden_layers).0;
-        let most = max_length.unwrap_or(self.description.max_length);
         let mut all = Vec::with_capacity(sentences.len());
         for some in sentences.chunks(TOGETHER) {
             let go_on = |_| ControlFlow::Continue(());
-            let (vectors, _) = vectors_of_words(&self.model, some, layers, most, go_on)?;
+            let (vectors, _) = vectors_of_words(&self.model, some, layers, &lay_out, go_on)?;
             let told = tell(&self.network, &self.parameters, &self.pair, &vectors);
-            for ((told, vectors), (_, words)) in told.into_iter().zip(vectors).zip(some) {
+            for (told, vectors) in told.into_iter().zip(vectors) {
                 let (tags, shares) = told;
                 if !shares.iter().all(|share| share.is_finite()) {
                     return Err(InferError::NotFinite { text: all.len() + 1 }.into());
                 }
-                let mut of_words = vec![None; words.len()];
+                let mut of_words = vec![None; vectors.count];
                 for ((word, tag), shares) in vectors.words.iter().zip(tags).zip(shares.chunks(self.labels().len())) {
                     of_words[*word] = Some((tag, shares.to_vec()));
                 }
@@ -200,11 +219,11 @@ impl Tagger {
     }
 }
 
-/// The text and the words' places of each sentence of a set.
-pub(super) fn sentences_of(set: &Set) -> Vec<(String, Vec<Range<usize>>)> {
+/// The sentences of a set.
+pub(super) fn sentences_of(set: &Set) -> Vec<Words> {
     let words = set.examples.iter().map(|example| match &example.input {
-        Input::Words { words, .. } => join_words(words),
-        _ => (String::new(), Vec::new()),
+        Input::Words { words, .. } => words.clone(),
+        _ => Words::new(Vec::new()),
     });
     words.collect()
 }

@@ -22,9 +22,10 @@ use super::recipe::{TaggerHead, TaggerRecipe};
 use super::tagger::{Description, pair_for, save, sentences_of, tell};
 use crate::bilstm::{Pair, Sequences};
 use crate::error::TaskError;
-use crate::example::{Set, Target};
-use crate::finetune::{Ended, Results, chosen_by, degenerate, read_both};
+use crate::example::{Set, Target, Words};
+use crate::finetune::{Ended, Results, check_documents, chosen_by, degenerate, read_both};
 use crate::predictions::Prediction;
+use crate::prepare::lay_out_words;
 use crate::read::Reading;
 use crate::score::{Score, score};
 use crate::task::{Task, TaskKind};
@@ -66,6 +67,9 @@ impl TaggerPlan {
         }
         let reading = Reading { task, ..reading.clone() };
         let (train, dev) = read_both(&recipe.train, &recipe.dev, recipe.limit, &reading)?;
+        if recipe.document_context {
+            check_documents(&train, dev.as_ref())?;
+        }
         let mut hash = Sha256::new();
         for set in [Some(&train), dev.as_ref()].into_iter().flatten() {
             hash.update(format!("{:?}", set.labels));
@@ -106,14 +110,15 @@ pub fn train_tagger(
         description.lstm_layers = recipe.lstm_layers;
         description.hidden_size = recipe.hidden_size.unwrap_or(config.hidden_size / 2 * 2);
     }
-    description.crf = recipe.crf;
+    (description.crf, description.document_context) = (recipe.crf, recipe.document_context);
 
     let layers = recipe.layers.of_encoder(config.num_hidden_layers).0;
     let of_dev = plan.dev.as_ref().map_or(0, |dev| dev.examples.len());
     let all = plan.train.examples.len() + of_dev;
     let mut of_set = |set: &Set, before: usize| {
         let stop = watch.stop;
-        vectors_of_words(&model, &sentences_of(set), layers, max_length, |done| {
+        let lay_out = |words: &Words| lay_out_words(model.tokenizer(), words, max_length, recipe.document_context);
+        vectors_of_words(&model, &sentences_of(set), layers, lay_out, |done| {
             read(before + done, all);
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })

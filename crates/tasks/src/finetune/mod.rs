@@ -11,7 +11,7 @@ mod search;
 pub use learner::{Dev, Learner, LearnerSettings};
 pub(crate) use learner::{chosen_by, degenerate, predictions_of, problem_of};
 pub use plan::Plan;
-pub(crate) use plan::read_both;
+pub(crate) use plan::{check_documents, read_both};
 pub use recipe::FineTuneRecipe;
 pub use run::{Ended, Results, finetune};
 pub use search::{Cell, Search, SearchEnded, Table, search};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{LoadOptions, ModelDirectory, Weights, open_parameters};
 use henson_models::bert::NAMING;
-use henson_models::{Bert, BertConfig, Head};
+use henson_models::{Bert, BertConfig, Head, TrainedReading};
 use henson_tensor::{Builder, DType, Device, Entry, Parameters};
 use henson_text::{Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::learner::{Dev, Learner, LearnerSettings};
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
-use crate::example::Set;
+use crate::example::{Example, Input, Set};
 use crate::prepare::{Instance, Lengths, instances};
 use crate::read::{Reading, listed, read};
 use crate::task::{Task, TaskKind};
@@ -65,7 +65,11 @@ impl Plan {
             windows: recipe.windows,
             stride: Stride::Step(recipe.stride),
             max_question: recipe.max_question,
+            document_context: recipe.document_context,
         };
+        if recipe.document_context {
+            check_documents(&train, dev.as_ref())?;
+        }
         let (instances, cut) = instances(&train, &tokenizer, &lengths, threads).map_err(TrainError::from)?;
         if recipe.class_weights && !matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag) {
             let expected = "a task with one label for each text or word (classify, pair, tag)";
@@ -209,6 +213,27 @@ pub(crate) fn read_both(
     Ok((train, dev))
 }
 
+/// Refuses `document_context` where files do not say which sentences belong together: all would be one document.
+pub(crate) fn check_documents(train: &Set, dev: Option<&Set>) -> Result<(), TaskError> {
+    for set in [Some(train), dev].into_iter().flatten() {
+        let document = |example: &Example| match example.input {
+            Input::Words { document, .. } => Some(document),
+            _ => None,
+        };
+        let first = set.examples.first().and_then(document);
+        let expected = match first {
+            None => "a task of words with tags (ner, pos, tag)".to_owned(),
+            Some(_) if set.examples.iter().all(|example| document(example) == first) => format!(
+                "several documents in {}: -DOCSTART- lines in columns, `# newdoc` in CoNLL-U, a column `document` in tables",
+                set.path.display()
+            ),
+            Some(_) => continue,
+        };
+        return Err(TrainError::setting("document_context", "true", expected).into());
+    }
+    Ok(())
+}
+
 /// By their values where all are whole numbers, else by their letters: as readers do.
 fn sort(labels: &mut [String]) {
     match labels.iter().map(|label| label.parse().ok()).collect::<Option<Vec<i64>>>() {
@@ -250,6 +275,14 @@ fn config_for(
         TaskKind::Regress => Some("regression".to_owned()),
         TaskKind::Tag | TaskKind::Qa | TaskKind::Choice => None,
     };
+    let (tags, questions) = (task.kind == TaskKind::Tag, task.kind == TaskKind::Qa);
+    config.reading = Some(TrainedReading {
+        max_length: recipe.length(task, config.max_position_embeddings),
+        windows: recipe.windows || tags || questions,
+        stride: questions.then_some(recipe.stride),
+        max_question: questions.then_some(recipe.max_question),
+        document_context: recipe.document_context,
+    });
     config.set_no_answer_threshold(task.may_be_unanswerable.then_some(0.0));
     config.architectures = vec![head_of(task, &config).architecture().to_owned()];
     config.is_decoder = false;

@@ -40,6 +40,8 @@ pub struct FineTuneRecipe {
     /// Whether longer texts are divided into overlapping windows. Those of a document to classify all have its label; in
     /// evaluation their logits are averaged. Words to tag and passages always are.
     pub windows: bool,
+    /// Words to tag: whether each sentence is read amid the others of its document, as many as fit into `max_length`.
+    pub document_context: bool,
     /// Questions: from the beginning of one window over the passage to that of the next.
     pub stride: usize,
     /// Questions: the most pieces of a question.
@@ -96,6 +98,7 @@ impl Default for FineTuneRecipe {
             limit: None,
             max_length: None,
             windows: false,
+            document_context: false,
             stride: 128,
             max_question: 64,
             optimizer: OptimizerKind::Adamw,

@@ -125,7 +125,7 @@ fn tags(path: &Path, set: &mut Set) -> Result<Vec<Prediction>, TaskError> {
     for (i, (line, words, tags)) in sentences.into_iter().enumerate() {
         let example = &set.examples[i];
         if let Input::Words { words: expected, .. } = &example.input
-            && *expected != words
+            && **expected != words
         {
             let at = expected.iter().zip(&words).position(|(a, b)| a != b).unwrap_or(expected.len().min(words.len()));
             let shown =

@@ -118,7 +118,7 @@ fn document(entries: Vec<(String, Value)>) -> Result<String, TaskError> {
 fn columns(set: &Set, predictions: &[Prediction]) -> Result<String, TaskError> {
     let mut text = String::new();
     let words_of = |example: &Example| match &example.input {
-        Input::Words { words, .. } => words.clone(),
+        Input::Words { words, .. } => words.to_vec(),
         _ => Vec::new(),
     };
     let has_space = set.examples.iter().any(|example| words_of(example).iter().any(|word| word.contains(' ')));

@@ -11,7 +11,7 @@ use henson_data::tables::{self, Column, Sentence};
 use super::rows::{Role, each_row, id_of, need, place};
 use super::{Collector, reading_with, text, texts};
 use crate::error::TaskError;
-use crate::example::{Example, Input, Set, Target};
+use crate::example::{Example, Input, Set, Target, Words};
 use crate::tags::{Scheme, convert_tags};
 
 /// A sentence before its tags are numbered.
@@ -157,8 +157,8 @@ fn number_tags(mut collector: Collector<'_>, sentences: Vec<Tagged>) -> Result<S
         false => Scheme::Bio,
     };
     let mut kinds = BTreeSet::new();
-    for sentence in sentences {
-        let Tagged { id, place, document, words, tags } = sentence;
+    for (sentence, words) in in_documents(sentences) {
+        let Tagged { id, place, document, tags, .. } = sentence;
         let wrong = |problem: String| TaskError::row(path, place.clone(), problem);
         let tags = tags.map(|tags| if scheme.is_some() { convert_tags(&tags, wanted) } else { tags });
         if let (Some(tags), true) = (&tags, scheme.is_some()) {
@@ -180,4 +180,14 @@ fn number_tags(mut collector: Collector<'_>, sentences: Vec<Tagged>) -> Result<S
         }
     }
     collector.finish(scheme)
+}
+
+/// Neighbours of the same document know each other's words.
+fn in_documents(mut sentences: Vec<Tagged>) -> impl Iterator<Item = (Tagged, Words)> {
+    let mut words = Vec::with_capacity(sentences.len());
+    for document in sentences.chunk_by_mut(|a, b| a.document == b.document) {
+        let own = document.iter_mut().map(|sentence| std::mem::take(&mut sentence.words));
+        words.extend(Words::of_document(own.collect()));
+    }
+    sentences.into_iter().zip(words)
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use henson_infer::{Model, Want};
 use henson_tasks::{
-    Ended, FineTuneRecipe, Lengths, Plan, PredictSettings, Prediction, Reading, Results, Search, SearchEnded, Table,
-    finetune, predict, read, reading_for, score, search,
+    Ended, FineTuneRecipe, Instance, Lengths, Plan, PredictSettings, Prediction, Reading, Results, Search, SearchEnded,
+    Set, Table, Wanted, finetune, instances, predict, read, reading_for, score, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Task as _, Watch, parse_settings};
@@ -23,16 +23,16 @@ use crate::support::task;
 /// What the issue asks for; measured is some 10⁻⁶.
 const LOSS_TOLERANCE: f64 = 1e-4;
 
-fn data(name: &str) -> PathBuf {
+pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(name)
 }
 
-fn device() -> Device {
+pub(crate) fn device() -> Device {
     Device::cpu(None, Some(1)).unwrap()
 }
 
 /// A golden model with the golden vocabulary; `keys` are set in its config.
-fn model(head: &str, keys: &Value) -> TempDir {
+pub(crate) fn model(head: &str, keys: &Value) -> TempDir {
     let directory = TempDir::new().unwrap();
     let golden = data("bert-golden").join(head);
     fs::copy(golden.join("model.safetensors"), directory.path().join("model.safetensors")).unwrap();
@@ -46,7 +46,7 @@ fn model(head: &str, keys: &Value) -> TempDir {
 }
 
 /// A recipe on files of tests-data/finetune.
-fn recipe(name: &str, from: &Path, file: &str, sets: &[&str]) -> FineTuneRecipe {
+pub(crate) fn recipe(name: &str, from: &Path, file: &str, sets: &[&str]) -> FineTuneRecipe {
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
     let file = data("finetune").join(file).display().to_string();
     let recipe: FineTuneRecipe = parse_settings(&[("", "test")], &sets).unwrap();
@@ -60,19 +60,19 @@ fn recipe(name: &str, from: &Path, file: &str, sets: &[&str]) -> FineTuneRecipe 
     }
 }
 
-fn plan(recipe: FineTuneRecipe) -> Plan {
+pub(crate) fn plan(recipe: FineTuneRecipe) -> Plan {
     let reading = Reading::new(task(&recipe.task));
     Plan::new(recipe, &reading, 2).unwrap()
 }
 
 /// Runs to its end, or to `stop_at`.
-fn run(plan: &Plan, out: &Path, stop_at: Option<u64>) -> Result<Ended, henson_tasks::TaskError> {
+pub(crate) fn run(plan: &Plan, out: &Path, stop_at: Option<u64>) -> Result<Ended, henson_tasks::TaskError> {
     let stop = AtomicBool::new(false);
     finetune(plan, &device(), out, stop_at, &mut Watch { on: &mut |_| {}, stop: &stop })
 }
 
 #[track_caller]
-fn finished(ended: Ended) -> Results {
+pub(crate) fn finished(ended: Ended) -> Results {
     match ended {
         // Time differs from run to run.
         Ended::Finished(results) => Results { seconds: 0.0, ..*results },
@@ -146,7 +146,7 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
     let opened = Model::open(&whole, &device(), DType::F32, Want::AsSaved).unwrap();
     assert_eq!(opened.labels(), ["bad", "fair", "good"]);
     let set = read(Path::new(&plan.recipe.dev), &reading_for(&opened, Reading::new(task("classify")))).unwrap();
-    let settings = PredictSettings { lengths: Lengths::new(40), no_answer: None };
+    let settings = PredictSettings::default();
     let one = predict(std::slice::from_ref(&opened), &set, &settings, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(score(&set, &one, None, 0).unwrap().get("accuracy"), expected.value);
     // An ensemble of a model and its copy with other names in another order says the same.
@@ -197,15 +197,148 @@ fn every_kind_of_task_trains_and_is_found_again() {
         assert_eq!(opened.bert().head().architecture(), plan.config.architectures[0], "{name}");
         let reading = Reading { places_needed: false, ..Reading::new(task(name)) };
         let set = read(Path::new(&plan.recipe.dev), &reading_for(&opened, reading)).unwrap();
-        let lengths = Lengths { stride: henson_text::Stride::Step(9), ..Lengths::new(40) };
         let (settings, no_answer) = match opened.no_answer_threshold() {
-            Some(threshold) => (PredictSettings { lengths, no_answer: Some(f64::MAX) }, Some(threshold)),
-            None => (PredictSettings { lengths, no_answer: None }, None),
+            Some(threshold) => (PredictSettings { no_answer: Some(f64::MAX), ..Default::default() }, Some(threshold)),
+            None => (PredictSettings::default(), None),
         };
         let predictions = predict(&[opened], &set, &settings, |_| ControlFlow::Continue(())).unwrap();
         let found = score(&set, &predictions, no_answer, 0).unwrap();
         let metric = if name == "qa" { "f1" } else { results.metric.as_str() };
         assert!((found.get(metric).unwrap() - results.value.unwrap()).abs() < 1e-9, "{name}: {found:?} {results:?}");
+    }
+}
+
+#[test]
+fn a_trained_model_reads_as_it_was_trained() {
+    let place = TempDir::new().unwrap();
+    let long = "who was the old puppeteer and what was in the sea? ".repeat(3);
+    let rows: String = ["good", "bad", "fair", "good"]
+        .iter()
+        .enumerate()
+        .map(|(i, label)| json!({"text": format!("{} {long}", "a cat ".repeat(i)), "label": label}).to_string() + "\n")
+        .collect();
+    let texts = place.path().join("long.jsonl");
+    fs::write(&texts, rows).unwrap();
+    let columns = place.path().join("documents.conll");
+    fs::write(&columns, DOCUMENTS).unwrap();
+    let questions = data("finetune/qa.json");
+    let cases = [
+        ("classify", &texts, &["max_length=12"][..], json!({"max_length": 12, "windows": false})),
+        ("classify", &texts, &["max_length=12", "windows=true"], json!({"max_length": 12, "windows": true})),
+        ("ner", &columns, &["max_length=9"], json!({"max_length": 9, "windows": true})),
+        (
+            "ner",
+            &columns,
+            &["max_length=14", "document_context=true"],
+            json!({"max_length": 14, "windows": true, "document_context": true}),
+        ),
+        (
+            "qa",
+            &questions,
+            &["max_length=20", "stride=3", "max_question=4"],
+            json!({"max_length": 20, "windows": true, "stride": 3, "max_question": 4}),
+        ),
+    ];
+    for (i, (name, file, sets, reading)) in cases.into_iter().enumerate() {
+        let from = model(if name == "qa" { "token" } else { "sequence" }, &json!({}));
+        // Tags are told without their logits: some must be learnt, so that equal scores mean something.
+        let tags = name == "ner";
+        let epochs = if tags { "epochs=20" } else { "epochs=2" };
+        let sets: Vec<&str> = [epochs, "learning_rate=3e-3"].iter().chain(sets).copied().collect();
+        let file_name = file.display().to_string();
+        let recipe = recipe(name, from.path(), "", &sets);
+        let plan = plan(FineTuneRecipe { train: file_name.clone(), dev: file_name, ..recipe });
+        let out = place.path().join(i.to_string());
+        let results = finished(run(&plan, &out, None).unwrap());
+        let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["henson_reading"], reading, "{name}");
+        let opened = [Model::open(&out, &device(), DType::F32, Want::AsSaved).unwrap()];
+        let set =
+            read(file, &reading_for(&opened[0], Reading { places_needed: false, ..Reading::new(task(name)) })).unwrap();
+        let threshold = opened[0].no_answer_threshold();
+        let ask = |max_length, windows| {
+            let no_answer = threshold.map(|_| f64::MAX);
+            let settings = PredictSettings { max_length, windows, no_answer };
+            predict(&opened, &set, &settings, |_| ControlFlow::Continue(())).unwrap()
+        };
+        // Exactly the scores of the run, all of them, and not those of another length.
+        let as_trained = ask(None, None);
+        let found = score(&set, &as_trained, threshold.map(|_| 0.0), 0).unwrap().to_json();
+        assert_eq!(found, results.scores, "{name} {sets:?}");
+        let otherwise = ask(Some(plan.config.max_position_embeddings), Some(false));
+        let differs =
+            if tags { results.degenerate.is_none() } else { format!("{as_trained:?}") != format!("{otherwise:?}") };
+        assert!(differs, "{name} {sets:?}: {results:?}");
+    }
+}
+
+/// Two documents of short sentences; the last one is longer than a sequence of 14 tokens.
+const DOCUMENTS: &str = "-DOCSTART- -X- O\n\njim B-PER\nsat O\n\nwho O\nsings O\n? O\n\na O\nman O\n\n\
+-DOCSTART- -X- O\n\nthe O\ncat B-PER\n\nthe O\nold O\nman B-PER\nand O\nthe O\nsmall O\nwoman B-PER\nand O\n\
+the O\nchild B-PER\nwere O\nby O\nthe O\nsea B-LOC\n. O\n";
+
+#[test]
+fn sentences_are_read_amid_their_documents() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let file = place.path().join("documents.conll");
+    fs::write(&file, DOCUMENTS).unwrap();
+    let tokenizer = henson_text::Tokenizer::open(from.path()).unwrap();
+    let shown = |set: &Set, lengths: Lengths, threads| -> Vec<String> {
+        let (instances, cut) = instances(set, &tokenizer, &lengths, threads).unwrap();
+        assert_eq!(cut, 0);
+        let show = |instance: &Instance| {
+            let (Wanted::Tags(tags), [(ids, _)]) = (&instance.wanted, instance.sequences.as_slice()) else {
+                panic!("{instance:?}")
+            };
+            let each = ids.iter().zip(tags).map(|(id, tag)| match tag {
+                Some(tag) => format!("{}/{}", tokenizer.token(*id).unwrap(), set.label(*tag)),
+                None => tokenizer.token(*id).unwrap(),
+            });
+            each.collect::<Vec<_>>().join(" ")
+        };
+        instances.iter().map(show).collect()
+    };
+    let set = read(&file, &Reading::new(task("ner"))).unwrap();
+    let lengths = Lengths { document_context: true, ..Lengths::new(9) };
+    let expected = [
+        // The room is 7 pieces: what one side has not, the other gets; the other document is never shown.
+        "[CLS] jim/B-PER sat/O who sing ##s ? a [SEP]",
+        "[CLS] sat who/O sing/O ##s ?/O a man [SEP]",
+        "[CLS] sat who sing ##s ? a/O man/O [SEP]",
+        "[CLS] the/O cat/B-PER the old man and the [SEP]",
+        // Too long itself: windows of it alone.
+        "[CLS] the/O old/O man/B-PER and/O the/O small woman [SEP]",
+        "[CLS] and the small/O woman/B-PER and/O the child [SEP]",
+        "[CLS] woman and the/O child/B-PER were/O by the [SEP]",
+        "[CLS] child were by/O the/O [UNK]/B-LOC ./O [SEP]",
+    ];
+    assert_eq!(shown(&set, lengths, 1), expected);
+    assert_eq!(shown(&set, lengths, 3), expected, "threads");
+    // With fewer sentences to learn from, those around them are the same.
+    let fewer = Set { examples: set.examples[1..2].to_vec(), ..set.clone() };
+    assert_eq!(shown(&fewer, lengths, 1), expected[1..2]);
+    assert_eq!(shown(&fewer, Lengths::new(9), 1), ["[CLS] who/O sing/O ##s ?/O [SEP]"]);
+    let whole = Lengths { document_context: true, ..Lengths::new(40) };
+    assert_eq!(shown(&fewer, whole, 1), ["[CLS] jim sat who/O sing/O ##s ?/O a man [SEP]"]);
+
+    // It is refused where there is nothing to read along.
+    let columns = |name: &str, text: &str| {
+        let path = place.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let own = recipe("ner", from.path(), "", &["document_context=true"]);
+    let plain = columns("plain.conll", "jim B-PER\n\nsat O\n");
+    let documents = file.display().to_string();
+    let pairs = data("finetune/pair.jsonl").display().to_string();
+    for (name, train, dev, expected) in [
+        ("ner", &plain, &documents, "-DOCSTART- lines"),
+        ("ner", &documents, &plain, "-DOCSTART- lines"),
+        ("pair", &pairs, &pairs, "words with tags"),
+    ] {
+        let recipe = FineTuneRecipe { task: name.to_owned(), train: train.clone(), dev: dev.clone(), ..own.clone() };
+        let error = Plan::new(recipe, &Reading::new(task(name)), 1).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{name}: {error:?}");
     }
 }
 

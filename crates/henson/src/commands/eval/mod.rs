@@ -32,7 +32,7 @@ fn model_of(flags: &Eval) -> anyhow::Result<&ModelName> {
     let no_labels = flags.labelled == Labelled::default();
     anyhow::ensure!(no_labels, "flags for labelled files (--text-column, --skip-bad, …) mean nothing to this task");
     let LengthFlags { max_length, windows } = flags.length;
-    let only_texts = max_length.is_none() && !windows && flags.mistakes.is_none() && flags.threshold.is_none();
+    let only_texts = max_length.is_none() && windows.is_none() && flags.mistakes.is_none() && flags.threshold.is_none();
     anyhow::ensure!(only_texts, "--max-length, --windows, --mistakes and --threshold mean nothing to this task");
     anyhow::ensure!(flags.predictions.is_none(), "--predictions mean nothing to this task: it measures a --model");
     Ok(&flags.model)

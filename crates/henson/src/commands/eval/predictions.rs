@@ -24,7 +24,7 @@ pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
                 flags.threshold.is_none() || flags.null_odds.is_some(),
                 "--threshold needs --null-odds FILE"
             );
-            let unused = flags.length.max_length.is_none() && !flags.length.windows;
+            let unused = flags.length.max_length.is_none() && flags.length.windows.is_none();
             anyhow::ensure!(unused, "--max-length and --windows mean nothing where predictions are there already");
             from_file(flags, &reading, file)?
         }
