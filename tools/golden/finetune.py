@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests-data"
@@ -43,6 +43,7 @@ QUESTIONS = [
     ("what ran?", "the dog sat. the cat ran. the man sat and the woman sat and the child sat and the dog sat and the puppet ran and the old man sat by the sea", "the puppet"),
     ("who is old?", "the child is small.", None),
 ]
+UNLIKE = [None, "the old sea", None, "a child sings", "the cat sat on the dog.", None]
 CHOICES = [
     ("the man sat on", ["the dog.", "walked", "jim"], 0),
     ("who sings?", ["the puppets sing", "a cat, not small", "the old woman, with the child", "new"], 2),
@@ -71,6 +72,12 @@ for i, (question, passage, answer) in enumerate(QUESTIONS):
 write("qa.json", json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}, indent=1) + "\n")
 jsonl("choice.jsonl", [{"context": c, "choices": e, "label": n} for c, e, n in CHOICES])
 
+jsonl("embed.jsonl", [{"sentence1": t, "sentence2": s} for t, s in zip(TEXTS, SECOND)])
+# Some have a text that means something else; the last two say once more what others said.
+UNLIKE_ROWS = list(zip(TEXTS, SECOND, UNLIKE)) + [(TEXTS[0], "a dog, a cat", None), (SECOND[1], TEXTS[1], None)]
+jsonl("embed-unlike.jsonl", [{"anchor": t, "positive": s, "negative": u} for t, s, u in UNLIKE_ROWS])
+jsonl("embed-scores.jsonl", [{"sentence1": t, "sentence2": s, "score": n} for t, s, n in zip(TEXTS, SECOND, SCORES)])
+
 tokenizer = transformers.BertTokenizer(vocab=str(DATA / "likelihood/vocab.txt"), do_lower_case=True)
 assert tokenizer.vocab_size == 71, tokenizer.vocab_size
 
@@ -81,8 +88,9 @@ def model(head):
         "multilabel": "BertForSequenceClassification", "token": "BertForTokenClassification",
         "qa": "BertForQuestionAnswering", "choice": "BertForMultipleChoice",
     }
+    classes["encoder"] = "BertModel"
     m = getattr(transformers, classes[head]).from_pretrained(
-        DATA / "bert-golden" / head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        DATA / "bert-golden" / ("sequence" if head == "encoder" else head), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     return m.train()
 
@@ -168,6 +176,32 @@ def choice(m):
     return torch.stack(losses).mean()
 
 
+def vectors(m, texts):
+    x = encoded(texts)
+    mask = x["attention_mask"][:, :, None].float()
+    return normalize((m(**x).last_hidden_state * mask).sum(1) / mask.sum(1), dim=1)
+
+
+def contrast(m, rows, temperature):
+    """Ranks the partner among all second texts and all that mean something else, leaving out what is not wrong."""
+    first, second = [a for a, _, _ in rows], [b for _, b, _ in rows]
+    others = second + [c for _, _, c in rows if c is not None]
+    scores = vectors(m, first) @ vectors(m, others).T / temperature
+    for i, (a, b, _) in enumerate(rows):
+        for j, text in enumerate(others):
+            if j != i and (text in (a, b) or j < len(rows) and first[j] == a):
+                scores[i, j] = float("-inf")
+    return cross_entropy(scores, torch.arange(len(rows)))
+
+
+def embed(m):
+    return contrast(m, [(a, b, None) for a, b in zip(TEXTS, SECOND)], 0.05)
+
+
+def embed_unlike(m):
+    return contrast(m, UNLIKE_ROWS, 0.1)
+
+
 def losses(m, loss_of, rate=lambda name: 1.0, frozen=lambda name: False):
     groups = []
     for name, parameter in m.named_parameters():
@@ -212,10 +246,13 @@ CASES = [
     ("tag", "token", "tag.conll", [], tag, {}),
     ("qa", "qa", "qa.json", [f"stride={STRIDE}"], qa, {}),
     ("choice", "choice", "choice.jsonl", [], choice, {}),
+    ("embed", "encoder", "embed.jsonl", [], embed, {}),
+    ("embed", "encoder", "embed-unlike.jsonl", ["temperature=0.1"], embed_unlike, {}),
 ]
 golden = []
 for task, head, file, settings, loss_of, how in CASES:
     found = losses(model(head), loss_of, **how)
+    head = "sequence" if head == "encoder" else head
     golden.append({"task": task, "head": head, "file": file, "settings": settings, "losses": found})
     print(task, settings, [round(x, 5) for x in found])
 write("golden.json", json.dumps(golden, indent=1) + "\n")

@@ -116,6 +116,15 @@ pub enum Input {
         /// At least two continuations.
         endings: Vec<String>,
     },
+    /// Two texts that are alike, or are to be compared; each is read by itself.
+    Alike {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+        /// One that means something else than the first, to learn from.
+        unlike: Option<String>,
+    },
 }
 
 /// The words of a sentence, and where they stand in their document: its other sentences are context for them.

@@ -63,7 +63,7 @@ fn by_tokens<'a, 'f>(mut rest: &'a [&'f Features]) -> impl Iterator<Item = &'a [
     })
 }
 
-/// A row of logits for each sequence: for the whole, or for each of its positions in turn.
+/// A row of logits for each sequence: for the whole, or for each of its positions in turn. Of a bare encoder, its vector.
 fn logits_of(
     model: &Bert,
     parameters: &Parameters,
@@ -82,6 +82,11 @@ fn logits_of(
         return Ok(());
     }
     let last = model.encode(&mut pass, &batch, Capture::default())?.last;
+    if model.head() == Head::Encoder {
+        let vectors = pass.unit_means(&last, &batch.layout)?.into_tensor();
+        all.extend(vectors.to_f32()?.chunks_exact(vectors.columns().max(1)).map(<[f32]>::to_vec));
+        return Ok(());
+    }
     let logits = match model.head() {
         Head::Span => model.span_logits(&mut pass, &last)?,
         _ => model.token_logits(&mut pass, last, &batch.layout)?,

@@ -2,13 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use henson_infer::Model;
+use henson_infer::{EmbedSettings, Model};
 use henson_models::Head;
 use henson_tensor::Tape;
 use henson_train::TrainError;
 
 use crate::error::TaskError;
-use crate::example::{Example, Set};
+use crate::example::{Example, Input, Set};
 use crate::finetune::{predictions_of, problem_of};
 use crate::forward::forward;
 use crate::predictions::Prediction;
@@ -41,7 +41,8 @@ pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
     reading
 }
 
-/// Asks models about all examples of a set. Several are averaged: their probabilities, or for answers their logits.
+/// Asks models about all examples of a set. Several are averaged: their probabilities, for answers their logits, for texts that
+/// are compared their cosines.
 /// `each` is told how many of all examples are done, and may end it.
 pub fn predict(
     models: &[Model],
@@ -49,6 +50,9 @@ pub fn predict(
     settings: &PredictSettings,
     mut each: impl FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Prediction>, TaskError> {
+    if set.task.kind == TaskKind::Embed {
+        return compare(models, set, settings, each);
+    }
     let orders: Vec<Vec<usize>> = models.iter().map(|model| label_order(model, set)).collect::<Result<_, _>>()?;
     let problem = problem_of(set.task.kind);
     let lengths_of = |model: &Model| {
@@ -103,6 +107,49 @@ pub fn predict(
         predictions.extend(predictions_of(set, examples, &prepared, scores, settings.no_answer));
     }
     Ok(predictions)
+}
+
+/// How alike the two texts of each example are, by vectors that are made as each model's directory says.
+fn compare(
+    models: &[Model],
+    set: &Set,
+    settings: &PredictSettings,
+    mut each: impl FnMut(usize) -> ControlFlow<()>,
+) -> Result<Vec<Prediction>, TaskError> {
+    let mut all: Vec<Prediction> = Vec::with_capacity(set.examples.len());
+    for (number, model) in models.iter().enumerate() {
+        let own = EmbedSettings::of_directory(model.path())?;
+        let most_tokens = settings.max_length.or(own.most_tokens);
+        for (i, examples) in set.examples.chunks(TOGETHER).enumerate() {
+            let done = i * TOGETHER;
+            if each((number * set.examples.len() + done) / models.len()).is_break() {
+                return Err(TaskError::Stopped);
+            }
+            let texts = examples.iter().flat_map(|example| match &example.input {
+                Input::Alike { first, second, .. } => [first.as_str(), second.as_str()],
+                _ => [""; 2],
+            });
+            let texts: Vec<&str> = texts.collect();
+            let vectors =
+                model.embed(&texts, EmbedSettings { most_tokens, ..own }, settings.windows.unwrap_or(false))?;
+            for (k, pair) in vectors.chunks_exact(2).enumerate() {
+                let [first, second] = [&pair[0].vector, &pair[1].vector];
+                if !first.iter().chain(second).all(|x| x.is_finite()) {
+                    return Err(henson_infer::InferError::NotFinite { text: done + k + 1 }.into());
+                }
+                let prediction = Prediction::similarity(first.clone(), second.clone());
+                match (all.get_mut(done + k), prediction) {
+                    // Vectors of different models are in different spaces.
+                    (Some(Prediction::Similarity { cosine, vectors }), Prediction::Similarity { cosine: more, .. }) => {
+                        *cosine += (more - *cosine) / (number + 1) as f64;
+                        *vectors = None;
+                    }
+                    (_, prediction) => all.push(prediction),
+                }
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// For each label of the set its number in the model, by name or by meaning. Empty: the same, or nothing to order.

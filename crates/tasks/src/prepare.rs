@@ -57,12 +57,14 @@ pub(crate) enum Prepared {
     Question(QuestionWindows),
     /// A sequence for each choice.
     Choices(Vec<Features>),
+    /// A sequence for each of two texts, and for one that is unlike them.
+    Alike(Vec<Features>),
 }
 
 /// One thing to learn from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
-    /// Piece ids and segments of its sequence; of its sequences, for choices.
+    /// Piece ids and segments of its sequence; of its sequences, for choices and for texts that are alike.
     pub sequences: Vec<(Vec<u32>, Vec<u32>)>,
     /// What the model should say.
     pub wanted: Wanted,
@@ -83,12 +85,14 @@ pub enum Wanted {
     Span(u32, u32),
     /// Which of the sequences.
     Choice(u32),
+    /// That the first two sequences are alike, and the third, if there is one, is unlike them.
+    Alike,
 }
 
 /// What a model says about an example, so that models can be averaged.
 #[derive(Clone, Debug)]
 pub(crate) enum Scores {
-    /// One for each label or choice, or a number.
+    /// One for each label or choice, or a number; of two texts, both vectors.
     Row(Vec<f32>),
     /// One for each label of each word; nothing for words that no sequence shows.
     Words(Vec<Vec<f32>>),
@@ -122,13 +126,18 @@ impl Prepared {
                 let endings: Vec<&str> = endings.iter().map(String::as_str).collect();
                 Ok(Self::Choices(tokenizer.choices(context, &endings, lengths.most)?))
             }
+            Input::Alike { first, second, unlike } => {
+                let texts = [first, second].into_iter().chain(unlike);
+                let each = texts.map(|text| template.single(&tokenizer.encode(text)?, lengths.most));
+                Ok(Self::Alike(each.collect::<Result<_, _>>()?))
+            }
         }
     }
 
     /// What goes through the model.
     pub(crate) fn sequences(&self) -> &[Features] {
         match self {
-            Self::Text(windows) | Self::Choices(windows) => windows,
+            Self::Text(windows) | Self::Choices(windows) | Self::Alike(windows) => windows,
             Self::Words(words) => &words.windows,
             Self::Question(question) => &question.windows,
         }
@@ -168,16 +177,17 @@ impl Prepared {
                 (0..question.windows.len()).map(span).collect()
             }
             (Self::Choices(_), Target::Class(class)) => vec![Wanted::Choice(*class)],
+            (Self::Alike(_), _) => vec![Wanted::Alike],
             _ => return Vec::new(),
         };
-        let choices = matches!(self, Self::Choices(_));
+        let together = matches!(self, Self::Choices(_) | Self::Alike(_));
         let sequences = match self {
-            Self::Text(windows) | Self::Choices(windows) => windows,
+            Self::Text(windows) | Self::Choices(windows) | Self::Alike(windows) => windows,
             Self::Words(words) => words.windows,
             Self::Question(question) => question.windows,
         };
         let sequences = sequences.into_iter().map(|sequence| (sequence.ids, sequence.segments));
-        if choices {
+        if together {
             let sequences = sequences.collect();
             return wanted.into_iter().next().map(|wanted| Instance { sequences, wanted }).into_iter().collect();
         }
@@ -196,6 +206,8 @@ impl Prepared {
                 let logits: Vec<f32> = logits.iter().flatten().copied().collect();
                 Scores::Row(softmax(&logits))
             }
+            // Their vectors stand where others have logits.
+            Self::Alike(_) => Scores::Row(logits.iter().take(2).flatten().copied().collect()),
             Self::Words(words) => {
                 let row = |(window, position): (usize, usize)| {
                     let rows: &Vec<f32> = logits.get(window)?;
@@ -237,6 +249,10 @@ impl Prepared {
             }
             (_, Scores::Row(scores)) => match kind {
                 TaskKind::Regress => scores.first().map_or(Prediction::None, |x| Prediction::Number(f64::from(*x))),
+                TaskKind::Embed => {
+                    let (first, second) = scores.split_at(scores.len() / 2);
+                    Prediction::similarity(first.to_vec(), second.to_vec())
+                }
                 TaskKind::Multilabel => {
                     let chosen = (0..scores.len() as u32).filter(|i| scores[*i as usize] >= 0.5);
                     Prediction::Classes { classes: chosen.collect(), scores }

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::metrics::{
-    AnswerScore, Confusion, Counts, EntityCounts, MultilabelCounts, answer_score, best_threshold, mean_absolute_error,
-    mean_squared_error, pearson, spearman,
+    AnswerScore, Confusion, Counts, EntityCounts, MultilabelCounts, answer_score, best_threshold, cosine,
+    mean_absolute_error, mean_squared_error, nearest, pearson, spearman,
 };
 use crate::predictions::Prediction;
 use crate::task::TaskKind;
@@ -111,7 +111,8 @@ pub fn score(
     if predictions.len() != set.examples.len() {
         return Err(TaskError::WrongCount { predictions: predictions.len(), examples: set.examples.len() });
     }
-    if !set.is_labelled() {
+    // Pairs that are alike need no more than each other.
+    if !set.is_labelled() && set.task.kind != TaskKind::Embed {
         return Err(TaskError::NoLabels { path: set.path.clone(), needed: "scoring needs a file with labels" });
     }
     let mut score = match set.task.kind {
@@ -119,6 +120,8 @@ pub fn score(
         TaskKind::Choice => choices(set, predictions)?,
         TaskKind::Multilabel => multilabel(set, predictions)?,
         TaskKind::Regress => numbers(set, predictions)?,
+        TaskKind::Embed if set.is_labelled() => similarities(set, predictions)?,
+        TaskKind::Embed => partners(set, predictions)?,
         TaskKind::Tag => tags(set, predictions)?,
         TaskKind::Qa => answers(set, predictions, threshold)?,
     };
@@ -139,6 +142,7 @@ fn mistake(example: &Example, expected: String, predicted: String, weight: f64) 
         Input::Words { words, .. } => words.join(" "),
         Input::Question { question, .. } => question.clone(),
         Input::Choices { context, .. } => context.clone(),
+        Input::Alike { first, second, .. } => format!("{first} | {second}"),
     };
     let mut text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((cut, _)) = text.char_indices().nth(SHOWN) {
@@ -264,6 +268,49 @@ fn numbers(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
         mistakes,
         ..Score::default()
     })
+}
+
+/// Cosines against scores of any scale.
+fn similarities(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
+    let (mut expected, mut predicted) = (Vec::new(), Vec::new());
+    for (example, prediction) in set.examples.iter().zip(predictions) {
+        let (Target::Number(right), Prediction::Similarity { cosine, .. }) = (&example.target, prediction) else {
+            return Err(wrong_kind(set, example));
+        };
+        expected.push(*right);
+        predicted.push(*cosine);
+    }
+    let metrics = vec![("spearman", spearman(&expected, &predicted)), ("pearson", pearson(&expected, &predicted))];
+    Ok(Score { metrics, ..Score::default() })
+}
+
+/// Whether each pair's second text is the nearest to its first, among those of other pairs.
+fn partners(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
+    let mut pairs: Vec<[&[f32]; 2]> = Vec::new();
+    for (example, prediction) in set.examples.iter().zip(predictions) {
+        match prediction {
+            Prediction::Similarity { vectors: Some([first, second]), .. } => pairs.push([first, second]),
+            Prediction::Similarity { vectors: None, .. } => {
+                let needed = "cosines alone can only be held against scores; give a model, or a file with scores";
+                return Err(TaskError::NoLabels { path: set.path.clone(), needed });
+            }
+            _ => return Err(wrong_kind(set, example)),
+        }
+    }
+    let found = nearest(&pairs);
+    let second = |i: usize| match &set.examples[i].input {
+        Input::Alike { second, .. } => second.clone(),
+        _ => String::new(),
+    };
+    let wrong = found.iter().enumerate().filter(|(own, found)| own != *found);
+    let mistakes: Vec<Mistake> = wrong
+        .map(|(own, found)| {
+            let lead = cosine(pairs[own][0], pairs[*found][1]) - cosine(pairs[own][0], pairs[own][1]);
+            mistake(&set.examples[own], second(own), second(*found), lead)
+        })
+        .collect();
+    let accuracy = 1.0 - mistakes.len() as f64 / pairs.len().max(1) as f64;
+    Ok(Score { metrics: vec![("accuracy", accuracy)], mistakes, ..Score::default() })
 }
 
 fn tags(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {

@@ -22,6 +22,8 @@ pub enum TaskKind {
     Qa,
     /// The best of several continuations.
     Choice,
+    /// How alike two texts are, by vectors that each has for itself.
+    Embed,
 }
 
 /// A part of a set.
@@ -271,7 +273,7 @@ const fn glue(
 
 /// All tasks. In dev and test files GLUE's columns have the same names as in those to train on, but for CoLA's, whose test
 /// file alone has a header.
-pub static TASKS: [Task; 23] = [
+pub static TASKS: [Task; 24] = [
     Task {
         meanings: &["unacceptable", "acceptable"],
         ..glue(
@@ -446,6 +448,16 @@ pub static TASKS: [Task; 23] = [
             without_header: None,
         },
         ..task("choice", TaskKind::Choice, "accuracy")
+    },
+    Task {
+        columns: TaskColumns {
+            first: &["sentence1", "anchor", "query", "text1", "question1", "premise", "sentence_A", "question", "text"],
+            second: &["sentence2", "positive", "text2", "question2", "hypothesis", "sentence_B", "answer", "second"],
+            label: &["score"],
+            id: IDS,
+            without_header: None,
+        },
+        ..task("embed", TaskKind::Embed, "spearman")
     },
 ];
 

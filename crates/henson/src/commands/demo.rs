@@ -306,6 +306,7 @@ fn classify(
             schedule,
             seed,
             freeze: false,
+            temperature: 0.05,
             class_weights: Vec::new(),
         };
         let mut task = Learner::new(instances.clone(), Some(dev), settings)?;

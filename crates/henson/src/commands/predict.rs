@@ -68,13 +68,16 @@ impl Asked<'_> {
             let (set, predictions) = self.tagged(&tagger, data, reading)?;
             return Ok((set, predictions, 0.0));
         }
-        let ability = match kind {
-            TaskKind::Classify | TaskKind::Pair | TaskKind::Regress | TaskKind::Multilabel => Ability::Classify,
-            TaskKind::Tag => Ability::Tag,
-            TaskKind::Qa => Ability::Answer,
-            TaskKind::Choice => Ability::Choose,
+        let want = match kind {
+            TaskKind::Classify | TaskKind::Pair | TaskKind::Regress | TaskKind::Multilabel => {
+                Want::Task(Ability::Classify)
+            }
+            TaskKind::Tag => Want::Task(Ability::Tag),
+            TaskKind::Qa => Want::Task(Ability::Answer),
+            TaskKind::Choice => Want::Task(Ability::Choose),
+            TaskKind::Embed => Want::Encoder,
         };
-        let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, Want::Task(ability));
+        let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
         let opened: Vec<Model> = paths.iter().map(open).collect::<Result<_, _>>()?;
         let first = opened.first().context("--model is missing")?;
         let may_be_unanswerable = reading.task.may_be_unanswerable;

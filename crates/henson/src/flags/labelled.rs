@@ -37,6 +37,10 @@ pub(crate) struct Labelled {
     #[arg(long, value_name = "COLUMN,…", value_parser = parse_column, value_delimiter = ',')]
     pub(crate) choice_columns: Vec<Column>,
 
+    /// embed: the column with a text that means something else than the first [default: negative, where there is one]
+    #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
+    pub(crate) negative_column: Option<Column>,
+
     /// The column that predictions are known by [default: index, id, …, else the row's number from 0]
     #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
     pub(crate) id_column: Option<Column>,
@@ -60,6 +64,7 @@ impl Labelled {
                 labels: self.label_column.clone(),
                 id: self.id_column.clone(),
                 choices: self.choice_columns.clone(),
+                negative: self.negative_column.clone(),
             },
             format: self.format.map(|format| match format {
                 FormatName::Tsv => TableFormat::Tsv,

@@ -37,10 +37,12 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
             "AutoModelForMultipleChoice",
             "choose --model DIR --context 'A beginning' 'an end' 'another end'",
         ),
+        TaskKind::Embed => ("sentence-similarity", "SentenceTransformer", "embed --model DIR 'A text.'"),
     };
+    let library = if plan.task.kind == TaskKind::Embed { "sentence-transformers" } else { "transformers" };
     let start = name(&recipe.model);
     let mut text = format!(
-        "---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
+        "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
          Fine-tuned by henson from `{start}`: {} layers of {}. The whole recipe is in recipe.toml, the course of the \
          training in metrics.jsonl and report.html.\n",
         plan.task.name, start, plan.task.name, plan.config.num_hidden_layers, plan.config.hidden_size
@@ -92,10 +94,14 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
             );
         }
     }
-    text += &format!(
-        "\n## Use\n\n```sh\nhenson {command}\n```\n\n```python\nfrom transformers import AutoTokenizer, {class}\n\
-         model, tokenizer = {class}.from_pretrained(DIR), AutoTokenizer.from_pretrained(DIR)\n```\n"
-    );
+    let python = match plan.task.kind {
+        TaskKind::Embed => format!("from sentence_transformers import {class}\nvectors = {class}(DIR).encode(TEXTS)"),
+        _ => format!(
+            "from transformers import AutoTokenizer, {class}\n\
+             model, tokenizer = {class}.from_pretrained(DIR), AutoTokenizer.from_pretrained(DIR)"
+        ),
+    };
+    text += &format!("\n## Use\n\n```sh\nhenson {command}\n```\n\n```python\n{python}\n```\n");
     text
 }
 

@@ -12,6 +12,7 @@ use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
+use super::contrast::{self, Alike};
 use crate::example::{Example, Set, Target};
 use crate::forward::forward;
 use crate::predictions::Prediction;
@@ -41,6 +42,8 @@ pub struct LearnerSettings {
     pub seed: u64,
     /// Whether the encoder runs without dropout and is not trained.
     pub freeze: bool,
+    /// What cosines are divided by, where texts that are alike are learnt from.
+    pub temperature: f32,
     /// What each label counts; empty: all the same.
     pub class_weights: Vec<f32>,
 }
@@ -169,7 +172,10 @@ pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -
     let constant = predictions.iter().all(|prediction| match (prediction, first) {
         (Prediction::Class { class, .. }, Prediction::Class { class: first, .. }) => class == first,
         (Prediction::Classes { classes, .. }, Prediction::Classes { classes: first, .. }) => classes == first,
-        (Prediction::Number(number), Prediction::Number(first)) => (number - first).abs() < 1e-6,
+        (Prediction::Number(number), Prediction::Number(first))
+        | (Prediction::Similarity { cosine: number, .. }, Prediction::Similarity { cosine: first, .. }) => {
+            (number - first).abs() < 1e-6
+        }
         (Prediction::Tags(tags), Prediction::Tags(first)) => tags.iter().all(|tag| Some(tag) == first.first()),
         (Prediction::Answer { text, .. }, Prediction::Answer { text: first, .. }) => text == first,
         _ => false,
@@ -192,6 +198,7 @@ pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -
 impl Task for Learner {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let (freeze, accumulation) = (self.settings.freeze, self.settings.accumulation);
+        let temperature = self.settings.temperature;
         let class_weights = self.settings.class_weights.clone();
         let instances = self.batch(step);
         let total: f32 = instances.iter().map(|instance| weight(instance, &class_weights)).sum();
@@ -206,9 +213,9 @@ impl Task for Learner {
             let reading = match freeze {
                 false => engine.learn(step, &[u64::from(scale.to_bits())], fill, |model, pass, inputs| {
                     let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
-                    Ok(vec![loss(model, pass, last, inputs, scale)?])
+                    Ok(vec![loss(model, pass, last, inputs, scale, temperature)?])
                 })?,
-                true => learn_head(engine, step, fill, scale)?,
+                true => learn_head(engine, step, fill, scale, temperature)?,
             };
             parts.push(reading);
             number += part.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
@@ -246,6 +253,7 @@ fn learn_head(
     step: u64,
     fill: impl FnOnce(&Device, &BertConfig) -> Result<Inputs>,
     scale: f32,
+    temperature: f32,
 ) -> Result<Reading> {
     let training = engine.training(step);
     let Engine { model, parameters, gradients, tape, .. } = engine;
@@ -253,7 +261,7 @@ fn learn_head(
     let inputs = fill(&device, model.config())?;
     let last = model.encode(&mut Pass::inference(tape, parameters), &inputs.batch, Capture::default())?.last;
     let mut pass = Pass::training(tape, parameters, training);
-    let loss = loss(model, &mut pass, last, &inputs, scale)?;
+    let loss = loss(model, &mut pass, last, &inputs, scale, temperature)?;
     pass.backward(gradients)?;
     Ok(device.read_later(&[&loss])?)
 }
@@ -266,14 +274,18 @@ fn weight(instance: &Instance, class_weights: &[f32]) -> f32 {
         Wanted::Tags(labels) => labels.iter().flatten().map(of).sum(),
         Wanted::Several(labels) => labels.len() as f32,
         Wanted::Span(..) => 2.0,
-        Wanted::Number(_) | Wanted::Choice(_) => 1.0,
+        Wanted::Number(_) | Wanted::Choice(_) | Wanted::Alike => 1.0,
     }
 }
 
-/// A batch in parts: so many as wanted, and such that all instances of a part have as many sequences.
+/// A batch in parts: so many as wanted, and such that all choices of a part have as many sequences.
 fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Instance>> {
-    instances.sort_by_key(|instance| instance.sequences.len());
     let most = instances.len().div_ceil(accumulation.max(1)).max(1);
+    // Texts that are alike are told from all others, of how many sequences these may be.
+    if instances.iter().all(|instance| instance.wanted == Wanted::Alike) {
+        return instances.chunks(most).map(<[&Instance]>::to_vec).collect();
+    }
+    instances.sort_by_key(|instance| instance.sequences.len());
     let alike = instances.chunk_by(|a, b| a.sequences.len() == b.sequences.len());
     alike.flat_map(|alike| alike.chunks(most)).map(<[&Instance]>::to_vec).collect()
 }
@@ -297,6 +309,8 @@ enum WantedOnDevice {
     Spans(Tensor, Tensor),
     /// One label for each group of so many sequences, with weights.
     Choices(usize, Tensor, Tensor),
+    /// Which are alike.
+    Alike(Alike),
 }
 
 impl Inputs {
@@ -310,8 +324,12 @@ impl Inputs {
         scale: f32,
         number: u32,
     ) -> Result<Self> {
-        let sequences = instances.iter().flat_map(|instance| &instance.sequences);
-        let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
+        let alike = instances.first().is_some_and(|instance| instance.wanted == Wanted::Alike);
+        let in_turn = instances.iter().flat_map(|instance| &instance.sequences);
+        let sequences: Vec<Sequence<'_>> = match alike {
+            true => contrast::sequences(instances),
+            false => in_turn.map(|(ids, segments)| Sequence { ids, segments }).collect(),
+        };
         let batch = Batch::new(device, config, &sequences, number)?;
         let of = |label: &u32| class_weights.get(*label as usize).copied().unwrap_or(1.0) * scale;
         let numbers = |numbers: &[f32]| Tensor::from_slice(device, [numbers.len()], numbers);
@@ -338,6 +356,7 @@ impl Inputs {
                     classes.extend([first, last]);
                     weights.extend([scale; 2]);
                 }
+                Wanted::Alike => {}
             }
             tokens += instance.tokens();
         }
@@ -362,6 +381,7 @@ impl Inputs {
                 let choices = instances.first().map_or(1, |instance| instance.sequences.len());
                 WantedOnDevice::Choices(choices, labels(&classes)?, numbers(&weights)?)
             }
+            Some(Wanted::Alike) => WantedOnDevice::Alike(Alike::new(device, instances, scale)?),
             Some(Wanted::Class(_)) | None => WantedOnDevice::Classes(labels(&classes)?, numbers(&weights)?),
         };
         Ok(Self { batch, wanted })
@@ -369,7 +389,7 @@ impl Inputs {
 }
 
 /// The loss of a part from the encoder's output: `scale` times the sum over what it predicts.
-fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f32) -> Result<Tensor> {
+fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f32, temperature: f32) -> Result<Tensor> {
     let layout = &inputs.batch.layout;
     Ok(match &inputs.wanted {
         WantedOnDevice::Classes(labels, weights) => {
@@ -399,6 +419,7 @@ fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f3
             let logits = logits.reshape([layout.sequences() / choices, *choices])?;
             pass.cross_entropy(logits, *choices, labels, Some(weights), 1.0)?.0
         }
+        WantedOnDevice::Alike(alike) => alike.loss(pass, &last, layout, temperature)?,
     })
 }
 
@@ -439,6 +460,7 @@ mod tests {
             schedule: Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 10 },
             seed: 3,
             freeze: false,
+            temperature: 0.05,
             class_weights: Vec::new(),
         };
         let mut learner = Learner::new((0..10).map(instance).collect(), None, settings).unwrap();

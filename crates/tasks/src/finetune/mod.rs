@@ -2,6 +2,7 @@
 //! directory, and a search over many.
 
 mod card;
+mod contrast;
 mod learner;
 mod plan;
 mod recipe;

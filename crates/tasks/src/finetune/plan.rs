@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{LoadOptions, ModelDirectory, Weights, open_parameters};
+use henson_infer::EmbedSettings;
 use henson_models::bert::NAMING;
 use henson_models::{Bert, BertConfig, Head, TrainedReading};
-use henson_tensor::{Builder, DType, Device, Entry, Parameters};
+use henson_tensor::{Builder, DType, Device, Entry, Parameters, Pooling};
 use henson_text::{Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
 use sha2::{Digest, Sha256};
@@ -14,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::learner::{Dev, Learner, LearnerSettings};
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
-use crate::example::{Example, Input, Set};
+use crate::example::{Example, Input, Set, Target};
 use crate::prepare::{Instance, Lengths, instances};
 use crate::read::{Reading, listed, read};
 use crate::task::{Task, TaskKind};
@@ -46,8 +47,15 @@ impl Plan {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
         let reading = Reading { task, ..reading.clone() };
-        let (train, dev) = read_both(&recipe.train, &recipe.dev, recipe.limit, &reading)?;
+        // Of pairs, those with too low a score are left out first.
+        let limit = recipe.limit.filter(|_| task.kind != TaskKind::Embed);
+        let (mut train, dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
         let path = Path::new(&recipe.model);
+        if task.kind == TaskKind::Embed {
+            check_for_embed(&recipe, path)?;
+            keep_alike(&mut train, &recipe)?;
+            thin(&mut train, recipe.limit);
+        }
         let directory = ModelDirectory::open(path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
         let config = config_for(BertConfig::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
@@ -122,7 +130,12 @@ impl Plan {
 
     /// What is saved beside the weights.
     pub fn model_files(&self) -> TrainResult<ModelFiles> {
-        let files = self.tokenizer.files(Some(self.config.max_position_embeddings))?;
+        let mut files = self.tokenizer.files(Some(self.config.max_position_embeddings))?;
+        if self.task.kind == TaskKind::Embed {
+            let most_tokens = Some(self.lengths.most);
+            let vectors = EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens };
+            files.extend(vectors.files(self.config.hidden_size));
+        }
         Ok(ModelFiles { config: self.config.to_json()?, files })
     }
 
@@ -160,6 +173,7 @@ impl Plan {
             },
             seed: self.recipe.seed,
             freeze: self.recipe.freeze,
+            temperature: self.recipe.temperature as f32,
             class_weights: if self.recipe.class_weights { balanced(&self.train.label_counts()) } else { Vec::new() },
         };
         Learner::new(self.instances.clone(), dev, settings)
@@ -176,7 +190,8 @@ pub(crate) fn read_both(
 ) -> Result<(Set, Option<Set>), TaskError> {
     let (train_path, dev_path) = (PathBuf::from(train), PathBuf::from(dev));
     let mut train = read(&train_path, reading)?;
-    if !train.is_labelled() {
+    let needs_labels = train.task.kind != TaskKind::Embed;
+    if needs_labels && !train.is_labelled() {
         return Err(TaskError::NoLabels { path: train_path, needed: "training needs a file with labels" });
     }
     // Answers of dev files need no place: they are only compared.
@@ -194,14 +209,20 @@ pub(crate) fn read_both(
         }
         *found = read(&dev_path, &of_dev(&labels))?;
     }
-    if let Some(dev) = dev.as_ref().filter(|dev| !dev.is_labelled()) {
+    if let Some(dev) = dev.as_ref().filter(|dev| needs_labels && !dev.is_labelled()) {
         return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is there to be scored on" });
     }
-    let has_labels = !matches!(train.task.kind, TaskKind::Regress | TaskKind::Qa | TaskKind::Choice);
+    let has_labels = !matches!(train.task.kind, TaskKind::Regress | TaskKind::Qa | TaskKind::Choice | TaskKind::Embed);
     let fewest = if train.task.kind == TaskKind::Multilabel { 1 } else { 2 };
     if has_labels && train.labels.len() < fewest {
         return Err(TaskError::FewLabels { path: train_path, found: format!("the labels {}", listed(&train.labels)) });
     }
+    thin(&mut train, limit);
+    Ok((train, dev))
+}
+
+/// Keeps so many examples alone, evenly spaced.
+fn thin(train: &mut Set, limit: Option<usize>) {
     if let Some(limit) = limit.filter(|limit| *limit < train.examples.len()) {
         let total = train.examples.len();
         let mut index = 0;
@@ -210,7 +231,49 @@ pub(crate) fn read_both(
             index * limit / total > (index - 1) * limit / total
         });
     }
-    Ok((train, dev))
+}
+
+/// What tuning for vectors cannot do.
+fn check_for_embed(recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
+    let own = EmbedSettings::of_directory(model)?.pooling;
+    let wrong = [
+        (recipe.freeze, "freeze", "true".to_owned(), "false: nothing but the encoder makes the vectors"),
+        (recipe.windows, "windows", "true".to_owned(), "false: pairs are learnt from the beginnings of their texts"),
+        (
+            recipe.batch_size < 2,
+            "batch_size",
+            recipe.batch_size.to_string(),
+            "at least 2: partners are told from others",
+        ),
+        (own != Pooling::Mean, "model", recipe.model.clone(), "a model whose vectors are the means of their tokens"),
+    ];
+    match wrong.into_iter().find(|(wrong, ..)| *wrong) {
+        Some((_, key, got, expected)) => Err(TrainError::setting(key, got, expected).into()),
+        None => Ok(()),
+    }
+}
+
+/// Leaves the pairs that mean the same.
+fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
+    match (recipe.min_score, train.is_labelled()) {
+        (None, false) => {}
+        (Some(least), true) => {
+            train.examples.retain(|example| matches!(example.target, Target::Number(score) if score >= least));
+        }
+        (None, true) => {
+            let expected = "the least score of pairs that mean the same, since the training file has scores";
+            return Err(TrainError::setting("min_score", "missing", expected).into());
+        }
+        (Some(least), false) => {
+            let expected = "nothing, since the training file has no scores (name their column by --label-column)";
+            return Err(TrainError::setting("min_score", least, expected).into());
+        }
+    }
+    if train.examples.len() < 2 {
+        let reason = format!("{} pairs are alike, and partners are told from others", train.examples.len());
+        return Err(TaskError::Empty { path: train.path.clone(), task: train.task.name, reason });
+    }
+    Ok(())
 }
 
 /// Refuses `document_context` where files do not say which sentences belong together: all would be one document.
@@ -250,6 +313,7 @@ fn head_of(task: &Task, config: &BertConfig) -> Head {
         TaskKind::Tag => Head::Token { labels: config.labels() },
         TaskKind::Qa => Head::Span,
         TaskKind::Choice => Head::Choice,
+        TaskKind::Embed => Head::Encoder,
     }
 }
 
@@ -262,7 +326,7 @@ fn config_for(
 ) -> Result<BertConfig, TaskError> {
     let names: Vec<String> = match task.kind {
         TaskKind::Regress => vec!["LABEL_0".to_owned()],
-        TaskKind::Qa | TaskKind::Choice => Vec::new(),
+        TaskKind::Qa | TaskKind::Choice | TaskKind::Embed => Vec::new(),
         _ => (0..train.labels.len()).map(|i| task.meaning(&train.labels, i).to_owned()).collect(),
     };
     config.other.remove("num_labels");
@@ -273,7 +337,7 @@ fn config_for(
         TaskKind::Classify | TaskKind::Pair => Some("single_label_classification".to_owned()),
         TaskKind::Multilabel => Some("multi_label_classification".to_owned()),
         TaskKind::Regress => Some("regression".to_owned()),
-        TaskKind::Tag | TaskKind::Qa | TaskKind::Choice => None,
+        TaskKind::Tag | TaskKind::Qa | TaskKind::Choice | TaskKind::Embed => None,
     };
     let (tags, questions) = (task.kind == TaskKind::Tag, task.kind == TaskKind::Qa);
     config.reading = Some(TrainedReading {
@@ -303,7 +367,7 @@ fn started_from(
     recipe: &FineTuneRecipe,
 ) -> TrainResult<Parameters> {
     let (weights, dtype, seed) = (ModelDirectory::open(path)?.weights()?, DType::from(recipe.dtype), recipe.seed);
-    let is_new = |name: &str| !name.starts_with("bert.") || name.starts_with("bert.pooler.");
+    let is_new = |name: &str| !inside_encoder(name);
     let other_head = builder.entries().iter().filter(|entry| is_new(&entry.name)).any(|entry| differs(&weights, entry));
     if !other_head {
         let options = LoadOptions::new_head(&is_new);
@@ -332,13 +396,21 @@ fn differs(weights: &Weights, entry: &Entry) -> bool {
     weights.get(&entry.name).is_some_and(|info| info.shape != entry.shape.sizes())
 }
 
+/// Whether a parameter is the encoder's own, and of none that stands on it. A bare encoder's have no prefix.
+fn inside_encoder(name: &str) -> bool {
+    let name = name.strip_prefix(NAMING.base_prefix).unwrap_or(name);
+    name.starts_with("embeddings.") || name.starts_with("encoder.")
+}
+
 /// The factor on the learning rate of a parameter.
 fn rate_of(name: &str, layers: usize, recipe: &FineTuneRecipe) -> f32 {
-    let inside = name.strip_prefix("bert.").filter(|name| !name.starts_with("pooler."));
-    let Some(inside) = inside else { return 1.0 };
+    if !inside_encoder(name) {
+        return 1.0;
+    }
     if recipe.freeze {
         return 0.0;
     }
+    let inside = name.strip_prefix(NAMING.base_prefix).unwrap_or(name);
     let layer = inside.strip_prefix("encoder.layer.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
     let below = layers - layer.map_or(0, |layer| layer + 1).min(layers);
     recipe.layer_decay.powi(below as i32 + 1) as f32
@@ -364,6 +436,8 @@ mod tests {
             ("bert.encoder.layer.1.output.dense.weight", 0.5),
             ("bert.encoder.layer.0.output.dense.weight", 0.25),
             ("bert.embeddings.word_embeddings.weight", 0.125),
+            ("encoder.layer.0.output.dense.weight", 0.25),
+            ("embeddings.LayerNorm.bias", 0.125),
         ];
         for (name, expected) in rates {
             assert_eq!(rate_of(name, 2, &recipe), expected, "{name}");

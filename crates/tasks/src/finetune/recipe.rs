@@ -72,6 +72,11 @@ pub struct FineTuneRecipe {
     pub layer_decay: f64,
     /// Whether the encoder stays as it is, and only what stands on it is trained.
     pub freeze: bool,
+    /// Texts that are alike: what cosines are divided by before the softmax. Lower looks harder at the nearest of the others.
+    pub temperature: f64,
+    /// Texts that are alike: the least score of a row to learn from, where the training file has scores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_score: Option<f64>,
     /// Whether rare labels count more, such that all labels weigh the same together.
     pub class_weights: bool,
 
@@ -113,6 +118,8 @@ impl Default for FineTuneRecipe {
             dropout: None,
             layer_decay: 1.0,
             freeze: false,
+            temperature: 0.05,
+            min_score: None,
             class_weights: false,
             evals_per_epoch: 1,
             patience: 0,
@@ -137,6 +144,7 @@ impl FineTuneRecipe {
             ("epochs", self.epochs, 1e-6, 1e6),
             ("beta1", self.beta1, 0.0, 0.999_999_999),
             ("beta2", self.beta2, 0.0, 0.999_999_999),
+            ("temperature", self.temperature, 1e-4, 1e3),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
         ];
         for (key, got, least, most) in ranges {

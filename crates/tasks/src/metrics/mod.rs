@@ -7,11 +7,13 @@ mod answers;
 mod classes;
 mod entities;
 mod numbers;
+mod retrieval;
 
 pub use answers::{AnswerScore, Threshold, answer_score, best_threshold, normalise_answer};
 pub use classes::{Confusion, MultilabelCounts};
 pub use entities::EntityCounts;
 pub use numbers::{mean_absolute_error, mean_squared_error, pearson, spearman};
+pub use retrieval::{cosine, nearest};
 
 /// Right ones, predicted ones and expected ones: all that precision, recall and F1 need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

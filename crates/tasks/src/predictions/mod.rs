@@ -5,6 +5,8 @@ mod write;
 
 use serde::{Deserialize, Serialize};
 
+use crate::metrics::cosine;
+
 pub use read::{read_null_odds, read_predictions};
 pub use write::prediction_files;
 
@@ -29,6 +31,13 @@ pub enum Prediction {
     },
     /// A number.
     Number(f64),
+    /// How alike two texts are.
+    Similarity {
+        /// The cosine of their vectors.
+        cosine: f64,
+        /// The vectors, where they are known.
+        vectors: Option<[Vec<f32>; 2]>,
+    },
     /// A label for each word.
     Tags(Vec<u32>),
     /// A part of the passage; "" says that it has no answer.
@@ -56,6 +65,11 @@ pub struct Candidate {
 }
 
 impl Prediction {
+    /// By the vectors of two texts.
+    pub fn similarity(first: Vec<f32>, second: Vec<f32>) -> Self {
+        Self::Similarity { cosine: cosine(&first, &second), vectors: Some([first, second]) }
+    }
+
     /// An answer from the decoded logits of a question's windows.
     pub fn from_answers(answers: &henson_text::Answers, passage: &str) -> Self {
         let candidates = answers.candidates.iter().map(|candidate| Candidate {

@@ -251,10 +251,14 @@ fn prediction(set: &mut Set, example: usize, value: &Value, scores: Option<&Valu
     let missing = || "the prediction is empty".to_owned();
     let word = || text(value)?.map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).ok_or_else(missing);
     Ok(match set.task.kind {
-        TaskKind::Regress => {
+        kind @ (TaskKind::Regress | TaskKind::Embed) => {
             let word = word()?;
             let number = word.parse().ok().filter(|number: &f64| number.is_finite());
-            Prediction::Number(number.ok_or_else(|| format!("expected a number, found {word:?}"))?)
+            let number = number.ok_or_else(|| format!("expected a number, found {word:?}"))?;
+            match kind {
+                TaskKind::Embed => Prediction::Similarity { cosine: number, vectors: None },
+                _ => Prediction::Number(number),
+            }
         }
         TaskKind::Choice => {
             let choices = match &set.examples[example].input {

@@ -66,7 +66,7 @@ fn object(set: &Set, example: &Example, prediction: &Prediction) -> Result<Value
         Prediction::Classes { classes, scores } => {
             (classes.iter().map(|class| set.label(*class)).collect(), scores.as_slice())
         }
-        Prediction::Number(number) => (json!(number), &[][..]),
+        Prediction::Number(number) | Prediction::Similarity { cosine: number, .. } => (json!(number), &[][..]),
         _ => return Err(wrong_kind(set, example)),
     };
     let mut object = Map::from_iter([("id".to_owned(), json!(example.id)), ("prediction".to_owned(), value)]);

@@ -71,6 +71,8 @@ pub struct Columns {
     pub id: Option<Column>,
     /// The choices.
     pub choices: Vec<Column>,
+    /// A text that means something else than the first.
+    pub negative: Option<Column>,
 }
 
 /// Reads a labelled file, or one without labels. Standard input where the path is `-`.

@@ -152,7 +152,7 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
     let second_names = if task.kind == TaskKind::Classify { &[] } else { task.columns.second };
     let second_role = Role { what: "the second text", flag: "--second-column", names: second_names };
     let second = match task.kind {
-        TaskKind::Pair => Some(need(path, row, columns.second.as_ref(), &second_role, Some(&first))?),
+        TaskKind::Pair | TaskKind::Embed => Some(need(path, row, columns.second.as_ref(), &second_role, Some(&first))?),
         _ if columns.second.is_some() => Some(need(path, row, columns.second.as_ref(), &second_role, None)?),
         _ => find(row, None, second_names, Some(&first)),
     };
@@ -202,6 +202,11 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
         kind => {
             let input = match second {
                 None => Input::One(first_text),
+                Some((column, value)) if kind == TaskKind::Embed => {
+                    let second = text_in(path, row, &column, value)?;
+                    let unlike = unlike(path, row, columns.negative.as_ref())?;
+                    Input::Alike { first: first_text, second, unlike }
+                }
                 Some((column, value)) => Input::Pair(first_text, text_in(path, row, &column, value)?),
             };
             let target = match (&single, kind) {
@@ -246,7 +251,7 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                         }
                     }
                 }
-                (Some((_, value)), TaskKind::Regress) => {
+                (Some((_, value)), TaskKind::Regress | TaskKind::Embed) => {
                     match text(value).map_err(&in_label)?.filter(|text| !text.trim().is_empty()) {
                         None => Target::None,
                         Some(text) => match text.trim().parse::<f64>() {
@@ -268,6 +273,18 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
     };
     let id = id_of(collector, row, number);
     Ok(Some(Example { id, place, input, target }))
+}
+
+/// The text that means something else, where the row has one.
+fn unlike(path: &Path, row: &Row, user: Option<&Column>) -> Result<Option<String>, TaskError> {
+    let role = Role { what: "the text that means something else", flag: "--negative-column", names: &["negative"] };
+    let found = match user {
+        Some(_) => Some(need(path, row, user, &role, None)?),
+        None => find(row, None, role.names, None),
+    };
+    let Some((column, value)) = found else { return Ok(None) };
+    let wrong = |problem: String| TaskError::row(path, place(path, row), format!("column {column}: {problem}"));
+    Ok(text(value).map_err(wrong)?.filter(|text| !text.trim().is_empty()))
 }
 
 type NamedTexts = Vec<(String, String)>;

@@ -1,6 +1,7 @@
 //! Files in, examples out; models in and out; predictions in, scores out.
 
 mod bad_rows;
+mod embed;
 mod features;
 mod finetune;
 mod hostile;

@@ -40,6 +40,8 @@ pub(crate) fn short(set: &Set, example: &Example) -> String {
         Input::Words { words, document } => format!("{} ({document})", words.join(" ")),
         Input::Question { question, passage } => format!("{question} | {passage}"),
         Input::Choices { context, endings } => format!("{context} | {}", endings.join(" / ")),
+        Input::Alike { first, second, unlike: None } => format!("{first} ~ {second}"),
+        Input::Alike { first, second, unlike: Some(unlike) } => format!("{first} ~ {second} / {unlike}"),
     };
     let names = |labels: &[u32]| labels.iter().map(|label| set.label(*label)).collect::<Vec<_>>().join(" ");
     let target = match &example.target {
