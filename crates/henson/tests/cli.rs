@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The golden weights of a head with a vocabulary of its 71 pieces.
@@ -66,6 +66,11 @@ fn fill_embed_and_features_speak_json() {
     let directory = mlm.path().to_str().unwrap();
     let filled = lines(&["fill", "--model", directory, "--json", "-k", "2", "a [MASK] b", "[MASK]"], b"");
     assert_eq!(filled.len(), 2);
+    // Offsets count characters, here and in `features`.
+    let accents = lines(&["fill", "--model", directory, "--json", "\u{e9}\u{1f600} [MASK]"], b"");
+    assert_eq!((&accents[0]["masks"][0]["start"], &accents[0]["masks"][0]["end"]), (&json!(3), &json!(9)));
+    let accents = lines(&["features", "--model", directory, "\u{1f600} a"], b"");
+    assert_eq!(accents[0]["offsets"], json!([null, [0, 1], [2, 3], null]));
     let best = &filled[0]["masks"][0]["predictions"];
     assert!(best.as_array().unwrap().len() == 2 && best[0]["token"].is_string());
     assert!(best[0]["probability"].as_f64() >= best[1]["probability"].as_f64());
@@ -84,7 +89,7 @@ fn fill_embed_and_features_speak_json() {
     lines(&["embed", "--model", directory, "--kernels", "portable", "--json", "a"], b"");
     lines(&["embed", "--model", directory, "--json", "--normalise=false", "a"], b"");
     let tokens = lines(&["features", "--model", directory, "--layers", "-2", "a word40"], b"");
-    assert_eq!(tokens[0]["tokens"], serde_json::json!(["[CLS]", "a", "word40", "[SEP]"]));
+    assert_eq!(tokens[0]["tokens"], json!(["[CLS]", "a", "word40", "[SEP]"]));
     assert_eq!(tokens[0]["vectors"].as_array().unwrap().len(), 4);
 }
 

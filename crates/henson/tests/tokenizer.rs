@@ -135,6 +135,8 @@ fn every_kind_can_be_trained_and_looked_at() {
         for list in ["ids", "offsets", "words"] {
             assert_eq!(line[list].as_array().unwrap().len(), pieces.len());
         }
+        // Characters, not bytes: the text has 18 of one and 20 of the other.
+        assert_eq!(line["offsets"].as_array().unwrap().last(), Some(&json!([17, 18])));
         let sampled = |seed: &str| {
             json_line(
                 &["encode", "--model", name(&out), "--json", "--sample", seed, &"gardeners running ".repeat(9)],

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_infer::{Model, TokenFeatures, Want};
+use henson_text::code_point_offsets;
 use serde::Serialize;
 use serde_json::json;
 
@@ -68,12 +69,12 @@ fn push_line(lines: &mut Vec<u8>, value: &impl Serialize) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// What is written for a text.
+/// What is written for a text. Offsets are in characters.
 #[derive(Serialize)]
 struct Line<'a> {
     text: &'a str,
     tokens: &'a [String],
-    offsets: &'a [Option<(usize, usize)>],
+    offsets: Vec<Option<(usize, usize)>>,
     width: usize,
     dropped: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +84,10 @@ struct Line<'a> {
 impl<'a> Line<'a> {
     fn new(text: &'a str, f: &'a TokenFeatures, with_vectors: bool) -> Self {
         let vectors = with_vectors.then(|| f.vectors.chunks(f.width).collect());
-        Self { text, tokens: &f.tokens, offsets: &f.offsets, width: f.width, dropped: f.dropped, vectors }
+        let bytes: Vec<(usize, usize)> = f.offsets.iter().copied().flatten().collect();
+        let mut characters = code_point_offsets(text, &bytes).into_iter();
+        let offsets = f.offsets.iter().map(|offset| offset.and_then(|_| characters.next())).collect();
+        Self { text, tokens: &f.tokens, offsets, width: f.width, dropped: f.dropped, vectors }
     }
 }
 

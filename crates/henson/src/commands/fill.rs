@@ -2,6 +2,7 @@
 
 use henson_checkpoint::CheckpointError;
 use henson_infer::{Blank, Filled, InferError, Model, Want};
+use henson_text::code_point_offsets;
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
@@ -16,6 +17,7 @@ struct Line<'a> {
     dropped: usize,
 }
 
+/// A blank; offsets are in characters.
 #[derive(Serialize)]
 struct Mask<'a> {
     start: usize,
@@ -31,10 +33,11 @@ struct Prediction<'a> {
 }
 
 impl<'a> Mask<'a> {
-    fn new(blank: &'a Blank) -> Self {
+    fn new(text: &str, blank: &'a Blank) -> Self {
         let predictions = blank.candidates.iter();
         let predictions = predictions.map(|c| Prediction { token: &c.token, id: c.id, probability: c.probability });
-        Self { start: blank.start, end: blank.end, predictions: predictions.collect() }
+        let (start, end) = code_point_offsets(text, &[(blank.start, blank.end)])[0];
+        Self { start, end, predictions: predictions.collect() }
     }
 }
 
@@ -62,7 +65,7 @@ fn print(text: &str, filled: &Filled, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         return output::json(&Line {
             text,
-            masks: filled.blanks.iter().map(Mask::new).collect(),
+            masks: filled.blanks.iter().map(|blank| Mask::new(text, blank)).collect(),
             dropped: filled.dropped,
         });
     }

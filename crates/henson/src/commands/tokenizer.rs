@@ -10,7 +10,8 @@ use std::time::Instant;
 use anyhow::Context;
 use henson_checkpoint::{CheckpointError, Existing, save_files};
 use henson_text::{
-    Kind, Pieces, Regularisation, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train,
+    Kind, Pieces, Regularisation, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, code_point_offsets,
+    train,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -173,7 +174,7 @@ fn warn_about(report: &TrainingReport, flags: &TokenizerTrain) {
     }
 }
 
-/// What `--json` prints for a text. Offsets are bytes.
+/// What `--json` prints for a text. Offsets are in characters.
 #[derive(Serialize)]
 struct Encoded<'a> {
     text: &'a str,
@@ -206,13 +207,14 @@ fn run_encode(flags: &TokenizerEncode) -> anyhow::Result<()> {
 
 fn print_pieces(text: &str, pieces: &Pieces, tokenizer: &henson_text::Tokenizer, as_json: bool) -> anyhow::Result<()> {
     let texts: Vec<String> = pieces.ids.iter().map(|&id| tokenizer.token(id).unwrap_or_default()).collect();
+    let offsets = code_point_offsets(text, &pieces.offsets);
     if as_json {
-        let (ids, offsets, words) = (&pieces.ids, &pieces.offsets, &pieces.words);
-        return output::json(&Encoded { text, pieces: &texts, ids, offsets, words });
+        let (ids, words) = (&pieces.ids, &pieces.words);
+        return output::json(&Encoded { text, pieces: &texts, ids, offsets: &offsets, words });
     }
     output::line(text)?;
-    for ((piece, id), &(start, end)) in texts.iter().zip(&pieces.ids).zip(&pieces.offsets) {
-        output::line(&format!("    {piece:<20} {id:>7}   {start:>5} to {end:<5} {:?}", &text[start..end]))?;
+    for (((piece, id), bytes), (start, end)) in texts.iter().zip(&pieces.ids).zip(&pieces.offsets).zip(offsets) {
+        output::line(&format!("    {piece:<20} {id:>7}   {start:>5} to {end:<5} {:?}", &text[bytes.0..bytes.1]))?;
     }
     Ok(())
 }

@@ -103,8 +103,8 @@ pub(crate) struct Finetune {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "A tagger on a frozen encoder (ner, pos, tag)")]
 pub(crate) struct Features {
-    /// Which layers it reads: last, -2, embeddings, sum-last-4, concat-last-4, sum-all, all, mix-last-4 or mix-all (with
-    /// weights that are learnt)
+    /// Which layers it reads: last, -2, embeddings, sum-last-4, mean-last-4, concat-last-4, sum-all, mean-all, all, or
+    /// mix-last-4 and mix-all with weights that are learnt
     #[arg(long, value_name = "LAYERS", allow_hyphen_values = true, requires = "frozen")]
     pub(crate) layers: Option<FeatureLayers>,
 

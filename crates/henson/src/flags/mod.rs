@@ -17,9 +17,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_infer::{Length, Model};
 use henson_tensor::{DType, Device, Isa};
 
-/// The BERT family of language models in one program: fill, embed, features; model directories in and out; benchmarks.
 use crate::built_in::BuiltIn;
 
+/// The BERT family of language models in one program: fill, embed, features; model directories in and out; benchmarks.
 #[derive(Parser, Debug)]
 #[command(name = "henson", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Results go to standard output, messages and progress to standard error.\n\
@@ -63,7 +63,8 @@ An interrupted set goes on with the same command; finished variants are not run 
     Ablate(ablate::Ablate),
     /// Fill the [MASK]s of a text with the likeliest words
     #[command(after_help = "Examples:\n  henson fill 'The capital of France is [MASK].'\n  \
-henson fill --model DIR --json --file sentences.txt > words.jsonl")]
+henson fill --model DIR --json --file sentences.txt > words.jsonl\n\n\
+Offsets count characters (Unicode code points) from 0, the end not included.")]
     Fill(Fill),
     /// Say which class a text or a pair of texts belongs to
     Classify(tasks::Classify),
@@ -81,7 +82,8 @@ flags overrule it. Other models give the mean of their tokens.")]
     Embed(Embed),
     /// Write a vector for every token of a text, from the layers of your choice
     #[command(
-        after_help = "Layers: last, embeddings (or 0), 1 … L, -1 (the last), -2, sum-last-N, concat-last-N, sum-all, all.\n\n\
+        after_help = "Layers: last, embeddings (or 0), 1 … L, -1 (the last), -2, sum-last-N, mean-last-N, \
+concat-last-N, sum-all, mean-all, all. Offsets count characters.\n\n\
 Examples:\n  henson features --model DIR --layers concat-last-4 'Jim Henson was a puppeteer.' > tokens.jsonl\n  \
 henson features --model DIR --file notes.txt --format npy --out notes.npy"
     )]
@@ -111,7 +113,6 @@ pub(crate) struct ModelName {
     pub(crate) download: bool,
 }
 
-/// Which texts.
 impl ModelName {
     /// What it is called in results.
     pub(crate) fn shown(&self) -> &str {
@@ -119,6 +120,7 @@ impl ModelName {
     }
 }
 
+/// Which texts.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Texts {
     /// The texts; without any, one a line from --file or standard input

@@ -26,13 +26,16 @@ Then look at it with `henson tokenizer info --model tokenizer corpus/held-out.tx
     )]
     Train(TokenizerTrain),
     /// Show the pieces of texts, with their ids and where they come from
-    #[command(after_help = "Offsets are bytes of the text. No special tokens are put around it.\n\n\
+    #[command(
+        after_help = "Offsets count characters (Unicode code points) from 0, the end not included. No special tokens are \
+put around the text.\n\n\
 With --sample, words are cut otherwise than best, as in training with subword regularisation: BPE drops merges, \
 WordPiece drops matches, the unigram model draws among all ways to write a word. The seed, the number of the text and \
 the text decide everything.\n\n\
 Examples:\n  henson tokenizer encode --model DIR 'Jim Henson was a puppeteer.'\n  \
 henson tokenizer encode --model DIR --json --file texts.txt > pieces.jsonl\n  \
-henson tokenizer encode --model DIR --sample 1 --dropout 0.2 'puppeteers'")]
+henson tokenizer encode --model DIR --sample 1 --dropout 0.2 'puppeteers'"
+    )]
     Encode(TokenizerEncode),
     /// Show what a tokenizer is, and how well it fits a text
     #[command(
