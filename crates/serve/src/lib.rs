@@ -13,6 +13,8 @@ mod answers;
 mod app;
 mod compute;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod hosts;
 mod inside;
 mod metrics;
@@ -30,9 +32,3 @@ pub use error::ServeError;
 pub use models::Source;
 pub use server::{Handle, Server};
 pub use settings::Settings;
-
-/// The request parsers over bytes in memory: for the targets in `fuzz/`, and for nothing else.
-#[doc(hidden)]
-pub mod fuzzing {
-    pub use crate::wire::fuzz as requests;
-}

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use henson_infer::{EmbedSettings, Model, Want};
+use henson_infer::{EmbedSettings, InferError, Model, Pooling, Want};
 use henson_models::Head;
 use henson_tensor::{DType, Device};
 use henson_text::{Features, Pieces};
 use serde::Deserialize;
 
-use crate::compute::{Output, Task};
+use crate::compute::{self, Output, Read, Task};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::Metrics;
 use crate::queue::{Limits, Queue};
@@ -126,6 +126,7 @@ impl Registry {
         let model = Arc::new(Model::open(&source.path, &self.device, self.dtype, want).map_err(told)?);
         let embed = EmbedSettings::of_directory(&source.path).map_err(told)?;
         let Prompts { prompts, default_prompt_name: default_prompt } = Prompts::of(source)?;
+        warm_up(&model).map_err(told)?;
         let settings = &self.settings;
         let limits = Limits {
             batch_tokens: settings.batch_tokens,
@@ -242,6 +243,14 @@ impl Loaded {
         }
         Ok(template.single(&pieces, cut.most)?)
     }
+}
+
+/// One pass over next to nothing, before anybody waits: weights are packed, a GPU's kernels compiled, and what cannot be
+/// computed at all shows now.
+fn warm_up(model: &Model) -> Result<(), InferError> {
+    let features = model.tokenizer().template().single(&Pieces::default(), model.most_tokens())?;
+    let task = Task { features, read: Read::Pooled(Pooling::Mean) };
+    compute::run(model, &[&task]).map(drop)
 }
 
 /// What is told where a text is too long and must not be cut.

@@ -13,6 +13,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::built_in::BuiltIn;
+use crate::flags::DeviceName;
 use crate::flags::serve::Serve;
 use crate::{models, output};
 
@@ -29,8 +30,13 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     } else {
         flags.models.iter().map(|model| source(model, flags.download)).collect::<anyhow::Result<_>>()?
     };
+    // A GPU takes many more tokens at once, and leaves the processor to those who prepare them.
+    let (batch_tokens, http_threads) = match flags.compute.machine.device {
+        DeviceName::Cpu => (2048, 2),
+        DeviceName::Cuda => (16384, std::thread::available_parallelism().map_or(2, |cores| cores.get().min(8))),
+    };
     let settings = Settings {
-        batch_tokens: flags.batch_tokens,
+        batch_tokens: flags.batch_tokens.unwrap_or(batch_tokens),
         queue_tokens: flags.queue_tokens,
         queue_requests: flags.queue_requests,
         most_texts: flags.max_texts,
@@ -43,7 +49,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         cors: flags.cors.clone(),
         allowed_hosts: flags.allow_hosts.clone(),
         runs: flags.runs.clone(),
-        http_threads: flags.http_threads,
+        http_threads: flags.http_threads.unwrap_or(http_threads),
         ..Settings::default()
     };
     if !flags.host.is_loopback() && settings.api_key.is_none() {

@@ -50,9 +50,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "DIR")]
     pub(crate) runs: Option<PathBuf>,
 
-    /// The most tokens that are computed at once
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = parse_count)]
-    pub(crate) batch_tokens: usize,
+    /// The most tokens that are computed at once [default: 2048, on a GPU 16384]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    pub(crate) batch_tokens: Option<usize>,
 
     /// The most tokens that wait for a model; what comes then gets status 429
     #[arg(long, value_name = "TOKENS", default_value_t = 65536, value_parser = parse_count)]
@@ -82,9 +82,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = parse_count)]
     pub(crate) timeout: usize,
 
-    /// Threads that speak HTTP and cut texts into pieces; --threads compute
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse_count)]
-    pub(crate) http_threads: usize,
+    /// Threads that speak HTTP and cut texts into pieces; --threads compute [default: 2, with a GPU all cores, at most 8]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub(crate) http_threads: Option<usize>,
 
     /// Log every request, not only those that failed; texts are never logged
     #[arg(long)]
