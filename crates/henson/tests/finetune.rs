@@ -68,6 +68,29 @@ fn fails(output: &Output, code: i32, parts: &[&str]) {
 }
 
 #[test]
+fn sentences_from_pairs_to_vectors() {
+    let place = Place::new("sequence");
+    let (train, dev) = (data("finetune/embed-unlike.jsonl"), data("finetune/embed-scores.jsonl"));
+    let (model, out) = (place.model.to_str().unwrap(), place.at("run"));
+    let tune = ["finetune", "--task", "embed", "--model", model, "--train", &train, "--dev", &dev, "--out", &out];
+    let results =
+        lines(&place.henson(&[&tune[..], &["--set", "batch_size=4", "--set", "epochs=2", "--json"]].concat()));
+    fails(&place.finetune("embed", "embed.jsonl", "other", &["--frozen"]), 1, &["`freeze` is true"]);
+    let results = results.last().unwrap();
+    assert_eq!(results["metric"], "spearman");
+    let run = place.at("run");
+    let eval = lines(&place.henson(&["eval", "--task", "embed", "--model", &run, "--data", &dev, "--json"])).remove(0);
+    assert_eq!(eval["spearman"], results["value"]);
+    let vectors = lines(&place.henson(&["embed", "--model", &run, "--json", "the cat sat", "a dog"]));
+    let vector = |i: usize| -> Vec<f64> {
+        let numbers = vectors[i]["embedding"].as_array().unwrap();
+        numbers.iter().map(|number| number.as_f64().unwrap()).collect()
+    };
+    assert!((vector(0).iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
+    assert_ne!(vector(0), vector(1));
+}
+
+#[test]
 fn one_run_from_tables_to_scores() {
     let place = Place::new("sequence");
     let output = place.finetune("classify", "classify.jsonl", "run", &["--json"]);

@@ -14,7 +14,8 @@ perplexity  FILE has one text a line (blank lines are passed over). The loss is 
 blimp       FILE has a JSON object a line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
-a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON. --predictions, or what a fine-tuned --model predicts, is \
+a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores. \
+--predictions, or what a fine-tuned --model predicts, is \
 scored by the official definitions; several models with commas between them are averaged.\n\n\
 A masked LM scores a text by its pseudo-log-likelihood, each piece masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\

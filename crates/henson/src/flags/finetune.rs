@@ -21,6 +21,7 @@ henson finetune --task classify --model DIR --train notes.csv --dev more.csv --t
 henson finetune --task ner --model DIR --data conll2003 --out ner --set epochs=4 --set layer_decay=0.9\n  \
 henson finetune --task ner --model DIR --data conll2003 --out tagger --frozen --layers concat-last-4 --head bilstm --crf\n  \
 henson finetune --task squad2 --model DIR --data squad --out answers --dtype bf16\n  \
+henson finetune --task embed --model DIR --train pairs.jsonl --dev STS-B/dev.tsv --out sentences --set batch_size=128\n  \
 henson finetune --task rte --model DIR --data glue --out rte --restarts 5\n  \
 henson finetune --task rte --model DIR --data glue --out rte-grid --grid learning_rate=5e-5,3e-5 epochs=3,5 --restarts 3")]
 pub(crate) struct Finetune {
@@ -28,7 +29,7 @@ pub(crate) struct Finetune {
     #[arg(value_name = "RECIPE")]
     pub(crate) recipe: Option<PathBuf>,
 
-    /// What to learn: a benchmark, or classify, pair, regress, multilabel, tag, qa, choice
+    /// What to learn: a benchmark, or classify, pair, regress, multilabel, tag, qa, choice, embed
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
     pub(crate) task: Option<String>,
 

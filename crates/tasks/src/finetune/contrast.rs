@@ -26,17 +26,27 @@ pub(super) struct Alike {
 }
 
 /// The sequences of a part in the order of the legend: first texts, second ones, others.
+///
+/// Where only some pairs have others, these are filled up to one of few numbers with a short text that nobody may choose: a
+/// GPU plays a pass again that had the same number of sequences.
 pub(super) fn sequences<'a>(instances: &[&'a Instance]) -> Vec<Sequence<'a>> {
     let of = |place: usize| instances.iter().filter_map(move |instance| instance.sequences.get(place));
-    let all = (0..3).flat_map(of);
-    all.map(|(ids, segments)| Sequence { ids, segments }).collect()
+    let all = (0..3).flat_map(of).map(|(ids, segments)| Sequence { ids, segments });
+    let mut all: Vec<Sequence<'a>> = all.collect();
+    let others = all.len() - 2 * instances.len();
+    let filled = others.next_multiple_of((instances.len() / 8).max(1));
+    if let Some(short) = all.iter().min_by_key(|sequence| sequence.ids.len()).copied() {
+        all.extend(std::iter::repeat_n(short, filled - others));
+    }
+    all
 }
 
 impl Alike {
     /// Each pair counts `scale`.
     pub(super) fn new(device: &Device, instances: &[&Instance], scale: f32) -> Result<Self> {
         let q = instances.len();
-        let added = added(&sequences(instances), q);
+        let real = instances.iter().map(|instance| instance.sequences.len()).sum();
+        let added = added(&sequences(instances), q, real);
         let targets: Vec<u32> = (0..q as u32).collect();
         Ok(Self {
             targets: Tensor::from_slice(device, [q], &targets)?,
@@ -55,8 +65,8 @@ impl Alike {
 }
 
 /// Which texts may not be chosen: a pair's own texts, where they occur again, and the other partners of the same first text.
-/// They are not wrong, only not asked for.
-fn added(sequences: &[Sequence<'_>], q: usize) -> Vec<f32> {
+/// They are not wrong, only not asked for. Nor may those after the `real` ones.
+fn added(sequences: &[Sequence<'_>], q: usize, real: usize) -> Vec<f32> {
     let mut numbers: HashMap<&[u32], usize> = HashMap::new();
     let texts: Vec<usize> = sequences
         .iter()
@@ -68,7 +78,7 @@ fn added(sequences: &[Sequence<'_>], q: usize) -> Vec<f32> {
     let (first, candidates) = texts.split_at(q);
     let never = |i: usize, j: usize| {
         let own = candidates[j] == first[i] || candidates[j] == candidates[i];
-        j != i && (own || first.get(j) == Some(&first[i]))
+        j != i && (own || first.get(j) == Some(&first[i]) || q + j >= real)
     };
     let each = (0..q).flat_map(|i| (0..candidates.len()).map(move |j| (i, j)));
     each.map(|(i, j)| if never(i, j) { NEVER } else { 0.0 }).collect()
@@ -87,12 +97,22 @@ mod tests {
         };
         // The first text of two pairs is the second one of the last.
         let all = [instance(&[5, 6, 7]), instance(&[8, 9]), instance(&[5, 10, 6]), instance(&[11, 5])];
-        let sequences = sequences(&all.iter().collect::<Vec<_>>());
-        let texts: Vec<u32> = sequences.iter().map(|sequence| sequence.ids[1]).collect();
-        assert_eq!(texts, [5, 8, 5, 11, 6, 9, 10, 5, 7, 6]);
-        let added = added(&sequences, 4);
+        let sequences_of = |all: &[Instance]| {
+            let all: Vec<&Instance> = all.iter().collect();
+            sequences(&all).iter().map(|sequence| sequence.ids[1]).collect::<Vec<u32>>()
+        };
+        assert_eq!(sequences_of(&all), [5, 8, 5, 11, 6, 9, 10, 5, 7, 6]);
+        let added = added(&sequences(&all.iter().collect::<Vec<_>>()), 4, 10);
         let may: Vec<String> =
             added.chunks(6).map(|row| row.iter().map(|x| if *x == 0.0 { 'x' } else { '-' }).collect()).collect();
         assert_eq!(may, ["xx--x-", "xxxxxx", "-xx-xx", "xxxxxx"]);
+
+        // 32 pairs, of which five have others: these become eight.
+        let mut many: Vec<Instance> = (0..32).map(|i| instance(&[2 * i, 2 * i + 1])).collect();
+        many.iter_mut().take(5).for_each(|pair| pair.sequences.push((vec![1, 99], vec![0, 0])));
+        let many: Vec<&Instance> = many.iter().collect();
+        assert_eq!((sequences(&many).len(), sequences(&many[5..]).len()), (64 + 8, 54));
+        let added = super::added(&sequences(&many), 32, 64 + 5);
+        assert!(added.chunks(40).all(|row| row[..37].iter().all(|x| *x == 0.0) && row[37..] == [NEVER; 3]));
     }
 }

@@ -239,17 +239,9 @@ fn tabulate(metric: String, cells: Vec<Cell>, best: Option<usize>) -> Table {
 
 /// Writes the table and a page with all runs side by side, and puts the best model where the search is.
 fn finish(table: &Table, out: &Path) -> Result<(), TaskError> {
-    let io = |action: &'static str, path: PathBuf| move |source| TrainError::Io { action, path, source };
     if let Some(best) = &table.best {
         let from = out.join(best);
-        for entry in fs::read_dir(&from).map_err(io("read", from.clone()))?.flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
-            // The run's own books stay with it.
-            let own = ["run.lock", "metrics.jsonl", "results.json", "report.html"];
-            if path.is_file() && !own.iter().any(|own| name == *own) {
-                fs::copy(&path, out.join(&name)).map_err(io("copy", path.clone()))?;
-            }
-        }
+        copy_model(&from, out)?;
     }
     let open = |cell: &Cell| report::Run::open(&out.join(&cell.directory));
     // A run that diverged may have no log.
@@ -258,6 +250,27 @@ fn finish(table: &Table, out: &Path) -> Result<(), TaskError> {
     let json = serde_json::to_vec_pretty(table)
         .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
     Ok(write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?)
+}
+
+/// Copies the files of a run's model, with those in directories of theirs.
+fn copy_model(from: &Path, to: &Path) -> Result<(), TaskError> {
+    let io = |action: &'static str, path: PathBuf| move |source| TrainError::Io { action, path, source };
+    fs::create_dir_all(to).map_err(io("make", to.to_owned()))?;
+    for entry in fs::read_dir(from).map_err(io("read", from.to_owned()))?.flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        // The run's own books stay with it.
+        let own = ["run.lock", "metrics.jsonl", "results.json", "report.html", "checkpoints", "tensorboard"];
+        if own.iter().any(|own| name == *own) {
+            continue;
+        }
+        match path.is_dir() {
+            true => copy_model(&path, &to.join(&name))?,
+            false => {
+                fs::copy(&path, to.join(&name)).map_err(io("copy", path))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,13 +3,15 @@
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use henson_infer::{EmbedSettings, Model, Want};
 use henson_tasks::{
-    Columns, FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, TaskError, predict, prediction_files, read,
-    read_predictions, score,
+    Columns, FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, Search, SearchEnded, TaskError, predict,
+    prediction_files, read, read_predictions, score, search,
 };
 use henson_tensor::{DType, Pooling};
+use henson_train::Watch;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -92,6 +94,20 @@ fn vectors_learn_which_texts_are_alike_and_are_found_again() {
     }
     assert_eq!(finished(run(&plan_of, &parts, None).unwrap()), results);
     assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), fs::read(parts.join("model.safetensors")).unwrap());
+}
+
+#[test]
+fn the_best_of_a_search_is_whole() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let recipe = recipe("embed", from.path(), "embed-unlike.jsonl", &["epochs=1", "max_length=12"]);
+    let grid = vec![("temperature".to_owned(), vec!["0.05".to_owned(), "0.2".to_owned()])];
+    let (wanted, stop) = (Search { restarts: 1, grid, recipe }, AtomicBool::new(false));
+    let mut watch = Watch { on: &mut |_| {}, stop: &stop };
+    let (out, reading) = (place.path().join("out"), Reading::new(task("embed")));
+    let ended = search(&wanted, &reading, &device(), &out, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch).unwrap();
+    assert!(matches!(ended, SearchEnded::Finished(table) if table.best.is_some()));
+    assert!(EmbedSettings::of_directory(&out).unwrap().normalise);
+    assert!(!out.join("tensorboard").exists() && out.join("model.safetensors").exists());
 }
 
 #[test]
