@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use henson_tasks::{
     Cell, Ended, FineTuneRecipe, Plan, Reading, Results, Search, SearchEnded, Set, Split, Table, Task, TaskError,
-    finetune, search,
+    TaskKind, finetune, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch, parse_settings};
@@ -151,8 +151,9 @@ fn find_files(
 fn introduce(plan: &Plan, device: &Device) {
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     if plan.cut > 0 {
+        let windows = if plan.task.kind == TaskKind::Embed { "" } else { ", or --set windows=true" };
         output::warn(&format!(
-            "{} of {} examples are longer than a sequence and lose their end: raise max_length, or --set windows=true",
+            "{} of {} examples are longer than a sequence and lose their end: raise max_length{windows}",
             thousands(plan.cut),
             thousands(plan.train.examples.len())
         ));
