@@ -126,6 +126,12 @@ def multilabel(m):
     return m(**encoded(TEXTS), labels=several).loss
 
 
+def multilabel_weighted(m):
+    several = torch.tensor([[float(label in s) for label in "abcd"] for s in SEVERAL])
+    right = several.sum(0)
+    return torch.nn.BCEWithLogitsLoss(pos_weight=(len(SEVERAL) - right) / right)(m(**encoded(TEXTS)).logits, several)
+
+
 def tag(m):
     labels = sorted({t for s in TAGGED for _, t in s})
     assert len(labels) == 5
@@ -243,6 +249,7 @@ CASES = [
     ("pair", "sequence", "pair.jsonl", [], pair, {}),
     ("regress", "regression", "regress.jsonl", [], regress, {}),
     ("multilabel", "multilabel", "multilabel.jsonl", [], multilabel, {}),
+    ("multilabel", "multilabel", "multilabel.jsonl", ["class_weights=true"], multilabel_weighted, {}),
     ("tag", "token", "tag.conll", [], tag, {}),
     ("qa", "qa", "qa.json", [f"stride={STRIDE}"], qa, {}),
     ("choice", "choice", "choice.jsonl", [], choice, {}),

@@ -32,7 +32,8 @@ fn reference_has_the_right_gradients() {
     let answers = exact(&answers(5 * columns));
     let run = |x: &[f64]| reference::mean_squared_error(x, &answers, 0.3);
     check_gradients("mean_squared_error", &inputs, &[run(&inputs[0]).1], |x| run(&x[0]).0);
-    let run = |x: &[f64]| reference::binary_cross_entropy(x, &answers, 0.3);
+    let weights: Vec<f64> = (0..5 * columns).map(|i| i as f64 / 9.0).collect();
+    let run = |x: &[f64]| reference::binary_cross_entropy(x, &answers, &weights, 0.3);
     check_gradients("binary_cross_entropy", &inputs, &[run(&inputs[0]).1], |x| run(&x[0]).0);
 }
 
@@ -84,10 +85,13 @@ fn check<E: Element>(cpu: &Cpu, rows: usize, classes: usize, padding: usize, str
         let got = loss::mean_squared_error(cpu, &mut after, &answers, 0.3, want_gradient);
         let expected = reference::mean_squared_error(&exact(&x), &exact(&answers), 0.3);
         check("mean_squared_error", got, after, expected);
-        let mut after = x.clone();
-        let got = loss::binary_cross_entropy(cpu, &mut after, &answers, 0.3, want_gradient);
-        let expected = reference::binary_cross_entropy(&exact(&x), &exact(&answers), 0.3);
-        check("binary_cross_entropy", got, after, expected);
+        for weights in [None, Some(weights(x.len()))] {
+            let mut after = x.clone();
+            let got = loss::binary_cross_entropy(cpu, &mut after, &answers, weights.as_deref(), 0.3, want_gradient);
+            let weights = exact(&weights.unwrap_or_else(|| vec![1.0; x.len()]));
+            let expected = reference::binary_cross_entropy(&exact(&x), &exact(&answers), &weights, 0.3);
+            check("binary_cross_entropy", got, after, expected);
+        }
     }
 }
 
@@ -146,7 +150,7 @@ fn what_is_not_finite_gives_nan() {
                 loss::softmax(&cpu, &logits, columns, columns, &mut out);
                 assert!(out[columns..2 * columns].iter().all(|x| x.is_nan()) && out[0].is_finite());
                 let mut binary = logits.clone();
-                assert!(loss::binary_cross_entropy(&cpu, &mut binary, &[1.0; 210], 1.0, true).is_nan());
+                assert!(loss::binary_cross_entropy(&cpu, &mut binary, &[1.0; 210], None, 1.0, true).is_nan());
                 assert!(binary[columns + place].is_nan());
                 assert!(!loss::mean_squared_error(&cpu, &mut logits.clone(), &[1.0; 210], 1.0, true).is_finite());
                 let mut losses = [0.0; 3];
@@ -188,7 +192,7 @@ fn threads_do_not_change_a_bit() {
         let mut y = logits.clone();
         let answers = answers(y.len());
         let squared = loss::mean_squared_error(&cpu, &mut y, &answers, 0.3, true);
-        let binary = loss::binary_cross_entropy(&cpu, &mut y, &answers, 0.3, true);
+        let binary = loss::binary_cross_entropy(&cpu, &mut y, &answers, None, 0.3, true);
         let bits: Vec<u32> = [x, y, losses, vec![loss, squared, binary]].concat().iter().map(|x| x.to_bits()).collect();
         bits
     };

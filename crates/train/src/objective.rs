@@ -85,7 +85,7 @@ pub fn sequence(
             Ok(pass.cross_entropy(logits, classes, labels, weights.as_ref(), scale)?.0)
         }
         SequenceLabels::Numbers(numbers) => pass.squared_error(logits, numbers, scale),
-        SequenceLabels::Several(targets) => pass.binary_cross_entropy(logits, targets, scale),
+        SequenceLabels::Several(targets) => pass.binary_cross_entropy(logits, targets, None, scale),
     }
 }
 

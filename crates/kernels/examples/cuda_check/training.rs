@@ -191,22 +191,28 @@ pub(crate) fn heads(checks: &mut Checks<'_>) -> Result<()> {
     hits(checks)
 }
 
-type ElementLoss = fn(&Gpu, View<'_>, View<'_>, Scalar<'_>, bool, Total<'_>) -> Result<()>;
-
 fn element_losses<E: Number>(checks: &mut Checks<'_>, n: usize) -> Result<()> {
-    let (x, answers) = (numbers::<E>(2, n), answers(n));
-    let ganswers = checks.up(&answers)?;
+    let (x, answers, weights) = (numbers::<E>(2, n), answers(n), weights(n));
+    let (ganswers, gweights) = (checks.up(&answers)?, checks.up(&weights)?);
     let scale = f64::from(0.3f32);
     let squared = reference::mean_squared_error(&exact(&x), &exact(&answers), scale);
-    let binary = reference::binary_cross_entropy(&exact(&x), &exact(&answers), scale);
-    for (what, kernel, (loss, gradient)) in [
-        ("mean_squared_error", kernels::mean_squared_error as ElementLoss, squared),
-        ("binary_cross_entropy", kernels::binary_cross_entropy as ElementLoss, binary),
+    let binary = |weights: &[f64]| reference::binary_cross_entropy(&exact(&x), &exact(&answers), weights, scale);
+    for (what, weights, (loss, gradient)) in [
+        ("mean_squared_error", None, squared),
+        ("binary_cross_entropy", None, binary(&vec![1.0; n])),
+        ("binary_cross_entropy with weights", Some(&gweights), binary(&exact(&weights))),
     ] {
         for want_gradient in [false, true] {
             let (after, total) = (checks.out(&x)?, checks.up(&[1.0f32])?);
             let to = Total { loss: total.view(), add: true };
-            kernel(checks.gpu, after.view(), ganswers.view(), Scalar::Value(0.3), want_gradient, to)?;
+            let (gpu, logits, answers, scale) = (checks.gpu, after.view(), ganswers.view(), Scalar::Value(0.3));
+            match what {
+                "mean_squared_error" => kernels::mean_squared_error(gpu, logits, answers, scale, want_gradient, to)?,
+                _ => {
+                    let weights = weights.map(|weights| weights.view());
+                    kernels::binary_cross_entropy(gpu, logits, answers, weights, scale, want_gradient, to)?;
+                }
+            }
             checks.loss(&format!("{what} of {n}"), &total, loss + 1.0)?;
             let expected = if want_gradient { &gradient } else { &exact(&x) };
             checks.close::<E>(&format!("{what} of {n}, gradient {want_gradient}"), &after, expected)?;

@@ -62,12 +62,12 @@ pub mod reference {
         (differences().map(|d| scale * d * d).sum(), differences().map(|d| 2.0 * scale * d).collect())
     }
 
-    /// (−scale·Σ (t·ln σ(x) + (1 − t)·ln(1 − σ(x))), the gradient), where σ(x) = 1/(1 + e⁻ˣ).
-    pub fn binary_cross_entropy(x: &[f64], targets: &[f64], scale: f64) -> (f64, Vec<f64>) {
+    /// (−scale·Σ w·(t·ln σ(x) + (1 − t)·ln(1 − σ(x))), the gradient), where σ(x) = 1/(1 + e⁻ˣ).
+    pub fn binary_cross_entropy(x: &[f64], targets: &[f64], weights: &[f64], scale: f64) -> (f64, Vec<f64>) {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        let loss = |(x, t): (&f64, &f64)| -scale * (t * sigmoid(*x).ln() + (1.0 - t) * (1.0 - sigmoid(*x)).ln());
-        let gradient = x.iter().zip(targets).map(|(x, t)| scale * (sigmoid(*x) - t)).collect();
-        (x.iter().zip(targets).map(loss).sum(), gradient)
+        let all = || x.iter().zip(targets).zip(weights).map(|((x, t), w)| (*x, *t, scale * w));
+        let loss = |(x, t, w): (f64, f64, f64)| -w * (t * sigmoid(x).ln() + (1.0 - t) * (1.0 - sigmoid(x)).ln());
+        (all().map(loss).sum(), all().map(|(x, t, w)| w * (sigmoid(x) - t)).collect())
     }
 }
 
@@ -358,31 +358,34 @@ unsafe fn squared_errors_body<S: Simd, E: Element>(
     total
 }
 
-/// Cross-entropy of independent yes-or-no answers, from logits: scale·Σ (ln(1 + eˣ) − t·x), which never overflows as
-/// it is written here; with `want_gradient` x is replaced by scale·(σ(x) − t).
+/// Cross-entropy of independent yes-or-no answers, from logits: scale·Σ w·(ln(1 + eˣ) − t·x), which never overflows as
+/// it is written here; with `want_gradient` x is replaced by scale·w·(σ(x) − t). Without weights all are 1.
 ///
 /// Without vectors: it sees at most a number for each token, and in f64 the logarithm is exact.
 pub fn binary_cross_entropy<E: Element>(
     cpu: &Cpu,
     logits: &mut [E],
     targets: &[f32],
+    weights: Option<&[f32]>,
     scale: f32,
     want_gradient: bool,
 ) -> f32 {
     assert!(logits.len() == targets.len(), "binary_cross_entropy: lengths differ");
+    assert!(weights.is_none_or(|weights| weights.len() == targets.len()), "binary_cross_entropy: lengths differ");
     let logits = SharedMut::new(logits);
     let sum = sum_over_ranges(cpu, targets.len(), 256, |range| {
         // SAFETY: ranges are disjoint.
         let logits = unsafe { logits.slice(range.start, range.len()) };
         let mut sum = 0.0;
-        for (logit, t) in logits.iter_mut().zip(&targets[range]) {
-            let (x, t) = (f64::from(logit.to_f32()), f64::from(*t));
+        for (i, logit) in range.zip(logits) {
+            let (x, t) = (f64::from(logit.to_f32()), f64::from(targets[i]));
+            let w = weights.map_or(1.0, |weights| f64::from(weights[i]));
             let e = (-x.abs()).exp();
             let bad = x * 0.0;
-            sum += x.max(0.0) - t * x + e.ln_1p() + bad;
+            sum += w * (x.max(0.0) - t * x + e.ln_1p() + bad);
             if want_gradient {
                 let sigmoid = if x > 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) };
-                *logit = E::from_f32((f64::from(scale) * (sigmoid - t + bad)) as f32);
+                *logit = E::from_f32((f64::from(scale) * w * (sigmoid - t + bad)) as f32);
             }
         }
         sum

@@ -198,20 +198,21 @@ pub fn mean_squared_error(
     want_gradient: bool,
     total: Total<'_>,
 ) -> Result<()> {
-    elements(gpu, "mean_squared_error", x, targets, scale, want_gradient, total)
+    elements(gpu, "mean_squared_error", x, targets, None, scale, want_gradient, total)
 }
 
-/// Cross-entropy of independent yes-or-no answers, from logits: scale·Σ (ln(1 + eˣ) − t·x); with `want_gradient` x is
-/// replaced by scale·(σ(x) − t).
+/// Cross-entropy of independent yes-or-no answers, from logits: scale·Σ w·(ln(1 + eˣ) − t·x); with `want_gradient` x is
+/// replaced by scale·w·(σ(x) − t). Without weights all are 1.
 pub fn binary_cross_entropy(
     gpu: &Gpu,
     logits: View<'_>,
     targets: View<'_>,
+    weights: Option<View<'_>>,
     scale: Scalar<'_>,
     want_gradient: bool,
     total: Total<'_>,
 ) -> Result<()> {
-    elements(gpu, "binary_cross_entropy", logits, targets, scale, want_gradient, total)
+    elements(gpu, "binary_cross_entropy", logits, targets, weights, scale, want_gradient, total)
 }
 
 fn elements(
@@ -219,19 +220,24 @@ fn elements(
     kernel: &'static str,
     x: View<'_>,
     targets: View<'_>,
+    weights: Option<View<'_>>,
     scale: Scalar<'_>,
     want_gradient: bool,
     total: Total<'_>,
 ) -> Result<()> {
     targets.expect(kernel, "the targets", x.len(), DType::F32);
+    if let Some(weights) = weights {
+        weights.expect(kernel, "the weights", x.len(), DType::F32);
+    }
     let blocks = x.len().div_ceil(BLOCK);
     let partial = gpu.scratch(Purpose::Sums, blocks * 8)?;
     let (scale_address, scale_value) = scale.arguments();
-    // SAFETY: n numbers, n targets, one sum a block.
+    // SAFETY: n numbers, n targets, n weights or none, one sum a block.
     unsafe {
-        let arguments: [&dyn Argument; 7] = [
+        let arguments: [&dyn Argument; 8] = [
             &x.address(),
             &targets.address(),
+            &address(weights),
             &(x.len() as u64),
             &scale_address,
             &scale_value,

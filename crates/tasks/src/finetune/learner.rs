@@ -44,7 +44,7 @@ pub struct LearnerSettings {
     pub freeze: bool,
     /// What cosines are divided by, where texts that are alike are learnt from.
     pub temperature: f32,
-    /// What each label counts; empty: all the same.
+    /// What each label counts; of several labels a text, where it is right. Empty: all the same.
     pub class_weights: Vec<f32>,
 }
 
@@ -301,8 +301,8 @@ enum WantedOnDevice {
     Classes(Tensor, Tensor),
     /// B.
     Numbers(Tensor),
-    /// B×labels.
-    Several(Tensor),
+    /// B×labels, with weights.
+    Several(Tensor, Tensor),
     /// T labels, with weights.
     Tags(Tensor, Tensor),
     /// B×2 positions, with weights.
@@ -347,7 +347,13 @@ impl Inputs {
                     weights.push(scale);
                 }
                 Wanted::Number(number) => values.push(*number),
-                Wanted::Several(several) => values.extend(several),
+                Wanted::Several(several) => {
+                    values.extend(several);
+                    // What a label counts, it counts where it is right: PyTorch's `pos_weight`.
+                    let each =
+                        several.iter().zip(0..).map(|(right, label)| if *right > 0.0 { of(&label) } else { scale });
+                    weights.extend(each);
+                }
                 Wanted::Tags(tags) => {
                     classes.extend(tags.iter().map(|tag| tag.unwrap_or(0)));
                     weights.extend(tags.iter().map(|tag| tag.as_ref().map_or(0.0, of)));
@@ -364,7 +370,7 @@ impl Inputs {
         let filled = classes.len() + batch.layout.tokens() - tokens;
         let wanted = match instances.first().map(|instance| &instance.wanted) {
             Some(Wanted::Number(_)) => WantedOnDevice::Numbers(numbers(&values)?),
-            Some(Wanted::Several(_)) => WantedOnDevice::Several(numbers(&values)?),
+            Some(Wanted::Several(_)) => WantedOnDevice::Several(numbers(&values)?, numbers(&weights)?),
             Some(Wanted::Tags(_)) => {
                 classes.resize(filled, 0);
                 weights.resize(filled, 0.0);
@@ -401,9 +407,9 @@ fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f3
             let logits = model.sequence_logits(pass, &last, layout)?;
             pass.squared_error(logits, numbers, scale)?
         }
-        WantedOnDevice::Several(targets) => {
+        WantedOnDevice::Several(targets, weights) => {
             let logits = model.sequence_logits(pass, &last, layout)?;
-            pass.binary_cross_entropy(logits, targets, scale)?
+            pass.binary_cross_entropy(logits, targets, Some(weights), 1.0)?
         }
         WantedOnDevice::Tags(labels, weights) => {
             let logits = model.token_logits(pass, last, layout)?;

@@ -79,8 +79,9 @@ impl Plan {
             check_documents(&train, dev.as_ref())?;
         }
         let (instances, cut) = instances(&train, &tokenizer, &lengths, threads).map_err(TrainError::from)?;
-        if recipe.class_weights && !matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag) {
-            let expected = "a task with one label for each text or word (classify, pair, tag)";
+        let weighted = matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag | TaskKind::Multilabel);
+        if recipe.class_weights && !weighted {
+            let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
         }
         let mut plan =
@@ -174,7 +175,11 @@ impl Plan {
             seed: self.recipe.seed,
             freeze: self.recipe.freeze,
             temperature: self.recipe.temperature as f32,
-            class_weights: if self.recipe.class_weights { balanced(&self.train.label_counts()) } else { Vec::new() },
+            class_weights: match (self.recipe.class_weights, self.task.kind) {
+                (false, _) => Vec::new(),
+                (true, TaskKind::Multilabel) => odds_against(&self.train.label_counts(), self.train.examples.len()),
+                (true, _) => balanced(&self.train.label_counts()),
+            },
         };
         Learner::new(self.instances.clone(), dev, settings)
     }
@@ -423,6 +428,13 @@ fn balanced(counts: &[usize]) -> Vec<f32> {
     counts.iter().map(|count| if *count > 0 { total as f32 / (present * count) as f32 } else { 1.0 }).collect()
 }
 
+/// For labels of which a text may have several: how many texts are without one for each that has it, so that yes and no
+/// weigh the same together.
+fn odds_against(counts: &[usize], texts: usize) -> Vec<f32> {
+    let odds = |count: &usize| if *count > 0 { (texts - count) as f32 / *count as f32 } else { 1.0 };
+    counts.iter().map(odds).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -451,6 +463,7 @@ mod tests {
         let weights = balanced(&[90, 10, 0]);
         assert!((weights[0] * 90.0 - weights[1] * 10.0).abs() < 1e-4 && weights[2] == 1.0);
         assert!((weights[0] * 90.0 + weights[1] * 10.0 - 100.0).abs() < 1e-3);
+        assert_eq!(odds_against(&[10, 4, 0, 80], 80), [7.0, 19.0, 1.0, 0.0]);
     }
 
     #[test]

@@ -77,7 +77,8 @@ pub struct FineTuneRecipe {
     /// Texts that are alike: the least score of a row to learn from, where the training file has scores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_score: Option<f64>,
-    /// Whether rare labels count more, such that all labels weigh the same together.
+    /// Whether rare labels count more, such that all labels weigh the same together; of labels of which a text may have
+    /// several, yes and no to each.
     pub class_weights: bool,
 
     /// Evaluations in an epoch, each with a checkpoint.

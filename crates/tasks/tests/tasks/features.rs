@@ -11,7 +11,7 @@ use henson_tensor::{DType, Device};
 use henson_train::{Watch, parse_settings};
 use tempfile::TempDir;
 
-use crate::support::task;
+use crate::support::{DOCUMENTS, task};
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(name)
@@ -79,6 +79,27 @@ fn what_was_saved_says_what_was_trained() {
         assert!(tagged[0].words.iter().all(|word| word.label.is_some() && word.score > 0.0 && word.score <= 1.0));
         assert!(tagged[1].words.is_empty());
     }
+}
+
+#[test]
+fn the_encoder_reads_sentences_amid_their_documents() {
+    let (from, out) = (encoder(), TempDir::new().unwrap());
+    let file = out.path().join("documents.conll");
+    fs::write(&file, DOCUMENTS).unwrap();
+    let name = file.display().to_string();
+    let of = |sets: &[&str]| TaggerRecipe { train: name.clone(), dev: name.clone(), ..recipe(from.path(), sets) };
+    let (alone, amid) = (out.path().join("alone"), out.path().join("amid"));
+    train(&of(&["epochs=20"]), 1, &alone).unwrap();
+    let results = train(&of(&["epochs=20", "document_context=true", "max_length=14"]), 1, &amid).unwrap();
+    assert!(results.value.unwrap() > 0.3, "{results:?}");
+    let weights = |run: &Path| fs::read(run.join("tagger.safetensors")).unwrap();
+    assert_ne!(weights(&alone), weights(&amid));
+    let tagger = Tagger::open(&amid, &Device::cpu(None, Some(1)).unwrap(), DType::F32).unwrap();
+    let set = read(&file, &tagger.reading(Reading::new(task("ner")))).unwrap();
+    let predictions = tagger.predict(&set, None, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(score(&set, &predictions, None, 0).unwrap().get("f1"), results.value);
+    let error = train(&recipe(from.path(), &["document_context=true"]), 1, &out.path().join("none")).unwrap_err();
+    assert!(error.to_string().contains("-DOCSTART-"), "{error}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::task;
+use crate::support::{DOCUMENTS, task};
 
 /// What the issue asks for; measured is some 10⁻⁶.
 const LOSS_TOLERANCE: f64 = 1e-4;
@@ -271,11 +271,6 @@ fn a_trained_model_reads_as_it_was_trained() {
         assert!(differs, "{name} {sets:?}: {results:?}");
     }
 }
-
-/// Two documents of short sentences; the last one is longer than a sequence of 14 tokens.
-const DOCUMENTS: &str = "-DOCSTART- -X- O\n\njim B-PER\nsat O\n\nwho O\nsings O\n? O\n\na O\nman O\n\n\
--DOCSTART- -X- O\n\nthe O\ncat B-PER\n\nthe O\nold O\nman B-PER\nand O\nthe O\nsmall O\nwoman B-PER\nand O\n\
-the O\nchild B-PER\nwere O\nby O\nthe O\nsea B-LOC\n. O\n";
 
 #[test]
 fn sentences_are_read_amid_their_documents() {

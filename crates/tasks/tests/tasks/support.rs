@@ -19,6 +19,11 @@ impl Place {
     }
 }
 
+/// Two documents of short sentences; the last one is longer than a sequence of 14 tokens.
+pub(crate) const DOCUMENTS: &str = "-DOCSTART- -X- O\n\njim B-PER\nsat O\n\nwho O\nsings O\n? O\n\na O\nman O\n\n\
+-DOCSTART- -X- O\n\nthe O\ncat B-PER\n\nthe O\nold O\nman B-PER\nand O\nthe O\nsmall O\nwoman B-PER\nand O\n\
+the O\nchild B-PER\nwere O\nby O\nthe O\nsea B-LOC\n. O\n";
+
 /// A file of tests-data/tasks.
 pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/tasks").join(name)

@@ -81,19 +81,31 @@ impl Pass<'_> {
         })
     }
 
-    /// scale·Σ of the binary cross-entropy of every logit with its own target in [0, 1].
-    pub fn binary_cross_entropy(&mut self, logits: Var, targets: &Tensor, scale: f32) -> Result<Tensor> {
-        targets.check_shape("binary_cross_entropy", "targets", [logits.tensor().shape().elements()])?;
+    /// scale·Σ weight·(the binary cross-entropy of every logit with its own target in [0, 1]).
+    pub fn binary_cross_entropy(
+        &mut self,
+        logits: Var,
+        targets: &Tensor,
+        weights: Option<&Tensor>,
+        scale: f32,
+    ) -> Result<Tensor> {
+        let elements = logits.tensor().shape().elements();
+        targets.check_shape("binary_cross_entropy", "targets", [elements])?;
+        if let Some(weights) = weights {
+            weights.check_shape("binary_cross_entropy", "weights", [elements])?;
+        }
         self.replace_by_gradient(logits, |device, logits, want_gradient, loss| {
             match device {
                 Device::Cpu(cpu) => with_float!(logits.dtype(), E => {
+                    let weights = weights.map(|weights| weights.slice());
                     loss.slice_mut::<f32>()[0] = kernels::binary_cross_entropy(
-                        &cpu.kernels, logits.slice_mut::<E>(), targets.slice(), scale, want_gradient,
+                        &cpu.kernels, logits.slice_mut::<E>(), targets.slice(), weights, scale, want_gradient,
                     );
                 }),
                 Device::Cuda(cuda) => {
                     let (x, targets, scale) = (logits.on_gpu(), targets.on_gpu(), Scalar::Value(scale));
-                    cuda_kernels::binary_cross_entropy(&cuda.gpu, x, targets, scale, want_gradient, total(loss))?;
+                    let (gpu, weights) = (&cuda.gpu, weights.map(Tensor::on_gpu));
+                    cuda_kernels::binary_cross_entropy(gpu, x, targets, weights, scale, want_gradient, total(loss))?;
                 }
             }
             Ok(())

@@ -274,15 +274,20 @@ extern "C" __global__ void __launch_bounds__(1024)
 // Elements that one block of the small losses takes.
 #define BLOCK_ELEMENTS 4096
 
-// Runs f(x, target, loss) for each element, adds the losses of a block, and writes what f gives in the place of x.
+// Runs f(x, target, loss) for each element, adds the losses of a block, and writes what f gives in the place of x; both times
+// the element's weight, if there are weights.
 template <class E, class F>
-__device__ __forceinline__ void elements(E *x, const float *targets, u64 n, u32 want_gradient, double *partial, F f) {
+__device__ __forceinline__ void elements(E *x, const float *targets, const float *weights, u64 n, u32 want_gradient,
+                                         double *partial, F f) {
     __shared__ double space[32];
     const u64 start = (u64)blockIdx.x * BLOCK_ELEMENTS, end = min(n, start + BLOCK_ELEMENTS);
     double loss = 0.0;
     for (u64 i = start + threadIdx.x; i < end; i += blockDim.x) {
-        const float gradient = f(widen(x[i]), targets[i], loss);
-        if (want_gradient) x[i] = narrow<E>(gradient);
+        const float weight = weights ? weights[i] : 1.0f;
+        double own = 0.0;
+        const float gradient = f(widen(x[i]), targets[i], own);
+        loss += (double)weight * own;
+        if (want_gradient) x[i] = narrow<E>(weight * gradient);
     }
     loss = block_sum(loss, space);
     if (threadIdx.x == 0) partial[blockIdx.x] = loss;
@@ -327,18 +332,18 @@ extern "C" __global__ void __launch_bounds__(1024)
     hits<STORE>(logits, columns, classes, targets, weights, hit, count);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    mean_squared_error(STORE *x, const float *targets, u64 n, const float *scale_address, float scale, u32 want_gradient,
-                       double *partial) {
-    elements(x, targets, n, want_gradient, partial, [&](float x, float t, double &loss) {
+    mean_squared_error(STORE *x, const float *targets, const float *weights, u64 n, const float *scale_address, float scale,
+                       u32 want_gradient, double *partial) {
+    elements(x, targets, weights, n, want_gradient, partial, [&](float x, float t, double &loss) {
         const float d = x - t;
         loss += (double)d * d;
         return 2.0f * scalar(scale_address, scale) * d;
     });
 }
 extern "C" __global__ void __launch_bounds__(256)
-    binary_cross_entropy(STORE *x, const float *targets, u64 n, const float *scale_address, float scale, u32 want_gradient,
-                         double *partial) {
-    elements(x, targets, n, want_gradient, partial, [&](float logit, float target, double &loss) {
+    binary_cross_entropy(STORE *x, const float *targets, const float *weights, u64 n, const float *scale_address, float scale,
+                         u32 want_gradient, double *partial) {
+    elements(x, targets, weights, n, want_gradient, partial, [&](float logit, float target, double &loss) {
         const double x = logit, t = target, e = exp(-fabs(x)), bad = x * 0.0;
         loss += fmax(x, 0.0) - t * x + log1p(e) + bad;
         const double sigmoid = x > 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e);
