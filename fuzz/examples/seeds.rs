@@ -74,6 +74,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("requests", &i.to_string(), body.as_bytes())?;
     }
 
+    for (i, request) in henson_serve::fuzzing::examples().iter().enumerate() {
+        write("routes", &i.to_string(), request)?;
+    }
+
     // A corpus of an old version; its shards lose header and footer, which the target puts around what it is given.
     let corpus = here.join("../crates/data/tests/build/version-1");
     write("manifest", "version-1", &std::fs::read(corpus.join("corpus.json"))?)?;
