@@ -23,7 +23,10 @@ mod update;
 pub use cost::{TrainingMemory, memory};
 pub use error::{Result, TrainError};
 pub use pretraining::{Plan, PreTraining};
-pub use recipe::{OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, differences, parse_settings};
+pub use recipe::{
+    MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts, check_ranges, differences,
+    parse_settings, to_toml,
+};
 pub use run::{Best, ModelFiles, RunDirectory, State};
 pub use schedule::{Schedule, ScheduleKind};
 pub use trainer::{Engine, Evaluation, Event, LoopSettings, Losses, Outcome, StepLoss, Task, Underway, Watch, train};

@@ -35,6 +35,12 @@ impl From<Precision> for DType {
     }
 }
 
+impl From<DType> for Precision {
+    fn from(dtype: DType) -> Self {
+        if dtype == DType::Bf16 { Precision::Bf16 } else { Precision::F32 }
+    }
+}
+
 /// The rule of the updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -47,6 +53,21 @@ pub enum OptimizerKind {
     AdamwPaper,
     /// LAMB, for very large batches.
     Lamb,
+}
+
+impl OptimizerKind {
+    /// The rule with the constants of a recipe, where a `clip` of 0 is none.
+    pub fn with(self, betas: [f64; 2], epsilon: f64, weight_decay: f64, clip: f64) -> OptimizerSettings {
+        OptimizerSettings {
+            method: if self == OptimizerKind::Lamb { Method::Lamb } else { Method::AdamW },
+            beta1: betas[0],
+            beta2: betas[1],
+            epsilon,
+            weight_decay,
+            bias_correction: self != OptimizerKind::AdamwPaper,
+            clip: if clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(clip) },
+        }
+    }
 }
 
 /// A pre-training run.
@@ -267,27 +288,20 @@ impl Recipe {
 
     /// The recipe as TOML, with all defaults.
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string_pretty(self).map_err(|error| recipe_error("recipe", error))
+        to_toml(self)
     }
 
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
-        let positive = [
+        check_ranges(&[
             ("learning_rate", self.learning_rate, 0.0, 10.0),
             ("weight_decay", self.weight_decay, 0.0, 10.0),
             ("epsilon", self.epsilon, 1e-30, 1.0),
             ("clip", self.clip, 0.0, 1e9),
-        ];
-        for (key, got, least, most) in positive {
-            if !(least..=most).contains(&got) {
-                return Err(TrainError::setting(key, got, format!("{least} to {most}")));
-            }
-        }
-        for (key, got) in [("beta1", self.beta1), ("beta2", self.beta2), ("dropout", self.dropout.unwrap_or(0.0))] {
-            if !(0.0..1.0).contains(&got) {
-                return Err(TrainError::setting(key, got, "0 to below 1"));
-            }
-        }
+            ("beta1", self.beta1, 0.0, MOST_BELOW_1),
+            ("beta2", self.beta2, 0.0, MOST_BELOW_1),
+            ("dropout", self.dropout.unwrap_or(0.0), 0.0, MOST_BELOW_1),
+        ])?;
         if self.steps.is_some() && self.epochs.is_some() {
             return Err(TrainError::setting("epochs", "given", "either `steps` or `epochs`"));
         }
@@ -426,21 +440,37 @@ impl Recipe {
 
     /// The optimizer's constants.
     pub fn optimizer(&self) -> OptimizerSettings {
-        OptimizerSettings {
-            method: if self.optimizer == OptimizerKind::Lamb { Method::Lamb } else { Method::AdamW },
-            beta1: self.beta1,
-            beta2: self.beta2,
-            epsilon: self.epsilon,
-            weight_decay: self.weight_decay,
-            bias_correction: self.optimizer != OptimizerKind::AdamwPaper,
-            clip: if self.clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(self.clip) },
-        }
+        self.optimizer.with([self.beta1, self.beta2], self.epsilon, self.weight_decay, self.clip)
     }
 
     /// What keeps a run of `self` from going on as a run of `new`, a line each. Steps and epochs may be raised.
     pub fn differences(&self, new: &Self) -> Result<Vec<String>> {
         differences(self, new, &WATCHING, &["steps", "epochs"])
     }
+}
+
+/// What is below 1 and yet all that a factor may be.
+pub const MOST_BELOW_1: f64 = 0.999_999_999;
+
+/// Refuses values of a recipe outside of their ranges: each with its key, the least and the most.
+pub fn check_ranges(ranges: &[(&'static str, f64, f64, f64)]) -> Result<()> {
+    match ranges.iter().find(|(_, got, least, most)| !(least..=most).contains(&got)) {
+        Some((key, got, least, most)) => Err(TrainError::setting(key, got, format!("{least} to {most}"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses counts of a recipe that are 0 or too large: each with its key and the most.
+pub fn check_counts(counts: &[(&'static str, u64, u64)]) -> Result<()> {
+    match counts.iter().find(|(_, got, most)| !(1..=*most).contains(got)) {
+        Some((key, got, most)) => Err(TrainError::setting(key, got, format!("1 to {most}"))),
+        None => Ok(()),
+    }
+}
+
+/// Settings as TOML, with all defaults.
+pub fn to_toml<T: Serialize>(settings: &T) -> Result<String> {
+    toml::to_string_pretty(settings).map_err(|error| recipe_error("recipe", error))
 }
 
 /// Reads settings that consist of several TOML texts with their names, of which a later one overrules the earlier, and of

@@ -96,11 +96,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     find_files(flags, task, model, train, dev)?;
     recipe.freeze |= flags.frozen;
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
-    recipe.dtype = match flags.dtype {
-        Some(DType::Bf16) => Precision::Bf16,
-        Some(_) => Precision::F32,
-        None => recipe.dtype,
-    };
+    recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
     recipe.check()?;
     Ok(recipe)
 }

@@ -194,11 +194,7 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
         recipe.data.clone_from(data);
     }
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
-    recipe.dtype = match flags.dtype {
-        Some(DType::Bf16) => Precision::Bf16,
-        Some(_) => Precision::F32,
-        None => recipe.dtype,
-    };
+    recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
     Ok(recipe)
 }
 

@@ -1,7 +1,7 @@
 //! What the training of a tagger on a frozen encoder does, as TOML. Keys that `finetune` has, too, mean the same here.
 
 use henson_infer::Layers;
-use henson_train::{Precision, Result, ScheduleKind, TrainError};
+use henson_train::{Precision, Result, ScheduleKind, TrainError, check_counts, check_ranges, to_toml};
 use serde::{Deserialize, Serialize};
 
 use super::layers::FeatureLayers;
@@ -109,31 +109,21 @@ impl TaggerRecipe {
 
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
-        let ranges = [
+        check_ranges(&[
             ("learning_rate", self.learning_rate, 0.0, 10.0),
             ("weight_decay", self.weight_decay, 0.0, 10.0),
             ("clip", self.clip, 0.0, 1e9),
             ("warmup", self.warmup, 0.0, 1.0),
             ("dropout", self.dropout, 0.0, 0.99),
-        ];
-        for (key, got, least, most) in ranges {
-            if !(least..=most).contains(&got) {
-                return Err(TrainError::setting(key, got, format!("{least} to {most}")));
-            }
-        }
-        let counts = [
+        ])?;
+        check_counts(&[
             ("batch_size", self.batch_size as u64, 1 << 20),
             ("epochs", self.epochs, 1 << 20),
             ("lstm_layers", self.lstm_layers as u64, 16),
             ("max_length", self.max_length as u64, 1 << 20),
             ("limit", self.limit.map_or(1, |n| n as u64), 1 << 40),
             ("hidden_size", self.hidden_size.map_or(1, |n| n as u64), 1 << 14),
-        ];
-        for (key, got, most) in counts {
-            if got == 0 || got > most {
-                return Err(TrainError::setting(key, got, format!("1 to {most}")));
-            }
-        }
+        ])?;
         if self.hidden_size.is_some_and(|size| size % 2 == 1) {
             return Err(TrainError::setting(
                 "hidden_size",
@@ -146,7 +136,6 @@ impl TaggerRecipe {
 
     /// The recipe as TOML, with all defaults.
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string_pretty(self)
-            .map_err(|error| TrainError::Recipe { place: "recipe".to_owned(), problem: error.to_string() })
+        to_toml(self)
     }
 }

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use henson_checkpoint::{read_json, write_atomic};
+use henson_checkpoint::write_atomic;
 use henson_infer::{Model, Want};
 use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw};
 use henson_kernels::cpu::reduce::sum_of_squares;
 use henson_kernels::philox::Stream;
 use henson_tensor::{DType, Device};
 use henson_train::metrics::{self, Line, MetricsLog};
-use henson_train::{Event, RunDirectory, Schedule, TrainError, Watch, differences, parse_settings, report};
+use henson_train::{Event, RunDirectory, Schedule, TrainError, Watch, report};
 use sha2::{Digest, Sha256};
 
 use super::layers::{Vectors, vectors_of_words};
@@ -23,7 +23,7 @@ use super::tagger::{Description, pair_for, save, sentences_of, tell};
 use crate::bilstm::{Pair, Sequences};
 use crate::error::TaskError;
 use crate::example::{Set, Target, Words};
-use crate::finetune::{Ended, Results, check_documents, chosen_by, degenerate, read_both};
+use crate::finetune::{Ended, Results, check_documents, check_recipe, chosen_by, degenerate, finished, read_both};
 use crate::predictions::Prediction;
 use crate::prepare::lay_out_words;
 use crate::read::Reading;
@@ -38,9 +38,6 @@ const TOGETHER: usize = 64;
 
 /// Mistakes that a score remembers.
 const MISTAKES: usize = 5;
-
-/// The largest results.json that is read.
-const RESULTS_LIMIT: u64 = 16 << 20;
 
 /// A run before it begins.
 pub struct TaggerPlan {
@@ -98,7 +95,8 @@ pub fn train_tagger(
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
     let run = RunDirectory::open(out)?;
-    if let Some(results) = finished(plan, out)? {
+    check_recipe(&plan.recipe, &TaggerRecipe::MAY_CHANGE, out)?;
+    if let Some(results) = finished(&plan.data, out)? {
         return Ok(Ended::Finished(Box::new(results)));
     }
     let recipe = &plan.recipe;
@@ -202,34 +200,6 @@ pub fn train_tagger(
     // The last file: a directory that has it is finished.
     write_atomic(&run.path().join("results.json"), &json).map_err(TrainError::from)?;
     Ok(Ended::Finished(Box::new(results)))
-}
-
-/// The results of a run that is finished already; an error where the directory holds another run.
-fn finished(plan: &TaggerPlan, out: &Path) -> Result<Option<Results>, TaskError> {
-    let path = out.join("recipe.toml");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let text = std::fs::read_to_string(&path).map_err(|source| TrainError::Io {
-        action: "read",
-        path: path.clone(),
-        source,
-    })?;
-    let old: TaggerRecipe = parse_settings(&[(&text, &path.display().to_string())], &[])?;
-    let differences = differences(&old, &plan.recipe, &TaggerRecipe::MAY_CHANGE, &[])?;
-    if !differences.is_empty() {
-        return Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
-    }
-    let path = out.join("results.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let results: Results = read_json(&path, RESULTS_LIMIT).map_err(TrainError::from)?;
-    if results.data != plan.data {
-        let problem = "it was made with other data: give the same files, or choose another --out".to_owned();
-        return Err(TrainError::State { path: out.to_owned(), problem }.into());
-    }
-    Ok(Some(results))
 }
 
 /// The order of an epoch.

@@ -15,4 +15,5 @@ pub use plan::Plan;
 pub(crate) use plan::{check_documents, read_both};
 pub use recipe::FineTuneRecipe;
 pub use run::{Ended, Results, finetune};
+pub(crate) use run::{check_recipe, finished};
 pub use search::{Cell, Search, SearchEnded, Table, search};

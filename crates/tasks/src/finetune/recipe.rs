@@ -1,8 +1,10 @@
 //! What a fine-tuning run does, as TOML: a table of settings whose unknown keys are errors, saved with every default
 //! written out beside the model.
 
-use henson_tensor::Method;
-use henson_train::{Clip, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, TrainError};
+use henson_train::{
+    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, check_counts, check_ranges,
+    to_toml,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::task::{Task, TaskKind};
@@ -74,7 +76,8 @@ pub struct FineTuneRecipe {
     pub freeze: bool,
     /// Texts that are alike: what cosines are divided by before the softmax. Lower looks harder at the nearest of the others.
     pub temperature: f64,
-    /// Texts that are alike: the least score of a row to learn from, where the training file has scores.
+    /// Texts that are alike: the least score of a row to learn from, where the training file has scores. Without it, the scores
+    /// themselves are learnt, as cosines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_score: Option<f64>,
     /// Whether rare labels count more, such that all labels weigh the same together; of labels of which a text may have
@@ -135,7 +138,7 @@ impl FineTuneRecipe {
 
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
-        let ranges = [
+        check_ranges(&[
             ("learning_rate", self.learning_rate, 0.0, 10.0),
             ("weight_decay", self.weight_decay, 0.0, 10.0),
             ("epsilon", self.epsilon, 1e-30, 1.0),
@@ -143,16 +146,11 @@ impl FineTuneRecipe {
             ("warmup", self.warmup, 0.0, 1.0),
             ("layer_decay", self.layer_decay, 0.0, 1.0),
             ("epochs", self.epochs, 1e-6, 1e6),
-            ("beta1", self.beta1, 0.0, 0.999_999_999),
-            ("beta2", self.beta2, 0.0, 0.999_999_999),
+            ("beta1", self.beta1, 0.0, MOST_BELOW_1),
+            ("beta2", self.beta2, 0.0, MOST_BELOW_1),
             ("temperature", self.temperature, 1e-4, 1e3),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
-        ];
-        for (key, got, least, most) in ranges {
-            if !(least..=most).contains(&got) {
-                return Err(TrainError::setting(key, got, format!("{least} to {most}")));
-            }
-        }
+        ])?;
         let counts = [
             ("batch_size", self.batch_size as u64),
             ("accumulation", self.accumulation as u64),
@@ -162,18 +160,12 @@ impl FineTuneRecipe {
             ("evals_per_epoch", self.evals_per_epoch),
             ("log_every", self.log_every),
         ];
-        for (key, got) in counts {
-            if got == 0 || got > 1 << 20 {
-                return Err(TrainError::setting(key, got, "1 to 1048576"));
-            }
-        }
-        Ok(())
+        check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))
     }
 
     /// The recipe as TOML, with all defaults.
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string_pretty(self)
-            .map_err(|error| TrainError::Recipe { place: "recipe".to_owned(), problem: error.to_string() })
+        to_toml(self)
     }
 
     /// Tokens of a sequence for a task, within what the model takes.
@@ -183,14 +175,6 @@ impl FineTuneRecipe {
     }
 
     pub(crate) fn optimizer(&self) -> OptimizerSettings {
-        OptimizerSettings {
-            method: if self.optimizer == OptimizerKind::Lamb { Method::Lamb } else { Method::AdamW },
-            beta1: self.beta1,
-            beta2: self.beta2,
-            epsilon: self.epsilon,
-            weight_decay: self.weight_decay,
-            bias_correction: self.optimizer != OptimizerKind::AdamwPaper,
-            clip: if self.clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(self.clip) },
-        }
+        self.optimizer.with([self.beta1, self.beta2], self.epsilon, self.weight_decay, self.clip)
     }
 }

@@ -11,6 +11,7 @@ use henson_tensor::Device;
 use henson_train::{
     Event, LoopSettings, Outcome, RunDirectory, State, TrainError, Watch, differences, parse_settings, report, train,
 };
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -72,8 +73,8 @@ pub fn finetune(
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
     let run = RunDirectory::open(out)?;
-    check_recipe(plan, out)?;
-    if let Some(results) = finished(plan, out)? {
+    check_recipe(&plan.recipe, &FineTuneRecipe::MAY_CHANGE, out)?;
+    if let Some(results) = finished(plan.data_name(), out)? {
         return Ok(Ended::Finished(Box::new(results)));
     }
     let kernels = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
@@ -159,30 +160,34 @@ pub fn finetune(
     }
 }
 
-/// Refuses a directory that was begun otherwise.
-fn check_recipe(plan: &Plan, out: &Path) -> Result<(), TaskError> {
+/// Refuses a directory that was begun with another recipe.
+pub(crate) fn check_recipe<T: Serialize + DeserializeOwned>(
+    recipe: &T,
+    may_change: &[&str],
+    out: &Path,
+) -> Result<(), TaskError> {
     let path = out.join("recipe.toml");
     if !path.exists() {
         return Ok(());
     }
     let text =
         fs::read_to_string(&path).map_err(|source| TrainError::Io { action: "read", path: path.clone(), source })?;
-    let old: FineTuneRecipe = parse_settings(&[(&text, &path.display().to_string())], &[])?;
-    let differences = differences(&old, &plan.recipe, &FineTuneRecipe::MAY_CHANGE, &[])?;
+    let old: T = parse_settings(&[(&text, &path.display().to_string())], &[])?;
+    let differences = differences(&old, recipe, may_change, &[])?;
     match differences.is_empty() {
         true => Ok(()),
         false => Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into()),
     }
 }
 
-/// The results of a run that is finished already.
-pub(super) fn finished(plan: &Plan, out: &Path) -> Result<Option<Results>, TaskError> {
+/// The results of a run on this data that is finished already.
+pub(crate) fn finished(data: &str, out: &Path) -> Result<Option<Results>, TaskError> {
     let path = out.join("results.json");
     if !path.exists() {
         return Ok(None);
     }
     let results: Results = read_json(&path, RESULTS_LIMIT).map_err(TrainError::from)?;
-    if results.data != plan.data_name() { Err(other_data(out)) } else { Ok(Some(results)) }
+    if results.data != data { Err(other_data(out)) } else { Ok(Some(results)) }
 }
 
 fn other_data(out: &Path) -> TaskError {

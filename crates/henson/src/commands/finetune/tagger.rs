@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use henson_tasks::{Ended, TaggerPlan, TaggerRecipe, Task, TaskError, train_tagger};
-use henson_tensor::DType;
 use henson_train::{Event, Precision, Watch, parse_settings};
 
 use super::{Watcher, find_files, recipe_text, show, stop_on_signals, warn_of_bad_rows};
@@ -78,11 +77,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     recipe.head = flags.features.head.unwrap_or(recipe.head);
     recipe.crf |= flags.features.crf;
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
-    recipe.dtype = match flags.dtype {
-        Some(DType::Bf16) => Precision::Bf16,
-        Some(_) => Precision::F32,
-        None => recipe.dtype,
-    };
+    recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
     recipe.check()?;
     Ok(recipe)
 }
