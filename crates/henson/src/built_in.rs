@@ -18,9 +18,9 @@ pub(crate) enum BuiltIn {
 /// None of the places has it.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no --model was named, and {name}, which comes with henson, was not found. Looked for {}; and for a source tree of \
-     henson around the program. Name a model with --model DIR (or --model org/name, which --download fetches); `henson \
-     demo` makes a small one in a few minutes",
+    "{name}, which comes with henson, was not found, and no other model was named. Looked for {}, and into models/ of a source \
+     tree of henson around the program. Name a model with --model DIR (or --model org/name, which --download fetches); \
+     `henson demo` makes a small one in a few minutes",
     listed(places)
 )]
 struct NotFound {
