@@ -204,6 +204,12 @@ def embed(m):
     return contrast(m, [(a, b, None) for a, b in zip(TEXTS, SECOND)], 0.05)
 
 
+def embed_scores(m):
+    cosines = (vectors(m, TEXTS) * vectors(m, SECOND)).sum(1)
+    low, high = min(SCORES), max(SCORES)
+    return ((cosines - torch.tensor([(s - low) / (high - low) for s in SCORES])) ** 2).mean()
+
+
 def embed_unlike(m):
     return contrast(m, UNLIKE_ROWS, 0.1)
 
@@ -255,6 +261,7 @@ CASES = [
     ("choice", "choice", "choice.jsonl", [], choice, {}),
     ("embed", "encoder", "embed.jsonl", [], embed, {}),
     ("embed", "encoder", "embed-unlike.jsonl", ["temperature=0.1"], embed_unlike, {}),
+    ("embed", "encoder", "embed-scores.jsonl", [], embed_scores, {}),
 ]
 golden = []
 for task, head, file, settings, loss_of, how in CASES:

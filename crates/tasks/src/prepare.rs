@@ -87,6 +87,8 @@ pub enum Wanted {
     Choice(u32),
     /// That the first two sequences are alike, and the third, if there is one, is unlike them.
     Alike,
+    /// The cosine of its two sequences' vectors.
+    Cosine(f32),
 }
 
 /// What a model says about an example, so that models can be averaged.
@@ -177,6 +179,7 @@ impl Prepared {
                 (0..question.windows.len()).map(span).collect()
             }
             (Self::Choices(_), Target::Class(class)) => vec![Wanted::Choice(*class)],
+            (Self::Alike(_), Target::Number(cosine)) => vec![Wanted::Cosine(*cosine as f32)],
             (Self::Alike(_), _) => vec![Wanted::Alike],
             _ => return Vec::new(),
         };
@@ -188,7 +191,9 @@ impl Prepared {
         };
         let sequences = sequences.into_iter().map(|sequence| (sequence.ids, sequence.segments));
         if together {
-            let sequences = sequences.collect();
+            // A cosine is between two.
+            let most = if matches!(wanted[..], [Wanted::Cosine(_)]) { 2 } else { usize::MAX };
+            let sequences = sequences.take(most).collect();
             return wanted.into_iter().next().map(|wanted| Instance { sequences, wanted }).into_iter().collect();
         }
         let instances = sequences.zip(wanted).map(|(sequence, wanted)| Instance { sequences: vec![sequence], wanted });

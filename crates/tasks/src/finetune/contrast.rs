@@ -1,6 +1,8 @@
-//! Contrastive learning of vectors: of all second texts in a batch, a first text shall be most like its own (van den Oord et
+//! Learning of vectors, of which there is one for each text.
+//!
+//! By contrast: of all second texts in a batch, a first text shall be most like its own (van den Oord et
 //! al. 2018; the ranking loss with multiple negatives of Henderson et al. 2017). Texts that are said to mean something else
-//! stand among those to choose from.
+//! stand among those to choose from. Or by scores: the cosine of two texts' vectors shall be a given number.
 //!
 //! Legend: Q pairs in a part of a batch, C texts to choose from: Q second ones, then those that mean something else.
 
@@ -61,6 +63,38 @@ impl Alike {
         let scores = pass.similarities(&vectors, 1.0 / temperature, &self.added)?;
         let candidates = scores.tensor().columns();
         Ok(pass.cross_entropy(scores, candidates, &self.targets, Some(&self.weights), 1.0)?.0)
+    }
+}
+
+/// What a part of a batch with scores needs beside its sequences.
+pub(super) struct Cosines {
+    /// Q.
+    targets: Tensor,
+    /// Q×Q zeros.
+    zeros: Tensor,
+    /// Q: where a pair's own cosine stands among those of all.
+    own: Tensor,
+}
+
+impl Cosines {
+    pub(super) fn new(device: &Device, targets: &[f32]) -> Result<Self> {
+        let q = targets.len();
+        let own: Vec<u32> = (0..q).map(|i| (i * (q + 1)) as u32).collect();
+        Ok(Self {
+            targets: Tensor::from_slice(device, [q], targets)?,
+            zeros: Tensor::from_slice(device, [q, q], &vec![0.0; q * q])?,
+            own: Tensor::from_slice(device, [q], &own)?,
+        })
+    }
+
+    /// The loss from the encoder's output: scale·Σ (cosine − target)². The cosines of all with all are a small matter
+    /// beside the encoder, and need nothing that is not there.
+    pub(super) fn loss(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout, scale: f32) -> Result<Tensor> {
+        let vectors = pass.unit_means(last, layout)?;
+        let all = pass.similarities(&vectors, 1.0, &self.zeros)?;
+        let all = all.reshape([all.tensor().shape().elements(), 1])?;
+        let own = pass.gather(&all, &self.own)?;
+        Ok(pass.squared_error(own, &self.targets, scale)?)
     }
 }
 

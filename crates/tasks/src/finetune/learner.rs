@@ -12,7 +12,7 @@ use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
-use super::contrast::{self, Alike};
+use super::contrast::{self, Alike, Cosines};
 use crate::example::{Example, Set, Target};
 use crate::forward::forward;
 use crate::predictions::Prediction;
@@ -274,7 +274,7 @@ fn weight(instance: &Instance, class_weights: &[f32]) -> f32 {
         Wanted::Tags(labels) => labels.iter().flatten().map(of).sum(),
         Wanted::Several(labels) => labels.len() as f32,
         Wanted::Span(..) => 2.0,
-        Wanted::Number(_) | Wanted::Choice(_) | Wanted::Alike => 1.0,
+        Wanted::Number(_) | Wanted::Choice(_) | Wanted::Alike | Wanted::Cosine(_) => 1.0,
     }
 }
 
@@ -311,6 +311,8 @@ enum WantedOnDevice {
     Choices(usize, Tensor, Tensor),
     /// Which are alike.
     Alike(Alike),
+    /// How alike they are.
+    Cosines(Cosines),
 }
 
 impl Inputs {
@@ -324,7 +326,8 @@ impl Inputs {
         scale: f32,
         number: u32,
     ) -> Result<Self> {
-        let alike = instances.first().is_some_and(|instance| instance.wanted == Wanted::Alike);
+        let first = instances.first();
+        let alike = first.is_some_and(|instance| matches!(instance.wanted, Wanted::Alike | Wanted::Cosine(_)));
         let in_turn = instances.iter().flat_map(|instance| &instance.sequences);
         let sequences: Vec<Sequence<'_>> = match alike {
             true => contrast::sequences(instances),
@@ -346,7 +349,7 @@ impl Inputs {
                     classes.push(*choice);
                     weights.push(scale);
                 }
-                Wanted::Number(number) => values.push(*number),
+                Wanted::Number(number) | Wanted::Cosine(number) => values.push(*number),
                 Wanted::Several(several) => {
                     values.extend(several);
                     // What a label counts, it counts where it is right: PyTorch's `pos_weight`.
@@ -387,6 +390,7 @@ impl Inputs {
                 let choices = instances.first().map_or(1, |instance| instance.sequences.len());
                 WantedOnDevice::Choices(choices, labels(&classes)?, numbers(&weights)?)
             }
+            Some(Wanted::Cosine(_)) => WantedOnDevice::Cosines(Cosines::new(device, &values)?),
             Some(Wanted::Alike) => WantedOnDevice::Alike(Alike::new(device, instances, scale)?),
             Some(Wanted::Class(_)) | None => WantedOnDevice::Classes(labels(&classes)?, numbers(&weights)?),
         };
@@ -426,6 +430,7 @@ fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f3
             pass.cross_entropy(logits, *choices, labels, Some(weights), 1.0)?.0
         }
         WantedOnDevice::Alike(alike) => alike.loss(pass, &last, layout, temperature)?,
+        WantedOnDevice::Cosines(cosines) => cosines.loss(pass, &last, layout, scale)?,
     })
 }
 

@@ -258,16 +258,30 @@ fn check_for_embed(recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskErro
     }
 }
 
-/// Leaves the pairs that mean the same.
+/// Leaves the pairs that mean the same, without their scores; or all with theirs as cosines, the least as 0 and the largest as 1.
 fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
+    let score_of = |example: &Example| match example.target {
+        Target::Number(score) => Some(score),
+        _ => None,
+    };
     match (recipe.min_score, train.is_labelled()) {
         (None, false) => {}
         (Some(least), true) => {
-            train.examples.retain(|example| matches!(example.target, Target::Number(score) if score >= least));
+            train.examples.retain(|example| score_of(example).is_some_and(|score| score >= least));
+            train.examples.iter_mut().for_each(|example| example.target = Target::None);
         }
         (None, true) => {
-            let expected = "the least score of pairs that mean the same, since the training file has scores";
-            return Err(TrainError::setting("min_score", "missing", expected).into());
+            let scores = || train.examples.iter().filter_map(score_of);
+            let (least, most) = (scores().fold(f64::MAX, f64::min), scores().fold(f64::MIN, f64::max));
+            if least >= most {
+                let reason = format!("all have the score {least}; leave the column out, or set min_score");
+                return Err(TaskError::Empty { path: train.path.clone(), task: train.task.name, reason });
+            }
+            for example in &mut train.examples {
+                if let Target::Number(score) = &mut example.target {
+                    *score = (*score - least) / (most - least);
+                }
+            }
         }
         (Some(least), false) => {
             let expected = "nothing, since the training file has no scores (name their column by --label-column)";

@@ -45,6 +45,8 @@ fn pairs_are_read_with_what_they_have() {
     let columns = Columns { text: column("x"), second: column("y"), negative: column("z"), ..usual() };
     check("d.csv", "x,y,z\na,b,c\n", columns.clone(), &["0: a ~ b / c -> ?"]);
     check("e.csv", "x,y\na,b\n", columns, &["--negative-column"]);
+    let itself = Columns { text: column("x"), second: column("x"), ..usual() };
+    check("i.csv", "x\na\n", itself, &["0: a ~ a -> ?"]);
     check("f.csv", "anchor,negative\na,b\n", usual(), &["the second text"]);
     check("g.csv", "anchor,positive\na,\n", usual(), &["line 2: column \"positive\": the text is empty"]);
     check("h.csv", "sentence1,sentence2,score\na,b,high\n", usual(), &["expected a number, found \"high\""]);
@@ -82,8 +84,14 @@ fn vectors_learn_which_texts_are_alike_and_are_found_again() {
         "{card}"
     );
 
-    // With scores by their order; interrupted, with the same bits.
+    // Scores are learnt as cosines.
     let dev = data("finetune/embed-scores.jsonl").display().to_string();
+    let (plan_of, out) =
+        (plan(FineTuneRecipe { train: dev.clone(), dev: dev.clone(), ..base.clone() }), place.path().join("cosines"));
+    let results = finished(run(&plan_of, &out, None).unwrap());
+    assert!(results.value.unwrap() > 0.9 && results.metric == "spearman", "{results:?}");
+
+    // With scores by their order; interrupted, with the same bits.
     let (plan_of, out) = (plan(FineTuneRecipe { dev, epochs: 3.0, ..base }), place.path().join("scores"));
     let results = finished(run(&plan_of, &out, None).unwrap());
     assert_eq!(results.metric, "spearman");
@@ -162,7 +170,7 @@ fn what_cannot_be_tuned_is_said() {
     check("embed.jsonl", &["min_score=1"], from.path(), "`min_score` is 1");
     check("embed.jsonl", &["class_weights=true"], from.path(), "`class_weights` is true");
     check("embed.jsonl", &[], cls.path(), "`model` is");
-    check("embed-scores.jsonl", &[], from.path(), "`min_score` is missing");
+    check("embed-scores.jsonl", &[], from.path(), "6 pairs");
     check("embed-scores.jsonl", &["min_score=3"], from.path(), "3 pairs");
     check("embed-scores.jsonl", &["min_score=0", "limit=4"], from.path(), "4 pairs");
     check("embed-scores.jsonl", &["min_score=5"], from.path(), "1 pairs are alike");

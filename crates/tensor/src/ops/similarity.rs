@@ -112,7 +112,8 @@ impl Similarities {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.vectors.slot() else { return Ok(()) };
         let x = self.vectors.tensor();
-        let (q, c, h) = (self.queries, dy.columns(), x.columns());
+        // Not the gradient's own shape: whoever used the output may have given it another.
+        let (q, c, h) = (self.queries, x.rows() - self.queries, x.columns());
         let (dx, accumulate) = back.target(slot, x)?;
         let _timer = back.device().timer(Kind::InputGradient, 4 * q * c * h, &[&dy, x, &dx]);
         match back.device() {
