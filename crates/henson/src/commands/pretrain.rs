@@ -31,6 +31,13 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
         return dry_run(&plan, &device, flags);
     }
     let out = flags.out.as_deref().context("--out is missing: the run's directory")?;
+    if let Some(products) = &flags.products {
+        anyhow::ensure!(
+            take_products(&device, products)?,
+            "{} is of another GPU, another cuBLASLt, or for --device cuda",
+            products.display()
+        );
+    }
     let outcome = pretrain(
         &plan,
         &device,
@@ -147,14 +154,12 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     let products = out.join("cuda-products.txt");
     if let Device::Cuda(_) = device
         && products.exists()
+        && !take_products(device, &products)?
     {
-        let text = std::fs::read_to_string(&products).with_context(|| format!("reading {}", products.display()))?;
-        if !device.choose_products(&text)? {
-            output::warn(&format!(
-                "{} is from another GPU or another cuBLASLt: products are searched anew, and the last bits will differ",
-                products.display()
-            ));
-        }
+        output::warn(&format!(
+            "{} is from another GPU or another cuBLASLt: products are searched anew, and the last bits will differ",
+            products.display()
+        ));
     }
     let mut not_written = None;
     let mut on = |event: Event<'_>| {
@@ -175,6 +180,12 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
         output::warn(&format!("the trainer waited {waited:.1} s for data: raise --loader-threads"));
     }
     Ok((outcome, state.step))
+}
+
+/// Does matrix products as a run before did; `false` where that was on another device.
+fn take_products(device: &Device, path: &Path) -> anyhow::Result<bool> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(device.choose_products(&text)?)
 }
 
 fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {

@@ -46,6 +46,10 @@ pub(crate) struct Pretrain {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
     pub(crate) loader_threads: usize,
 
+    /// On a GPU, do matrix products as an earlier run did, for its very bits: the cuda-products.txt of its directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) products: Option<PathBuf>,
+
     /// Print one JSON object for every line of the log
     #[arg(long)]
     pub(crate) json: bool,

@@ -49,8 +49,11 @@ pub(crate) fn memory(checks: &mut Checks<'_>) -> Result<()> {
     checks.verify(|| "copy_ahead".into(), gpu.read::<f32>(sum.view())? == x);
     gpu.synchronise()?;
 
-    let refused = gpu.empty(1 << 50, DType::F32).err();
-    checks.verify(|| format!("2^50 numbers: {refused:?}"), matches!(refused, Some(CudaError::OutOfMemory { .. })));
+    // Tools that watch every call report a refused one as an error.
+    if !checks.small {
+        let refused = gpu.empty(1 << 50, DType::F32).err();
+        checks.verify(|| format!("2^50 numbers: {refused:?}"), matches!(refused, Some(CudaError::OutOfMemory { .. })));
+    }
     Ok(())
 }
 

@@ -80,6 +80,11 @@ impl Compiler {
         Ok(Self { version: (major, minor), cache })
     }
 
+    /// Where machine code is kept.
+    pub(crate) fn cache(&self) -> Option<&Path> {
+        self.cache.as_deref()
+    }
+
     /// The compiler's version.
     pub fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)

@@ -538,7 +538,8 @@ impl Gpu {
             return Ok(blas);
         }
         self.bind()?;
-        let blas = Blas::new(&self.search, Arc::clone(&self.context))?;
+        let cache = self.compiler.cache();
+        let blas = Blas::new(&self.search, Arc::clone(&self.context), cache, self.name())?;
         Ok(self.blas.get_or_init(|| blas))
     }
 

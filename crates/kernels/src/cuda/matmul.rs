@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::fmt;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -326,6 +328,8 @@ pub struct Blas {
     /// What was found for the first shape of each class.
     classes: Mutex<HashMap<Shape, sys::cublasLtMatmulAlgo_t>>,
     search: Mutex<bool>,
+    /// Where this machine's choices are kept, so that a run and its repetition compute the same bits; none: nowhere.
+    store: Option<PathBuf>,
     context: Arc<Context>,
 }
 
@@ -345,11 +349,36 @@ impl Drop for Blas {
 }
 
 impl Blas {
-    pub(crate) fn new(search: &Search, context: Arc<Context>) -> Result<Self> {
+    /// Choices are read from a file in `cache` of their own for each version of the library and kind of GPU, and added to it.
+    pub(crate) fn new(search: &Search, context: Arc<Context>, cache: Option<&Path>, gpu: &str) -> Result<Self> {
         search.load(Library::Blas)?;
         let handle = result::create_handle().map_err(|e| error("start", e))?;
         let (plans, choices, classes) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { handle, plans, choices, classes, search: Mutex::new(true), context })
+        let mut blas = Self { handle, plans, choices, classes, search: Mutex::new(true), store: None, context };
+        let name: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        blas.store = cache.map(|cache| cache.join(format!("products-{}-{name}.txt", blas.version())));
+        if let Some(text) = blas.store.as_ref().and_then(|store| std::fs::read_to_string(store).ok()) {
+            // Another process may be writing its last line, which is then not taken.
+            blas.take(text.lines().filter_map(|line| choice(line).ok()));
+        }
+        Ok(blas)
+    }
+
+    fn take(&self, choices: impl IntoIterator<Item = (Shape, sys::cublasLtMatmulAlgo_t)>) {
+        let (mut known, mut classes) = (lock(&self.choices), lock(&self.classes));
+        for (shape, algorithm) in choices {
+            known.insert(shape, algorithm);
+            classes.insert(shape.class(), algorithm);
+        }
+    }
+
+    /// Keeps a choice for the next time, here and on disk.
+    fn keep(&self, shape: &Shape, algorithm: sys::cublasLtMatmulAlgo_t) {
+        lock(&self.choices).insert(*shape, algorithm);
+        if let Some(store) = &self.store {
+            // Without the file, the next run searches again and may differ in its last bits, and nothing else.
+            let _ = append(store, &line(shape, &algorithm));
+        }
     }
 
     /// The library's version.
@@ -367,10 +396,7 @@ impl Blas {
     pub fn choices(&self, gpu: &Gpu) -> String {
         let mut lines: Vec<String> = lock(&self.choices)
             .iter()
-            .map(|(shape, algorithm)| {
-                let words: String = algorithm.data.iter().map(|word| format!("{word:016x}")).collect();
-                format!("{shape} {words}")
-            })
+            .map(|(shape, algorithm)| line(shape, algorithm))
             .collect();
         lines.sort();
         format!("{}\n{}\n", self.header(gpu), lines.join("\n"))
@@ -382,15 +408,11 @@ impl Blas {
         if lines.next().is_none_or(|(_, line)| line != self.header(gpu)) {
             return Ok(false);
         }
-        let mut read = HashMap::new();
-        for (i, line) in lines.filter(|(_, line)| !line.is_empty()) {
-            let problem = |problem: String| CudaError::Choices { line: i + 1, problem };
-            let (shape, words) = line.rsplit_once(' ').ok_or_else(|| problem("there is no algorithm".into()))?;
-            let shape = shape.parse::<Shape>().map_err(problem)?;
-            read.insert(shape, parse_algorithm(words).ok_or_else(|| problem("an algorithm is 128 digits".into()))?);
-        }
-        lock(&self.classes).extend(read.iter().map(|(shape, algorithm)| (shape.class(), *algorithm)));
-        lock(&self.choices).extend(read);
+        let read: Vec<_> = lines
+            .filter(|(_, line)| !line.is_empty())
+            .map(|(i, line)| choice(line).map_err(|problem| CudaError::Choices { line: i + 1, problem }))
+            .collect::<Result<_>>()?;
+        self.take(read);
         Ok(true)
     }
 
@@ -462,7 +484,7 @@ impl Blas {
         // What is fastest for a neighbour is nearly so here: numbers of tokens are many, and a search takes its time.
         let neighbour = lock(&self.classes).get(&shape.class()).copied();
         if let Some(algorithm) = neighbour.filter(|algorithm| self.fits(&descriptors, algorithm)) {
-            lock(&self.choices).insert(*shape, algorithm);
+            self.keep(shape, algorithm);
             return Ok(Some((descriptors, algorithm)));
         }
         let candidates = self.candidates(shape, &descriptors)?;
@@ -472,7 +494,7 @@ impl Blas {
             _ if !*lock(&self.search) || 2 * shape.m * shape.n * shape.k < WORTH_SEARCHING => candidates[0],
             _ => self.fastest(gpu, shape, &descriptors, operands, &candidates)?,
         };
-        lock(&self.choices).insert(*shape, best);
+        self.keep(shape, best);
         lock(&self.classes).insert(shape.class(), best);
         Ok(Some((descriptors, best)))
     }
@@ -711,6 +733,27 @@ impl Descriptors {
     }
 }
 
+/// A choice as a line of a file.
+fn line(shape: &Shape, algorithm: &sys::cublasLtMatmulAlgo_t) -> String {
+    let words: String = algorithm.data.iter().map(|word| format!("{word:016x}")).collect();
+    format!("{shape} {words}")
+}
+
+/// What [`line`] wrote, or what is wrong with it.
+fn choice(line: &str) -> std::result::Result<(Shape, sys::cublasLtMatmulAlgo_t), String> {
+    let (shape, words) = line.rsplit_once(' ').ok_or("there is no algorithm")?;
+    Ok((shape.parse()?, parse_algorithm(words).ok_or("an algorithm is 128 digits")?))
+}
+
+/// Adds a line in one write, so that processes that do so at the same time do not mix theirs.
+fn append(path: &Path, line: &str) -> std::io::Result<()> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(format!("{line}\n").as_bytes())
+}
+
 fn parse_algorithm(words: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
     if words.len() != 128 || !words.is_ascii() {
         return None;
@@ -770,11 +813,12 @@ mod tests {
                 tf32: false,
             };
             assert_eq!(shape.to_string().parse::<Shape>(), Ok(shape));
+            let algorithm = sys::cublasLtMatmulAlgo_t { data: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
+            let line = line(&shape, &algorithm);
+            assert_eq!(choice(&line), Ok((shape, algorithm)));
+            // Half a line, as another process may be writing it.
+            assert!(choice(&line[..line.len() - 1]).unwrap_err().contains("128 digits"));
         }
         assert!("1 2 3".parse::<Shape>().unwrap_err().contains("16 fields"));
-        let algorithm = sys::cublasLtMatmulAlgo_t { data: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
-        let words: String = algorithm.data.iter().map(|word| format!("{word:016x}")).collect();
-        assert_eq!(parse_algorithm(&words), Some(algorithm));
-        assert_eq!(parse_algorithm(&words[1..]), None);
     }
 }
