@@ -35,17 +35,17 @@ struct Score<'a> {
 }
 
 pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
-    let device = flags.compute.device()?;
-    let path = models::find(&flags.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Classify))?;
+    let device = flags.ask.compute.device()?;
+    let path = models::find(&flags.ask.model, BuiltIn::General)?;
+    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Classify))?;
     let (labels, problem) = (model.labels(), model.problem()?);
-    input::for_each(&flags.texts, |texts, first| {
+    input::for_each(&flags.ask.texts, |texts, first| {
         let inputs = inputs(texts, flags, first)?;
-        let classified = model.classify(&inputs, flags.length.of_task(&model))?;
+        let classified = model.classify(&inputs, flags.ask.length.of_task(&model))?;
         output::warn_cut(first, classified.iter().map(|c| c.dropped));
         inputs.iter().zip(&classified).try_for_each(|(input, classified)| {
             let line = line(*input, classified, &labels, problem, flags.threshold);
-            if flags.json { output::json(&line) } else { print(&line) }
+            if flags.ask.json { output::json(&line) } else { print(&line) }
         })
     })
 }
@@ -54,7 +54,7 @@ fn inputs<'a>(texts: &[&'a str], flags: &Classify, first: usize) -> anyhow::Resu
     if !flags.pair {
         return Ok(texts.iter().map(|text| Input::One(text)).collect());
     }
-    if !flags.texts.texts.is_empty() {
+    if !flags.ask.texts.texts.is_empty() {
         anyhow::ensure!(texts.len().is_multiple_of(2), "--pair takes texts two by two, and {} were given", texts.len());
         return Ok(texts.chunks_exact(2).map(|pair| Input::Pair(pair[0], pair[1])).collect());
     }

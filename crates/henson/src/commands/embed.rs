@@ -16,9 +16,9 @@ struct Line<'a> {
 }
 
 pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
-    let device = flags.compute.device()?;
-    let path = models::find(&flags.model, BuiltIn::Sentences)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
+    let device = flags.ask.compute.device()?;
+    let path = models::find(&flags.ask.model, BuiltIn::Sentences)?;
+    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Encoder)?;
     let mut settings = EmbedSettings::of_directory(&path)?;
     if let Some(pooling) = flags.pooling {
         settings.pooling = match pooling {
@@ -28,12 +28,12 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
         };
     }
     settings.normalise = flags.normalise.unwrap_or(settings.normalise);
-    settings.most_tokens = flags.length.max_length.or(settings.most_tokens);
-    input::for_each(&flags.texts, |texts, first| {
-        let embeddings = model.embed(texts, settings, flags.length.length().windows)?;
+    settings.most_tokens = flags.ask.length.max_length.or(settings.most_tokens);
+    input::for_each(&flags.ask.texts, |texts, first| {
+        let embeddings = model.embed(texts, settings, flags.ask.length.length().windows)?;
         output::warn_cut(first, embeddings.iter().map(|e| e.dropped));
         for (text, embedding) in texts.iter().zip(&embeddings) {
-            if flags.json {
+            if flags.ask.json {
                 output::json(&Line { text, embedding: &embedding.vector, dropped: embedding.dropped })?;
             } else {
                 let numbers: Vec<String> = embedding.vector.iter().map(|x| format!("{x}")).collect();

@@ -42,22 +42,22 @@ impl<'a> Mask<'a> {
 }
 
 pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
-    let device = flags.compute.device()?;
-    let path = models::find(&flags.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::MaskedLm).map_err(|error| {
+    let device = flags.ask.compute.device()?;
+    let path = models::find(&flags.ask.model, BuiltIn::General)?;
+    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::MaskedLm).map_err(|error| {
         let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
         let error = anyhow::Error::from(error);
         let hint = || format!("cannot fill with {}: a model with a masked-LM head is needed", path.display());
         if misfit { error.context(hint()) } else { error }
     })?;
-    input::for_each(&flags.texts, |texts, first| {
-        let filled = model.fill(texts, flags.top, flags.length.length()).map_err(|error| match error {
+    input::for_each(&flags.ask.texts, |texts, first| {
+        let filled = model.fill(texts, flags.top, flags.ask.length.length()).map_err(|error| match error {
             // Numbers count from the first text of all.
             InferError::NoMask { text, mask } => InferError::NoMask { text: first + text, mask },
             other => other,
         })?;
         output::warn_cut(first, filled.iter().map(|f| f.dropped));
-        texts.iter().zip(&filled).try_for_each(|(text, filled)| print(text, filled, flags.json))
+        texts.iter().zip(&filled).try_for_each(|(text, filled)| print(text, filled, flags.ask.json))
     })
 }
 

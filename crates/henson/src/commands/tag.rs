@@ -39,17 +39,17 @@ struct Span<'a> {
 }
 
 pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
-    let device = flags.compute.device()?;
-    let path = models::find(&flags.model, BuiltIn::General)?;
+    let device = flags.ask.compute.device()?;
+    let path = models::find(&flags.ask.model, BuiltIn::General)?;
     let opened = match Tagger::is_in(&path) {
-        true => Opened::Tagger(Box::new(Tagger::open(&path, &device, flags.compute.dtype)?)),
-        false => Opened::Model(Box::new(Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Tag))?)),
+        true => Opened::Tagger(Box::new(Tagger::open(&path, &device, flags.ask.compute.dtype)?)),
+        false => Opened::Model(Box::new(Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Tag))?)),
     };
     let labels = match &opened {
         Opened::Model(model) => model.labels(),
         Opened::Tagger(tagger) => tagger.labels().to_vec(),
     };
-    input::for_each(&flags.texts, |texts, first| {
+    input::for_each(&flags.ask.texts, |texts, first| {
         let split: Vec<Vec<&str>> = if flags.pre_tokenized {
             texts.iter().map(|text| text.split_whitespace().collect()).collect()
         } else {
@@ -61,14 +61,14 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
             texts.iter().map(|text| TagInput::Text(text)).collect()
         };
         let tagged = match &opened {
-            Opened::Model(model) => model.tag(&inputs, flags.length.of_task(model))?,
+            Opened::Model(model) => model.tag(&inputs, flags.ask.length.of_task(model))?,
             // It always reads by windows.
-            Opened::Tagger(tagger) => tagger.tag(&inputs, flags.length.max_length)?,
+            Opened::Tagger(tagger) => tagger.tag(&inputs, flags.ask.length.max_length)?,
         };
         output::warn_cut(first, tagged.iter().map(|t| t.dropped));
         tagged.iter().try_for_each(|tagged| {
             let line = line(tagged, &labels, flags.each_word);
-            if flags.json { output::json(&line) } else { print(&line) }
+            if flags.ask.json { output::json(&line) } else { print(&line) }
         })
     })
 }

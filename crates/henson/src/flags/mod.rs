@@ -81,12 +81,10 @@ A directory of sentence-transformers says itself how to pool, whether to normali
 flags overrule it. Other models give the mean of their tokens.")]
     Embed(Embed),
     /// Write a vector for every token of a text, from the layers of your choice
-    #[command(
-        after_help = "Layers: last, embeddings (or 0), 1 … L, -1 (the last), -2, sum-last-N, mean-last-N, \
+    #[command(after_help = "Layers: last, embeddings (or 0), 1 … L, -1 (the last), -2, sum-last-N, mean-last-N, \
 concat-last-N, sum-all, mean-all, all. Offsets count characters.\n\n\
 Examples:\n  henson features --model DIR --layers concat-last-4 'Jim Henson was a puppeteer.' > tokens.jsonl\n  \
-henson features --model DIR --file notes.txt --format npy --out notes.npy"
-    )]
+henson features --model DIR --file notes.txt --format npy --out notes.npy")]
     Features(Features),
     /// Put models behind HTTP: embeddings, fill, classify, tag, answer, as Text Embeddings Inference and OpenAI have it
     Serve(serve::Serve),
@@ -159,17 +157,14 @@ impl LengthFlags {
     }
 }
 
+/// What commands take that ask a model about each of some texts.
 #[derive(Args, Debug)]
-pub(crate) struct Fill {
+pub(crate) struct AskTexts {
     #[command(flatten)]
     pub(crate) model: ModelName,
 
     #[command(flatten)]
     pub(crate) texts: Texts,
-
-    /// How many words to show for each [MASK]
-    #[arg(long, short = 'k', default_value_t = 5, value_parser = parse_count)]
-    pub(crate) top: usize,
 
     #[command(flatten)]
     pub(crate) length: LengthFlags,
@@ -180,6 +175,16 @@ pub(crate) struct Fill {
 
     #[command(flatten)]
     pub(crate) compute: Compute,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Fill {
+    /// How many words to show for each [MASK]
+    #[arg(long, short = 'k', default_value_t = 5, value_parser = parse_count)]
+    pub(crate) top: usize,
+
+    #[command(flatten)]
+    pub(crate) ask: AskTexts,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,12 +199,6 @@ pub(crate) enum PoolingName {
 
 #[derive(Args, Debug)]
 pub(crate) struct Embed {
-    #[command(flatten)]
-    pub(crate) model: ModelName,
-
-    #[command(flatten)]
-    pub(crate) texts: Texts,
-
     /// How tokens become one vector [default: what the directory says, else mean]
     #[arg(long, value_enum)]
     pub(crate) pooling: Option<PoolingName>,
@@ -209,14 +208,7 @@ pub(crate) struct Embed {
     pub(crate) normalise: Option<bool>,
 
     #[command(flatten)]
-    pub(crate) length: LengthFlags,
-
-    /// Print one JSON object a text
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    #[command(flatten)]
-    pub(crate) compute: Compute,
+    pub(crate) ask: AskTexts,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Compute, LengthFlags, ModelName, Texts, parse_count};
+use super::{AskTexts, Compute, ModelName, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  henson classify --model DIR 'A film to remember.'\n  \
@@ -13,12 +13,6 @@ henson classify --model DIR --json --file reviews.txt > classes.jsonl\n\n\
 The labels and what they mean (one of them, any of them, or a number) are the model's: id2label and problem_type in \
 its config.json.")]
 pub(crate) struct Classify {
-    #[command(flatten)]
-    pub(crate) model: ModelName,
-
-    #[command(flatten)]
-    pub(crate) texts: Texts,
-
     /// Classify pairs: two arguments each, or two texts a line with a tab between them
     #[arg(long)]
     pub(crate) pair: bool,
@@ -28,14 +22,7 @@ pub(crate) struct Classify {
     pub(crate) threshold: f32,
 
     #[command(flatten)]
-    pub(crate) length: LengthFlags,
-
-    /// Print one JSON object a text
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    #[command(flatten)]
-    pub(crate) compute: Compute,
+    pub(crate) ask: AskTexts,
 }
 
 #[derive(Args, Debug)]
@@ -44,12 +31,6 @@ henson tag --model DIR --json --windows --file notes.txt > entities.jsonl\n\n\
 Tags with prefixes (BIO, IOB1, BIOES) are joined to entities; others, such as parts of speech, are given word by word. \
 Offsets count characters (Unicode code points) from 0, the end not included.")]
 pub(crate) struct Tag {
-    #[command(flatten)]
-    pub(crate) model: ModelName,
-
-    #[command(flatten)]
-    pub(crate) texts: Texts,
-
     /// The texts are words with spaces between them already, as in a corpus: split nowhere else
     #[arg(long)]
     pub(crate) pre_tokenized: bool,
@@ -59,14 +40,7 @@ pub(crate) struct Tag {
     pub(crate) each_word: bool,
 
     #[command(flatten)]
-    pub(crate) length: LengthFlags,
-
-    /// Print one JSON object a text
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    #[command(flatten)]
-    pub(crate) compute: Compute,
+    pub(crate) ask: AskTexts,
 }
 
 #[derive(Args, Debug)]
