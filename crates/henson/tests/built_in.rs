@@ -167,3 +167,30 @@ fn a_server_without_models_named_has_those_that_are_there() {
     assert_ne!(embed.1, general.1);
     assert_eq!(filled.0, 200, "{}", filled.1);
 }
+
+/// The models in the repository: whole, and good enough to tell agreement and meaning.
+#[test]
+fn the_models_in_the_box_know_their_trade() {
+    let henson = |arguments: &[&str]| -> Vec<Value> {
+        let output = Command::new(env!("CARGO_BIN_EXE_henson")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let best = |text: &str| {
+        let filled = henson(&["fill", "--json", text]);
+        filled[0]["masks"][0]["predictions"][0]["token"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(best("The keys to the cabinet [MASK] on the table."), "are");
+    assert_eq!(best("The key to the cabinets [MASK] on the table."), "is");
+    let texts = ["A man is playing the guitar.", "Someone is making music.", "The stock market fell today."];
+    let vectors: Vec<Vec<f64>> = henson(&["embed", "--json", texts[0], texts[1], texts[2]])
+        .iter()
+        .map(|line| line["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect())
+        .collect();
+    let cosine = |i: usize, j: usize| vectors[i].iter().zip(&vectors[j]).map(|(x, y)| x * y).sum::<f64>();
+    assert!(cosine(0, 1) > cosine(0, 2) + 0.2, "{} {}", cosine(0, 1), cosine(0, 2));
+    for name in ["henson-12m", "henson-12m-sentences"] {
+        let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models").join(name).join("model.safetensors");
+        assert!(weights.metadata().unwrap().len() <= 24_000_000, "{} is too large", weights.display());
+    }
+}

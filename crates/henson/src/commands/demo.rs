@@ -17,6 +17,7 @@ use henson_text::{TrainingKind, TrainingSettings};
 use henson_train::{Engine, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task};
 use serde::Serialize;
 
+use crate::built_in::BuiltIn;
 use crate::commands::pretrain::{Options, Show, duration, pretrain};
 use crate::flags::demo::Demo;
 use crate::output;
@@ -59,6 +60,8 @@ struct Results {
     before: BTreeMap<String, f64>,
     after: BTreeMap<String, f64>,
     fills: Vec<Fill>,
+    /// What the built-in model puts into the same blanks, where it is found.
+    built_in: Option<Vec<Vec<String>>>,
     labels: usize,
     test: usize,
     /// Accuracies of the classifiers, one a seed.
@@ -172,6 +175,15 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         say(&format!("   {name:<28} {}   mean {:.1}%", shown.join("  "), 100.0 * mean));
     }
 
+    let built_in = BuiltIn::General.directory().ok();
+    let built_in_fills = built_in.as_deref().map(|found| fill(found, &device)).transpose()?;
+    if let Some(fills) = &built_in_fills {
+        step(5, "the model that henson comes with: the same way, 42.6 million words, eight minutes of a GPU");
+        for (text, best) in BLANKS.iter().zip(fills) {
+            say(&format!("     {text:<44} {}", best.join(", ")));
+        }
+    }
+
     let evals = evaluations(&model)?;
     let results = Results {
         seconds: start.elapsed().as_secs_f64(),
@@ -182,6 +194,7 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
             .zip(before_fills.into_iter().zip(after_fills))
             .map(|(text, (before, after))| Fill { text, before, after })
             .collect(),
+        built_in: built_in_fills,
         labels: train.len(),
         test: test.len(),
         pretrained,
@@ -196,6 +209,10 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     say(&format!("  open {here}/model/report.html                      the curves, and what it fills in over time"));
     say(&format!("  henson fill --model {here}/model \"He opened the [MASK].\""));
     say(&format!("  henson data show {here}/shards                     what the model saw"));
+    if built_in.is_some() {
+        say("  henson fill \"The keys to the cabinet [MASK] on the table.\"    by the model that henson comes with");
+        say("  henson serve                                       it, behind a page in the browser");
+    }
     say("And with your own text (see docs/commands.md):");
     say("  henson tokenizer train --kind wordpiece --vocab-size 16000 --out tok TEXTS…");
     say("  henson data build --tokenizer tok --out shards --held-out 0.01 TEXTS…");

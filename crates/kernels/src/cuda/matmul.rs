@@ -394,10 +394,8 @@ impl Blas {
 
     /// The choices made so far, one a line, in a fixed order.
     pub fn choices(&self, gpu: &Gpu) -> String {
-        let mut lines: Vec<String> = lock(&self.choices)
-            .iter()
-            .map(|(shape, algorithm)| line(shape, algorithm))
-            .collect();
+        let mut lines: Vec<String> =
+            lock(&self.choices).iter().map(|(shape, algorithm)| line(shape, algorithm)).collect();
         lines.sort();
         format!("{}\n{}\n", self.header(gpu), lines.join("\n"))
     }
