@@ -192,7 +192,7 @@ pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -
     let majority = counts.into_values().max()? as f64 / set.examples.len() as f64;
     let accuracy = score.get("accuracy")?;
     (set.task.kind != TaskKind::Choice && accuracy < majority)
-        .then(|| format!("accuracy {:.1}%, below the {:.1}% of the largest class", 100.0 * accuracy, 100.0 * majority))
+        .then(|| format!("has an accuracy of {:.1}%, below the {:.1}% of the largest class", 100.0 * accuracy, 100.0 * majority))
 }
 
 impl Task for Learner {
@@ -458,7 +458,7 @@ mod tests {
         };
         assert!(check([0, 0, 0, 0]).contains("the same to everything"));
         assert!(check([1, 1, 1, 1]).contains("the same to everything"));
-        assert!(check([0, 0, 1, 0]).contains("accuracy 50.0%, below the 75.0%"));
+        assert!(check([0, 0, 1, 0]).contains("has an accuracy of 50.0%, below the 75.0%"));
         assert_eq!(check([0, 0, 1, 1]), "");
     }
 
