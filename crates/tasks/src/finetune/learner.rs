@@ -191,8 +191,9 @@ pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -
     }
     let majority = counts.into_values().max()? as f64 / set.examples.len() as f64;
     let accuracy = score.get("accuracy")?;
-    (set.task.kind != TaskKind::Choice && accuracy < majority)
-        .then(|| format!("has an accuracy of {:.1}%, below the {:.1}% of the largest class", 100.0 * accuracy, 100.0 * majority))
+    (set.task.kind != TaskKind::Choice && accuracy < majority).then(|| {
+        format!("has an accuracy of {:.1}%, below the {:.1}% of the largest class", 100.0 * accuracy, 100.0 * majority)
+    })
 }
 
 impl Task for Learner {
