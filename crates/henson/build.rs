@@ -51,9 +51,9 @@ fn files_of(directory: &Path) -> Vec<(String, PathBuf)> {
     let mut files = Vec::new();
     for (prefix, folder) in [("", directory.to_owned()), ("1_Pooling/", directory.join("1_Pooling"))] {
         for path in fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
-            let known =
-                path.extension().is_some_and(|ending| ["json", "safetensors", "txt"].iter().any(|e| ending == *e));
-            if let (true, Some(name)) = (known && path.is_file(), path.file_name().and_then(|name| name.to_str())) {
+            let Some(name) = path.file_name().and_then(|name| name.to_str()).map(str::to_owned) else { continue };
+            let known = name == "vocab.txt" || [".json", ".safetensors"].iter().any(|ending| name.ends_with(ending));
+            if known && path.is_file() {
                 files.push((format!("{prefix}{name}"), path));
             }
         }

@@ -97,7 +97,9 @@ fn clippy(workspace: &Workspace) -> Result {
 
 fn test(workspace: &Workspace) -> Result {
     minilm::run(workspace)?;
-    workspace::succeed(&mut workspace.cargo(&["test", "--workspace"]))
+    workspace::succeed(&mut workspace.cargo(&["test", "--workspace"]))?;
+    // The models inside of the program, which the default build has beside it.
+    workspace::succeed(&mut workspace.cargo(&["test", "-p", "henson", "--bins", "--features", "embedded-model"]))
 }
 
 fn doc(workspace: &Workspace) -> Result {
