@@ -188,7 +188,8 @@ fn tf32(checks: &mut Checks<'_>) -> Result<()> {
 
 /// Algorithms are searched, written down, read again, and give the same bits.
 pub(crate) fn choices(checks: &mut Checks<'_>) -> Result<()> {
-    let (m, n, k) = (512, 768, 256);
+    // Large enough to be searched for.
+    let (m, n, k) = (4096, 512, 512);
     let (a, b) = (operand::<bf16>(1, m, k, false), operand::<bf16>(2, k, n, true));
     let (ga, gb) = (checks.up(&a.data)?, checks.up(&b.data)?);
     let (ma, mb) = (view(&ga, m, k, false), view(&gb, k, n, true));
@@ -204,7 +205,7 @@ pub(crate) fn choices(checks: &mut Checks<'_>) -> Result<()> {
 
     let blas = checks.gpu.blas()?;
     let text = blas.choices(checks.gpu);
-    checks.verify(|| format!("no choice for the shape in:\n{text}"), text.contains("512 768 256 "));
+    checks.verify(|| format!("no choice for the shape in:\n{text}"), text.contains("4096 512 512 "));
     let other = henson_kernels::cuda::Gpu::new(&henson_kernels::cuda::Options::default())?;
     let read = other.blas()?.load_choices(&other, &text)?;
     checks.verify(|| "choices of the same GPU were ignored".into(), read);
@@ -219,7 +220,7 @@ pub(crate) fn choices(checks: &mut Checks<'_>) -> Result<()> {
     checks.verify(|| "choices change when they are read".into(), again == text);
     let ignored = !other.blas()?.load_choices(&other, "henson products 1, cuBLASLt 1, another GPU\n")?;
     checks.verify(|| "choices of another GPU were taken".into(), ignored);
-    let broken = text.replacen("512 768 256 ", "512 768 ", 1);
+    let broken = text.replacen("4096 512 512 ", "4096 512 ", 1);
     let refused = other.blas()?.load_choices(&other, &broken).is_err();
     checks.verify(|| "a broken line was taken".into(), refused);
     Ok(())

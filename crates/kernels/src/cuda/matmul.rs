@@ -323,10 +323,8 @@ const CANDIDATES: usize = 32;
 pub struct Blas {
     handle: sys::cublasLtHandle_t,
     plans: Mutex<HashMap<Shape, Plan>>,
-    /// Choices that were read from a file and not used yet, and those that were made.
+    /// Choices that were read from a file, and those that were made: by class. Files may also have single shapes.
     choices: Mutex<HashMap<Shape, sys::cublasLtMatmulAlgo_t>>,
-    /// What was found for the first shape of each class.
-    classes: Mutex<HashMap<Shape, sys::cublasLtMatmulAlgo_t>>,
     search: Mutex<bool>,
     /// Where this machine's choices are kept, so that a run and its repetition compute the same bits; none: nowhere.
     store: Option<PathBuf>,
@@ -353,31 +351,27 @@ impl Blas {
     pub(crate) fn new(search: &Search, context: Arc<Context>, cache: Option<&Path>, gpu: &str) -> Result<Self> {
         search.load(Library::Blas)?;
         let handle = result::create_handle().map_err(|e| error("start", e))?;
-        let (plans, choices, classes) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let mut blas = Self { handle, plans, choices, classes, search: Mutex::new(true), store: None, context };
+        let (plans, choices) = (Mutex::default(), Mutex::default());
+        let mut blas = Self { handle, plans, choices, search: Mutex::new(true), store: None, context };
         let name: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         blas.store = cache.map(|cache| cache.join(format!("products-{}-{name}.txt", blas.version())));
         if let Some(text) = blas.store.as_ref().and_then(|store| std::fs::read_to_string(store).ok()) {
-            // Another process may be writing its last line, which is then not taken.
-            blas.take(text.lines().filter_map(|line| choice(line).ok()));
+            let mut known = lock(&blas.choices);
+            // Another process may be writing its last line, which is then not taken. Of two processes that searched at the
+            // same time, the first line holds, then and ever after.
+            for (shape, algorithm) in text.lines().filter_map(|line| choice(line).ok()) {
+                known.entry(shape).or_insert(algorithm);
+            }
         }
         Ok(blas)
     }
 
-    fn take(&self, choices: impl IntoIterator<Item = (Shape, sys::cublasLtMatmulAlgo_t)>) {
-        let (mut known, mut classes) = (lock(&self.choices), lock(&self.classes));
-        for (shape, algorithm) in choices {
-            known.insert(shape, algorithm);
-            classes.insert(shape.class(), algorithm);
-        }
-    }
-
-    /// Keeps a choice for the next time, here and on disk.
-    fn keep(&self, shape: &Shape, algorithm: sys::cublasLtMatmulAlgo_t) {
-        lock(&self.choices).insert(*shape, algorithm);
+    /// Keeps what a search found for a class, here and on disk.
+    fn keep(&self, class: Shape, algorithm: sys::cublasLtMatmulAlgo_t) {
+        lock(&self.choices).insert(class, algorithm);
         if let Some(store) = &self.store {
             // Without the file, the next run searches again and may differ in its last bits, and nothing else.
-            let _ = append(store, &line(shape, &algorithm));
+            let _ = append(store, &line(&class, &algorithm));
         }
     }
 
@@ -410,7 +404,7 @@ impl Blas {
             .filter(|(_, line)| !line.is_empty())
             .map(|(i, line)| choice(line).map_err(|problem| CudaError::Choices { line: i + 1, problem }))
             .collect::<Result<_>>()?;
-        self.take(read);
+        lock(&self.choices).extend(read);
         Ok(true)
     }
 
@@ -475,25 +469,22 @@ impl Blas {
     fn plan(&self, gpu: &Gpu, shape: &Shape, operands: &Operands) -> Result<Plan> {
         let descriptors = self.describe(shape)?;
         descriptors.point(shape, operands).map_err(|e| error(&format!("describe {shape}"), e))?;
-        let stored = lock(&self.choices).get(shape).copied();
-        if let Some(algorithm) = stored.filter(|algorithm| self.fits(&descriptors, algorithm)) {
-            return Ok(Some((descriptors, algorithm)));
-        }
-        // What is fastest for a neighbour is nearly so here: numbers of tokens are many, and a search takes its time.
-        let neighbour = lock(&self.classes).get(&shape.class()).copied();
-        if let Some(algorithm) = neighbour.filter(|algorithm| self.fits(&descriptors, algorithm)) {
-            self.keep(shape, algorithm);
+        // What is fastest for a neighbour is nearly so here: numbers of tokens are many, and a search takes its time. So one
+        // algorithm is chosen for a class. Where it does not do, and where time does not count, the library's favourite is taken,
+        // which depends on the shape alone: what a product computes must not depend on what was computed before.
+        let class = shape.class();
+        let known = [shape, &class].map(|shape| lock(&self.choices).get(shape).copied());
+        if let Some(algorithm) = known.into_iter().flatten().find(|algorithm| self.fits(&descriptors, algorithm)) {
             return Ok(Some((descriptors, algorithm)));
         }
         let candidates = self.candidates(shape, &descriptors)?;
-        let best = match candidates.len() {
-            0 => return Ok(None),
-            1 => candidates[0],
-            _ if !*lock(&self.search) || 2 * shape.m * shape.n * shape.k < WORTH_SEARCHING => candidates[0],
-            _ => self.fastest(gpu, shape, &descriptors, operands, &candidates)?,
-        };
-        self.keep(shape, best);
-        lock(&self.classes).insert(shape.class(), best);
+        let Some(&favourite) = candidates.first() else { return Ok(None) };
+        let worth = 2 * shape.m * shape.n * shape.k >= WORTH_SEARCHING;
+        if known[1].is_some() || candidates.len() == 1 || !worth || !*lock(&self.search) {
+            return Ok(Some((descriptors, favourite)));
+        }
+        let best = self.fastest(gpu, shape, &descriptors, operands, &candidates)?;
+        self.keep(class, best);
         Ok(Some((descriptors, best)))
     }
 
