@@ -221,10 +221,10 @@ async fn classify(
 /// The entities of one text as JSON.
 fn entities(tagged: &Tagged) -> Value {
     let Tagged { text, entities, .. } = tagged;
-    let found = entities.iter().map(|entity| {
-        let Range { start, end } = entity.place;
-        let place = code_point_offsets(text, &[(start, end)])[0];
-        json!({"text": &text[start..end], "start": place.0, "end": place.1, "label": entity.label, "score": entity.score})
+    let bytes: Vec<(usize, usize)> = entities.iter().map(|entity| (entity.place.start, entity.place.end)).collect();
+    let found = entities.iter().zip(code_point_offsets(text, &bytes)).map(|(entity, (start, end))| {
+        let part = &text[entity.place.clone()];
+        json!({"text": part, "start": start, "end": end, "label": entity.label, "score": entity.score})
     });
     found.collect()
 }

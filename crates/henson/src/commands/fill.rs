@@ -33,10 +33,9 @@ struct Prediction<'a> {
 }
 
 impl<'a> Mask<'a> {
-    fn new(text: &str, blank: &'a Blank) -> Self {
+    fn new((start, end): (usize, usize), blank: &'a Blank) -> Self {
         let predictions = blank.candidates.iter();
         let predictions = predictions.map(|c| Prediction { token: &c.token, id: c.id, probability: c.probability });
-        let (start, end) = code_point_offsets(text, &[(blank.start, blank.end)])[0];
         Self { start, end, predictions: predictions.collect() }
     }
 }
@@ -63,11 +62,10 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
 
 fn print(text: &str, filled: &Filled, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return output::json(&Line {
-            text,
-            masks: filled.blanks.iter().map(|blank| Mask::new(text, blank)).collect(),
-            dropped: filled.dropped,
-        });
+        let bytes: Vec<(usize, usize)> = filled.blanks.iter().map(|blank| (blank.start, blank.end)).collect();
+        let masks = code_point_offsets(text, &bytes).into_iter().zip(&filled.blanks);
+        let masks = masks.map(|(place, blank)| Mask::new(place, blank)).collect();
+        return output::json(&Line { text, masks, dropped: filled.dropped });
     }
     output::line(text)?;
     for (i, blank) in filled.blanks.iter().enumerate() {
