@@ -20,8 +20,8 @@ fn main() {
         let directory = models.join(name);
         println!("cargo::rerun-if-changed={}", directory.display());
         let files = files_of(&directory);
-        let has = |ending: &str| files.iter().any(|(file, _)| file.ends_with(ending));
-        if !has("config.json") || !has(".safetensors") {
+        let has = |known: fn(&str) -> bool| files.iter().any(|(file, _)| known(file));
+        if !has(|file| file == "config.json") || !has(|file| file.ends_with(".safetensors")) {
             println!(
                 "cargo::error=the feature embedded-model needs models/{name} with config.json and weights (*.safetensors)"
             );

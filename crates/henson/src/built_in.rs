@@ -1,6 +1,6 @@
 //! The models that henson comes with, for commands that were not told which one to use. They are directories like any
-//! other: beside the binary, in `../share/henson` of it, in the source tree that it was built in, or, with the build
-//! feature `embedded-model`, inside of it. Nothing is downloaded.
+//! other: beside the binary, in `../share/henson` of it, in henson's source tree around it, or, with the build feature
+//! `embedded-model`, inside of it. Nothing is downloaded.
 
 use std::path::{Path, PathBuf};
 
@@ -18,12 +18,12 @@ pub(crate) enum BuiltIn {
 /// None of the places has it.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{name}, which comes with henson, was not found, and no other model was named. Looked for {}, and into models/ of a source \
-     tree of henson around the program. Name a model with --model DIR (or --model org/name, which --download fetches); \
+    "{name}, which comes with henson, was not found. Looked for {}, and into models/ of a source tree of henson around the \
+     program. Name a model with --model DIR (or --model org/name, which --download fetches); \
      `henson demo` makes a small one in a few minutes",
     listed(places)
 )]
-struct NotFound {
+pub(crate) struct NotFound {
     name: &'static str,
     places: Vec<PathBuf>,
 }

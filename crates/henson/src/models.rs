@@ -19,13 +19,29 @@ pub(crate) fn find(named: &ModelName, otherwise: BuiltIn) -> anyhow::Result<Path
 
 /// The directory of a model that comes with henson. Where only the general one is there, it does for all.
 pub(crate) fn built_in(model: BuiltIn) -> anyhow::Result<PathBuf> {
-    match (model.directory(), BuiltIn::General.directory()) {
-        (Err(_), Ok(general)) => {
-            let (missing, general_name) = (model.name(), BuiltIn::General.name());
-            output::warn(&format!("{missing} was not found: {general_name} is used, which was not tuned for this"));
+    let error = match model.directory() {
+        Err(error) if model != BuiltIn::General => error,
+        found => return found,
+    };
+    match BuiltIn::General.directory() {
+        Ok(general) => {
+            warn_of_stand_in(&error);
             Ok(general)
         }
-        (found, _) => found,
+        Err(_) => Err(error),
+    }
+}
+
+/// Says that the general model is used, because the one for this is not there or cannot be unpacked.
+pub(crate) fn warn_of_stand_in(error: &anyhow::Error) {
+    output::warn(&format!("{} is used, which was not tuned for this: {error:#}", BuiltIn::General.name()));
+}
+
+/// A path as it is, or the directory of the model that comes with henson and has this name.
+pub(crate) fn directory(name: &Path) -> anyhow::Result<PathBuf> {
+    match name.to_str().and_then(BuiltIn::named) {
+        Some(built_in) if !name.exists() => built_in.directory(),
+        _ => Ok(name.to_owned()),
     }
 }
 

@@ -84,13 +84,21 @@ fn without_models_the_message_says_what_to_do() {
         &["tokenizer", "info"],
         &["eval", "--task", "perplexity", "--data", "text.txt"],
         &["finetune", "--task", "classify", "--train", "text.txt", "--out", "run"],
-        &["info"],
+        &["data", "build", "--tokenizer", "henson-12m", "--out", "corpus", "text.txt"],
+        &["bench", "gemm", "--model", "henson-12m"],
         &["serve", "--port", "0"],
         &["fill", "--model", "henson-12m", "[MASK]"],
     ] {
         henson.fails(arguments, &parts);
     }
     henson.fails(&["embed", "a"], &["henson-12m-sentences", "--model DIR"]);
+    // To ask what there is is no mistake.
+    let facts = henson.line(&["info", "--json"]);
+    assert_eq!(facts["model"], Value::Null);
+    assert!(facts["built_in"][0]["problem"].as_str().unwrap().contains("was not found"), "{facts}");
+    let output = henson.run(&["info"]);
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && shown.contains("henson-12m, which comes with henson, was not found"), "{shown}");
     // Scores of labels need a model that was made for them, or predictions.
     henson.fails(&["eval", "--task", "sst2", "--data", "text.txt"], &["--model DIR", "--predictions"]);
 }
@@ -107,7 +115,9 @@ fn models_beside_the_program_are_used() {
     assert_eq!(henson.line(&["tokenizer", "info", "--json"])["model"], "henson-12m");
     // Without one for sentences, the general one does, and says so.
     let output = henson.run(&["embed", "--json", "word40"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: henson-12m-sentences was not found"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(
+        "warning: henson-12m is used, which was not tuned for this: henson-12m-sentences, which comes with henson, was not found"
+    ));
     let general: Value = serde_json::from_slice(&output.stdout).unwrap();
     henson.put("pretraining-gelu-new", "bin/models/henson-12m-sentences");
     let tuned = henson.line(&["embed", "--json", "word40"]);
@@ -117,6 +127,19 @@ fn models_beside_the_program_are_used() {
     for (i, place) in ["share/henson/models/henson-12m", "bin/models/henson-12m-sentences"].iter().enumerate() {
         assert_eq!(facts["built_in"][i]["path"], henson.at(place).to_str().unwrap());
     }
+    // Its name stands for it wherever a directory does, and in a recipe, which other machines read, it stays.
+    std::fs::write(henson.at("text.txt"), "word40 word41 word42\n\nword43 word44 word45\n".repeat(20)).unwrap();
+    henson.line(&["data", "build", "--tokenizer", "henson-12m", "--out", "corpus", "--json", "text.txt"]);
+    let pretrain = ["pretrain", "--model", "henson-12m", "--data", "corpus", "--out", "run", "--json"];
+    let output = henson.run(&[&pretrain[..], &["--set", "steps=1", "--set", "sequence_length=16"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let recipe = std::fs::read_to_string(henson.at("run/recipe.toml")).unwrap();
+    assert!(recipe.contains("model = \"henson-12m\""), "{recipe}");
+    // A directory of that name in the way is not what comes with henson.
+    std::fs::create_dir(henson.at("henson-12m")).unwrap();
+    assert_eq!(henson.line(&["info", "--json"])["layers"], facts["layers"]);
+    henson.fails(&["info", "henson-12m"], &["config.json"]);
+    std::fs::remove_dir(henson.at("henson-12m")).unwrap();
     henson.fails(&["classify", "word40"], &["henson-12m", "a masked language model", "classifier", "henson finetune"]);
 }
 
@@ -171,26 +194,29 @@ fn a_server_without_models_named_has_those_that_are_there() {
 /// The models in the repository: whole, and good enough to tell agreement and meaning.
 #[test]
 fn the_models_in_the_box_know_their_trade() {
-    let henson = |arguments: &[&str]| -> Vec<Value> {
-        let output = Command::new(env!("CARGO_BIN_EXE_henson")).args(arguments).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    // By their paths: where the program is built may be elsewhere.
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let henson = |command: &str, model: &str, texts: &[&str]| -> Vec<Value> {
+        let mut henson = Command::new(env!("CARGO_BIN_EXE_henson"));
+        let output = henson.args([command, "--json", "--model"]).arg(models.join(model)).args(texts).output().unwrap();
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let best = |text: &str| {
-        let filled = henson(&["fill", "--json", text]);
+        let filled = henson("fill", "henson-12m", &[text]);
         filled[0]["masks"][0]["predictions"][0]["token"].as_str().unwrap().to_owned()
     };
     assert_eq!(best("The keys to the cabinet [MASK] on the table."), "are");
     assert_eq!(best("The key to the cabinets [MASK] on the table."), "is");
     let texts = ["A man is playing the guitar.", "Someone is making music.", "The stock market fell today."];
-    let vectors: Vec<Vec<f64>> = henson(&["embed", "--json", texts[0], texts[1], texts[2]])
+    let vectors: Vec<Vec<f64>> = henson("embed", "henson-12m-sentences", &texts)
         .iter()
         .map(|line| line["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect())
         .collect();
     let cosine = |i: usize, j: usize| vectors[i].iter().zip(&vectors[j]).map(|(x, y)| x * y).sum::<f64>();
     assert!(cosine(0, 1) > cosine(0, 2) + 0.2, "{} {}", cosine(0, 1), cosine(0, 2));
     for name in ["henson-12m", "henson-12m-sentences"] {
-        let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models").join(name).join("model.safetensors");
+        let weights = models.join(name).join("model.safetensors");
         assert!(weights.metadata().unwrap().len() <= 24_000_000, "{} is too large", weights.display());
     }
 }

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_train::metrics::{self, Line};
-use henson_train::{Outcome, Plan, Recipe, report};
+use henson_train::{Outcome, Recipe, report};
 use serde::Serialize;
 
 use crate::commands::eval::blimp_accuracy;
 use crate::commands::info::thousands;
-use crate::commands::pretrain::{Options, Show, pretrain};
+use crate::commands::pretrain::{Options, Show, plan, pretrain};
 use crate::flags::ablate::Ablate;
 use crate::output;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     for (i, (variant, out, recipe)) in recipes.into_iter().enumerate() {
         let seed = recipe.seed;
         eprintln!("{variant}, seed {seed} ({} of {count})", i + 1);
-        let plan = Plan::new(recipe, device.threads())?;
+        let plan = plan(recipe, device.threads())?;
         let options = Options { stop_at: None, loader_threads: 1, show: Show::Bar };
         if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &out, &options)? {
             return Err(output::Interrupted::saved(step).into());

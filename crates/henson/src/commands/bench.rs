@@ -256,7 +256,7 @@ fn profile(
 
 /// The config of a named size or of a model directory.
 fn config_of(model: &str) -> anyhow::Result<BertConfig> {
-    let path = std::path::Path::new(model).join("config.json");
+    let path = models::directory(std::path::Path::new(model))?.join("config.json");
     if path.is_file() {
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         return BertConfig::from_json(&text).with_context(|| format!("in {}", path.display()));

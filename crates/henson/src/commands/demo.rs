@@ -17,7 +17,7 @@ use henson_text::{TrainingKind, TrainingSettings};
 use henson_train::{Engine, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task};
 use serde::Serialize;
 
-use crate::built_in::BuiltIn;
+use crate::built_in::{BuiltIn, NotFound};
 use crate::commands::pretrain::{Options, Show, duration, pretrain};
 use crate::flags::demo::Demo;
 use crate::output;
@@ -175,8 +175,12 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         say(&format!("   {name:<28} {}   mean {:.1}%", shown.join("  "), 100.0 * mean));
     }
 
-    let built_in = BuiltIn::General.directory().ok();
-    let built_in_fills = built_in.as_deref().map(|found| fill(found, &device)).transpose()?;
+    let built_in_fills = BuiltIn::General.directory().and_then(|found| fill(&found, &device)).inspect_err(|error| {
+        if !error.is::<NotFound>() {
+            output::warn(&format!("the model that henson comes with cannot be used: {error:#}"));
+        }
+    });
+    let built_in_fills = built_in_fills.ok();
     if let Some(fills) = &built_in_fills {
         step(5, "the model that henson comes with: the same way, 42.6 million words, eight minutes of a GPU");
         for (text, best) in BLANKS.iter().zip(fills) {
@@ -209,7 +213,7 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     say(&format!("  open {here}/model/report.html                      the curves, and what it fills in over time"));
     say(&format!("  henson fill --model {here}/model \"He opened the [MASK].\""));
     say(&format!("  henson data show {here}/shards                     what the model saw"));
-    if built_in.is_some() {
+    if results.built_in.is_some() {
         say("  henson fill \"The keys to the cabinet [MASK] on the table.\"    by the model that henson comes with");
         say("  henson serve                                       it, behind a page in the browser");
     }

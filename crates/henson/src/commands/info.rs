@@ -18,13 +18,18 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
     if flags.devices {
         return devices(flags.json);
     }
-    let built_in = if flags.model.is_none() { BuiltInFacts::all()? } else { Vec::new() };
+    let built_in = if flags.model.is_none() { BuiltInFacts::all() } else { Vec::new() };
     let name = flags.model.as_deref().unwrap_or(BuiltIn::General.name());
     let is_size = name.parse::<Size>();
     let (config, head, files) = match (is_size, Path::new(name).exists()) {
         (Ok(size), false) => (BertConfig::of_size(size), Head::PreTraining, None),
         _ => {
-            let directory = ModelDirectory::open(models::resolve(name, false)?)?;
+            let path = match (&flags.model, built_in.first()) {
+                (None, Some(BuiltInFacts { path: Some(path), .. })) => path.clone(),
+                (None, _) => return none_found(&built_in, flags.json),
+                (Some(model), _) => models::resolve(model, false)?,
+            };
+            let directory = ModelDirectory::open(path)?;
             let config = Model::config(&directory)?;
             let weights = directory.weights()?;
             let head = Head::of_config(&config).unwrap_or(Head::Pooler);
@@ -41,18 +46,37 @@ struct BuiltInFacts {
     name: &'static str,
     used_by: &'static str,
     path: Option<PathBuf>,
+    /// Why there is none.
+    problem: Option<String>,
 }
 
 impl BuiltInFacts {
-    /// All of them; an error where the general one is missing.
-    fn all() -> anyhow::Result<Vec<Self>> {
-        let general = BuiltIn::General.directory()?;
-        let facts = |model: BuiltIn, used_by, path| Self { name: model.name(), used_by, path };
-        Ok(vec![
-            facts(BuiltIn::General, "fill, features, classify, finetune, serve, …", Some(general)),
-            facts(BuiltIn::Sentences, "embed, serve", BuiltIn::Sentences.directory().ok()),
-        ])
+    /// All of them, the general one first.
+    fn all() -> Vec<Self> {
+        let facts = |model: BuiltIn, used_by| {
+            let found = model.directory();
+            let problem = found.as_ref().err().map(|error| format!("{error:#}"));
+            Self { name: model.name(), used_by, path: found.ok(), problem }
+        };
+        vec![
+            facts(BuiltIn::General, "fill, features, classify, finetune, serve, …"),
+            facts(BuiltIn::Sentences, "embed, serve"),
+        ]
     }
+
+    fn print(&self) -> anyhow::Result<()> {
+        let Self { name, used_by, path, problem } = self;
+        let place = path.as_ref().map(|path| path.display().to_string()).or_else(|| problem.clone());
+        output::line(&format!("without --model, {used_by} use {name}: {}", place.unwrap_or_default()))
+    }
+}
+
+/// What is said where the general model is not there.
+fn none_found(built_in: &[BuiltInFacts], json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::json(&serde_json::json!({"model": null, "built_in": built_in}));
+    }
+    built_in.iter().try_for_each(BuiltInFacts::print)
 }
 
 /// What the directory holds.
@@ -167,10 +191,7 @@ impl<'a> Facts<'a> {
 
     fn print(&self) -> anyhow::Result<()> {
         let Self { layers, hidden_size, heads, intermediate_size, vocab_size, .. } = self;
-        for model in &self.built_in {
-            let place = model.path.as_ref().map_or("not found".to_owned(), |path| path.display().to_string());
-            output::line(&format!("without --model, {} use {}: {place}", model.used_by, model.name))?;
-        }
+        self.built_in.iter().try_for_each(BuiltInFacts::print)?;
         output::line(&format!("{}: {}", self.model, self.architecture))?;
         output::line(&format!(
             "  {layers} layers of {hidden_size} with {heads} heads, {intermediate_size} inside of the feed-forward layers"

@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::commands::info::thousands;
 use crate::flags::pretrain::Pretrain;
-use crate::output;
+use crate::{models, output};
 
 /// Seconds of training from which a dry run takes its speed.
 const TRIAL_SECONDS: f64 = 3.0;
@@ -25,7 +25,7 @@ const TRIAL_SECONDS: f64 = 3.0;
 pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
     let recipe = recipe(flags)?;
     let device = flags.machine.device()?;
-    let plan = Plan::new(recipe, device.threads())?;
+    let plan = plan(recipe, device.threads())?;
     check_memory(&plan, &device)?;
     if flags.dry_run {
         return dry_run(&plan, &device, flags);
@@ -186,6 +186,15 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
 fn take_products(device: &Device, path: &Path) -> anyhow::Result<bool> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(device.choose_products(&text)?)
+}
+
+/// What a recipe means on this machine. It keeps the name of a model that comes with henson, wherever that is here.
+pub(crate) fn plan(mut recipe: Recipe, threads: usize) -> anyhow::Result<Plan> {
+    let name = recipe.model.clone();
+    recipe.model = models::directory(Path::new(&name))?.display().to_string();
+    let mut plan = Plan::new(recipe, threads)?;
+    plan.recipe.model = name;
+    Ok(plan)
 }
 
 fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {

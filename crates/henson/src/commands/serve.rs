@@ -72,11 +72,14 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
 /// The models that come with henson. The one for vectors is first: it answers wherever both could.
 fn built_in(may_be_none: bool) -> anyhow::Result<Vec<Source>> {
     let general = match BuiltIn::General.directory() {
-        Err(_) if may_be_none => return Ok(Vec::new()),
+        Err(error) if may_be_none => {
+            output::warn(&format!("only training runs are shown: {error:#}"));
+            return Ok(Vec::new());
+        }
         found => found?,
     };
-    let sentences = BuiltIn::Sentences.directory().ok();
     let source = |model: BuiltIn, path| Source { name: model.name().to_owned(), path };
+    let sentences = BuiltIn::Sentences.directory().inspect_err(models::warn_of_stand_in).ok();
     let sentences = sentences.map(|path| source(BuiltIn::Sentences, path));
     Ok(sentences.into_iter().chain([source(BuiltIn::General, general)]).collect())
 }

@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::grouped;
 use crate::commands::bench::peak_mib;
 use crate::flags::data::DataBuild;
+use crate::models;
 use crate::output::{self, Progress};
 
 /// The name of FILES among the sources.
@@ -41,7 +42,7 @@ struct Summary<'a> {
 
 pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
     let start = Instant::now();
-    let tokenizer = Tokenizer::open(&flags.tokenizer)
+    let tokenizer = Tokenizer::open(&models::directory(&flags.tokenizer)?)
         .with_context(|| format!("cannot open the tokenizer in {}", flags.tokenizer.display()))?;
     let options = options(flags)?;
     let stop = Arc::new(AtomicBool::new(false));
