@@ -92,6 +92,9 @@ fn without_models_the_message_says_what_to_do() {
         henson.fails(arguments, &parts);
     }
     henson.fails(&["embed", "a"], &["henson-12m-sentences", "--model DIR"]);
+    henson
+        .fails(&["predict", "--task", "sst2", "--data", "text.txt", "--out", "o"], &["--task sst2 needs --model DIR"]);
+    henson.fails(&["serve", "--port", "0", "--runs", "nowhere"], &["--runs nowhere", "no such directory"]);
     // To ask what there is is no mistake.
     let facts = henson.line(&["info", "--json"]);
     assert_eq!(facts["model"], Value::Null);
@@ -122,6 +125,17 @@ fn models_beside_the_program_are_used() {
     henson.put("pretraining-gelu-new", "bin/models/henson-12m-sentences");
     let tuned = henson.line(&["embed", "--json", "word40"]);
     assert!(tuned["embedding"].is_array() && tuned != general);
+    // Texts are compared by the one that was tuned for it.
+    std::fs::write(henson.at("pairs.jsonl"), pairs()).unwrap();
+    let score = |model: &[&str]| {
+        let mut score = henson.line(&[&["eval", "--task", "embed", "--data", "pairs.jsonl", "--json"], model].concat());
+        score.as_object_mut().unwrap().remove("model").unwrap();
+        score
+    };
+    assert_eq!(score(&[]), score(&["--model", "henson-12m-sentences"]));
+    assert_ne!(score(&[]), score(&["--model", "henson-12m"]));
+    let predicted = henson.run(&["predict", "--task", "embed", "--data", "pairs.jsonl", "--out", "predicted"]);
+    assert!(predicted.status.success(), "{}", String::from_utf8_lossy(&predicted.stderr));
     let facts = henson.line(&["info", "--json"]);
     assert_eq!(facts["model"], "henson-12m");
     for (i, place) in ["share/henson/models/henson-12m", "bin/models/henson-12m-sentences"].iter().enumerate() {
@@ -141,6 +155,15 @@ fn models_beside_the_program_are_used() {
     henson.fails(&["info", "henson-12m"], &["config.json"]);
     std::fs::remove_dir(henson.at("henson-12m")).unwrap();
     henson.fails(&["classify", "word40"], &["henson-12m", "a masked language model", "classifier", "henson finetune"]);
+}
+
+/// Texts with how alike they are said to be.
+fn pairs() -> String {
+    let line = |i: usize| {
+        let (first, second) = (format!("word{} word{}", 10 + i, 30 + i), format!("word{} word{}", 50 - i, 11 + 3 * i));
+        serde_json::json!({"sentence1": first, "sentence2": second, "score": i}).to_string() + "\n"
+    };
+    (0..12).map(line).collect()
 }
 
 #[test]

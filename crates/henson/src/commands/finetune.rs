@@ -113,6 +113,7 @@ fn find_files(
         model.clone_from(name);
     }
     let path = match model.as_str() {
+        "" if task.kind == TaskKind::Embed => models::built_in(BuiltIn::Sentences)?,
         "" => models::built_in(BuiltIn::General)?,
         name => models::resolve(name, flags.download)?,
     };

@@ -10,6 +10,7 @@ use henson_tasks::{
     PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, predict, prediction_files, read, reading_for,
 };
 
+use crate::built_in::BuiltIn;
 use crate::flags::finetune::Predict;
 use crate::flags::{Compute, LengthFlags};
 use crate::output::Progress;
@@ -56,8 +57,11 @@ impl Asked<'_> {
     ) -> anyhow::Result<(Set, Vec<Prediction>, f64)> {
         let device = self.compute.device()?;
         let kind = reading.task.kind;
-        let paths: Vec<PathBuf> =
-            self.names.iter().map(|name| models::resolve(name, self.download)).collect::<anyhow::Result<_>>()?;
+        let paths: Vec<PathBuf> = match self.names {
+            // Nothing needs to be learnt to compare texts.
+            [] if kind == TaskKind::Embed => vec![models::built_in(BuiltIn::Sentences)?],
+            names => names.iter().map(|name| models::resolve(name, self.download)).collect::<anyhow::Result<_>>()?,
+        };
         if let Some(path) = paths.iter().find(|path| kind == TaskKind::Tag && Tagger::is_in(path)) {
             anyhow::ensure!(
                 paths.len() == 1,
@@ -79,7 +83,7 @@ impl Asked<'_> {
         };
         let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
         let opened: Vec<Model> = paths.iter().map(open).collect::<Result<_, _>>()?;
-        let first = opened.first().context("--model is missing")?;
+        let first = opened.first().with_context(|| format!("--task {} needs --model DIR", reading.task.name))?;
         let may_be_unanswerable = reading.task.may_be_unanswerable;
         let set = read(data, &reading_for(first, reading))?;
         set.problems.iter().for_each(|problem| output::warn(problem));

@@ -1,5 +1,6 @@
 //! `henson serve`.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -24,6 +25,9 @@ struct Line {
 }
 
 pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
+    if let Some(runs) = &flags.runs {
+        anyhow::ensure!(runs.is_dir(), "--runs {}: there is no such directory", runs.display());
+    }
     let device = flags.compute.device()?;
     let sources = if flags.models.is_empty() {
         built_in(flags.runs.is_some())?
@@ -105,7 +109,8 @@ fn log(flags: &Serve) {
     let level = if flags.log_requests { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let filter = Targets::new().with_target("henson", level).with_target("henson_serve", level);
     let registry = tracing_subscriber::registry().with(filter);
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(colours);
     // Only this command logs, so nobody else can have begun to.
     let _ = if flags.json { registry.with(layer.json()).try_init() } else { registry.with(layer).try_init() };
 }

@@ -17,6 +17,8 @@ others      FILE is the benchmark's own, with labels; for classify, pair, regres
 a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores. \
 --predictions, or what a fine-tuned --model predicts, is \
 scored by the official definitions; several models with commas between them are averaged.\n\n\
+Without --model, perplexity and blimp measure henson-12m, and embed henson-12m-sentences; the others need --model or \
+--predictions.\n\n\
 A masked LM scores a text by its pseudo-log-likelihood, each piece masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
 Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \

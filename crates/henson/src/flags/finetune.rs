@@ -14,7 +14,7 @@ use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 DIR is where a benchmark was unpacked (GLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
 columns, SQuAD's JSON); --train and --dev name files themselves. Labels are the official ones, or learnt from the files.\n\n\
 The same command again goes on where the run was stopped, killed or interrupted. Keys for --set and recipes: batch_size, \
-epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper), dropout, layer_decay, freeze, \
+epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper, lamb), dropout, layer_decay, freeze, \
 class_weights, evals_per_epoch, patience, limit, …; docs/finetuning.md has all.\n\n\
 Examples:\n  henson finetune --task mrpc --data glue --out mrpc\n  \
 henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \
@@ -34,7 +34,7 @@ pub(crate) struct Finetune {
     pub(crate) task: Option<String>,
 
     /// The model to start from: a directory, or org/name from the local Hugging Face cache [default: the recipe's, else the
-    /// model that comes with henson]
+    /// model that comes with henson, for embed the one for sentences]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
 
@@ -100,21 +100,23 @@ pub(crate) struct Finetune {
     pub(crate) labelled: Labelled,
 }
 
+/// Named at each of its flags: a heading of the whole would go on to those that follow.
+const TAGGER: &str = "A tagger on a frozen encoder (ner, pos, tag)";
+
 // The feature-based approach: a tagger on vectors of chosen layers. (A doc comment would become the command's own.)
 #[derive(Args, Debug)]
-#[command(next_help_heading = "A tagger on a frozen encoder (ner, pos, tag)")]
 pub(crate) struct Features {
     /// Which layers it reads: last, -2, embeddings, sum-last-4, mean-last-4, concat-last-4, sum-all, mean-all, all, or
     /// mix-last-4 and mix-all with weights that are learnt
-    #[arg(long, value_name = "LAYERS", allow_hyphen_values = true, requires = "frozen")]
+    #[arg(long, help_heading = TAGGER, value_name = "LAYERS", allow_hyphen_values = true, requires = "frozen")]
     pub(crate) layers: Option<FeatureLayers>,
 
     /// What stands on them: linear, or bilstm for two layers that read in both directions
-    #[arg(long, value_name = "HEAD", value_parser = parse_head, requires = "frozen")]
+    #[arg(long, help_heading = TAGGER, value_name = "HEAD", value_parser = parse_head, requires = "frozen")]
     pub(crate) head: Option<TaggerHead>,
 
     /// Score the tags of a sentence together, by a conditional random field
-    #[arg(long, requires = "frozen")]
+    #[arg(long, help_heading = TAGGER, requires = "frozen")]
     pub(crate) crf: bool,
 }
 
@@ -146,8 +148,9 @@ pub(crate) struct Predict {
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]))]
     pub(crate) task: String,
 
-    /// The model; several with commas between them are averaged
-    #[arg(long, value_name = "DIR,…", value_delimiter = ',', required = true)]
+    /// The model; several with commas between them are averaged [default: for embed, the one for sentences that comes with
+    /// henson]
+    #[arg(long, value_name = "DIR,…", value_delimiter = ',')]
     pub(crate) model: Vec<String>,
 
     /// The file to predict, with or without labels; - is standard input

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use henson_tasks::{Prediction, Reading, Score, Set, Task, read, read_null_odds, read_predictions, score};
+use henson_tasks::{Prediction, Reading, Score, Set, Task, TaskKind, read, read_null_odds, read_predictions, score};
 use serde_json::{Value, json};
 
+use crate::built_in::BuiltIn;
 use crate::commands::predict::Asked;
 use crate::flags::eval::Eval;
 use crate::output;
@@ -28,7 +29,8 @@ pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
             anyhow::ensure!(unused, "--max-length and --windows mean nothing where predictions are there already");
             from_file(flags, &reading, file)?
         }
-        (None, Some(model)) => from_models(flags, reading, model)?,
+        (None, Some(model)) => from_models(flags, reading, &model.split(',').map(str::to_owned).collect::<Vec<_>>())?,
+        (None, None) if task.kind == TaskKind::Embed => from_models(flags, reading, &[])?,
         (None, None) => {
             anyhow::bail!("--task {} needs --model DIR, or --predictions FILE with the predictions to score", task.name)
         }
@@ -68,11 +70,10 @@ fn from_file(flags: &Eval, reading: &Reading, file: &Path) -> anyhow::Result<Pre
     Ok((set, predicted, flags.threshold))
 }
 
-fn from_models(flags: &Eval, reading: Reading, model: &str) -> anyhow::Result<Predicted> {
+fn from_models(flags: &Eval, reading: Reading, names: &[String]) -> anyhow::Result<Predicted> {
     let meaningless = flags.limit.is_some() || flags.scoring.is_some();
     anyhow::ensure!(!meaningless, "--limit, --sample and --scoring mean nothing to this task");
-    let names: Vec<String> = model.split(',').map(str::to_owned).collect();
-    let asked = Asked { names: &names, download: flags.model.download, compute: &flags.compute, length: flags.length };
+    let asked = Asked { names, download: flags.model.download, compute: &flags.compute, length: flags.length };
     let may_be_unanswerable = reading.task.may_be_unanswerable;
     // All questions are answered first, so that the best threshold can be told.
     let (set, predicted, own) = asked.predict(&flags.data, reading, may_be_unanswerable.then_some(f64::MAX))?;
@@ -86,7 +87,8 @@ fn object(flags: &Eval, task: &Task, score: &Score, skipped: usize, undecided: u
     if let Some(predictions) = &flags.predictions {
         object.insert("predictions".to_owned(), json!(predictions));
     }
-    if let Some(model) = &flags.model.model {
+    if flags.predictions.is_none() {
+        let model = flags.model.model.as_deref().unwrap_or(BuiltIn::Sentences.name());
         object.insert("model".to_owned(), json!(model));
     }
     object.insert("skipped".to_owned(), json!(skipped));
