@@ -20,7 +20,7 @@ use crate::wire::{self, Prediction, Rank, TextOrPair};
 pub(crate) async fn predict(call: Call<wire::PredictRequest>) -> Result<Answer<Value>, ApiError> {
     let Call { app, model, body } = call;
     if !matches!(model.head(), Head::Sequence { .. }) {
-        return Err(wrong_head(&model, "a sequence classifier"));
+        return Err(wrong_head(&model, "predict"));
     }
     check_count(&app, body.inputs.list.len(), "inputs")?;
     let single = body.inputs.single;
@@ -43,7 +43,7 @@ pub(crate) async fn predict(call: Call<wire::PredictRequest>) -> Result<Answer<V
 pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec<Rank>>, ApiError> {
     let Call { app, model, body } = call;
     if !matches!(model.head(), Head::Sequence { labels: 1 }) {
-        return Err(wrong_head(&model, "a sequence classifier with one label, a re-ranker"));
+        return Err(wrong_head(&model, "rerank"));
     }
     check_count(&app, body.texts.len(), "texts")?;
     let truncate = body.truncate.unwrap_or(app.settings.truncate);
@@ -64,7 +64,7 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
 pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value>>, ApiError> {
     let Call { app, model, body } = call;
     if !matches!(model.head(), Head::Token { .. }) {
-        return Err(wrong_head(&model, "a token classifier"));
+        return Err(wrong_head(&model, "tag"));
     }
     check_count(&app, body.inputs.0.len(), "inputs")?;
     let bytes = body.inputs.0.iter().map(String::len).sum();
@@ -91,7 +91,7 @@ pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value
 pub(crate) async fn answer(call: Call<wire::AnswerRequest>) -> Result<Answer<Value>, ApiError> {
     let Call { model, body: wire::AnswerRequest { question, context, top, .. }, .. } = call;
     if model.head() != Head::Span {
-        return Err(wrong_head(&model, "a question-answering model"));
+        return Err(wrong_head(&model, "answer"));
     }
     for (text, what) in [(&question, "question"), (&context, "context")] {
         if text.trim().is_empty() {
@@ -146,7 +146,7 @@ pub(crate) async fn answer(call: Call<wire::AnswerRequest>) -> Result<Answer<Val
 pub(crate) async fn choose(call: Call<wire::ChooseRequest>) -> Result<Answer<Value>, ApiError> {
     let Call { app, model, body } = call;
     if model.head() != Head::Choice {
-        return Err(wrong_head(&model, "a multiple-choice model"));
+        return Err(wrong_head(&model, "choose"));
     }
     check_count(&app, body.choices.len(), "choices")?;
     let bytes = body.context.len() + body.choices.iter().map(String::len).sum::<usize>();

@@ -154,13 +154,22 @@ impl Registry {
         Err(ApiError::new(Kind::NotFound, message))
     }
 
-    /// The first model that can do this, for requests that name none; where none can, the first, which says what it lacks.
+    /// The first model that can do this, for requests that name none.
     pub(crate) fn first(&self, ability: &str) -> Result<Arc<Loaded>, ApiError> {
         let mut able = self.names().filter_map(|name| self.loaded(name).filter(|model| model.can(ability)));
         match able.next() {
             Some(loaded) => Ok(loaded),
             None if !self.all_loaded() => Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1)),
-            None => self.get(self.names().next().unwrap_or_default()),
+            None => {
+                let models = self.names().map(|name| self.get(name)).collect::<Result<Vec<_>, _>>()?;
+                if models.is_empty() {
+                    return self.get("");
+                }
+                let are = models.iter().map(|model| format!("{:?} is a {}", model.name, model.head().architecture()));
+                let are = are.collect::<Vec<_>>().join(", ");
+                let message = format!("no model of this server can do this: it needs {}, but {are}", needed(ability));
+                Err(ApiError::new(Kind::Backend, message))
+            }
         }
     }
 
@@ -242,6 +251,19 @@ impl Loaded {
             return Ok(features);
         }
         Ok(template.single(&pieces, cut.most)?)
+    }
+}
+
+/// The kind of model that an ability needs.
+pub(crate) fn needed(ability: &str) -> &'static str {
+    match ability {
+        "fill" => "a masked language model",
+        "predict" => "a sequence classifier",
+        "rerank" => "a sequence classifier with one label, a re-ranker",
+        "tag" => "a token classifier",
+        "answer" => "a question-answering model",
+        "choose" => "a multiple-choice model",
+        _ => "a model",
     }
 }
 

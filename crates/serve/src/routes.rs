@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::app::{Answer, App, Call};
 use crate::compute::{Read, Task};
 use crate::error::{ApiError, Kind};
-use crate::models::{Cut, Loaded, too_long};
+use crate::models::{Cut, Loaded, needed, too_long};
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
 
@@ -356,8 +356,8 @@ pub(crate) fn bounded<'t>(text: &'t str, cut: &Cut) -> Result<&'t str, ApiError>
 }
 
 /// The wrong kind of model for a route.
-pub(crate) fn wrong_head(model: &Loaded, needed: &str) -> ApiError {
-    let is = model.head().architecture();
+pub(crate) fn wrong_head(model: &Loaded, ability: &str) -> ApiError {
+    let (is, needed) = (model.head().architecture(), needed(ability));
     ApiError::new(Kind::Backend, format!("the model {:?} is a {is}, this needs {needed}", model.name))
 }
 
@@ -590,7 +590,7 @@ async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>
     let Call { app, model, body: wire::FillRequest { inputs, top, truncate, .. } } = call;
     check_count(&app, inputs.0.len(), "inputs")?;
     if !matches!(model.head(), Head::MaskedLm | Head::PreTraining) {
-        return Err(wrong_head(&model, "a masked language model"));
+        return Err(wrong_head(&model, "fill"));
     }
     let cut = Cut { most: model.model.most_tokens(), truncate: truncate.unwrap_or(app.settings.truncate), left: false };
     let bytes = inputs.0.iter().map(String::len).sum();
@@ -660,6 +660,11 @@ fn describe(app: &App, model: &Loaded) -> Value {
         Head::Sequence { .. } => json!({"classifier": labels}),
         _ => json!({"embedding": {"pooling": pooling}}),
     };
+    // What is read for that which it was made for.
+    let longest = match model.head() {
+        Head::Sequence { .. } | Head::Token { .. } | Head::Span | Head::Choice => model.task_tokens(),
+        Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => model.most_tokens(),
+    };
     let settings = &app.settings;
     json!({
         "model_id": model.name,
@@ -668,7 +673,7 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "model_dtype": app.models.dtype().to_string(),
         "model_type": model_type,
         "max_concurrent_requests": settings.queue_requests,
-        "max_input_length": model.most_tokens(),
+        "max_input_length": longest,
         "max_batch_tokens": settings.batch_tokens,
         "max_batch_requests": null,
         "max_client_batch_size": settings.most_texts,

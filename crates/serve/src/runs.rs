@@ -6,6 +6,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -71,8 +72,9 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Answer<Value>, ApiErr
 pub(crate) async fn log(
     State(app): State<App>,
     UrlPath(run): UrlPath<String>,
-    Query(From { from }): Query<From>,
+    query: Result<Query<From>, QueryRejection>,
 ) -> Result<Answer<Value>, ApiError> {
+    let Query(From { from }) = query.map_err(|error| ApiError::new(Kind::Syntax, error.body_text()))?;
     let directory = directory(&app)?;
     let body = blocking(move || {
         // Only what was found is opened: a name never leads elsewhere.

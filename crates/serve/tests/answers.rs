@@ -326,5 +326,6 @@ fn texts_are_read_as_the_model_was_trained() {
         assert_eq!((scores, answer.header("x-truncated-tokens")), (logits, truncated));
         let whole = json!({"inputs": TEXTS[1], "truncate": false}).to_string();
         assert_eq!(running.post("/predict", &whole).status, if windows { 200 } else { 422 });
+        assert_eq!(running.get("/info").json()["max_input_length"], 5);
     }
 }

@@ -422,7 +422,11 @@ fn several_models_by_name() {
     running.ok("/predict", r#"{"inputs": "a"}"#);
     assert_eq!(running.ok("/embed", r#"{"inputs": "a"}"#), running.ok("/models/words/embed", r#"{"inputs": "a"}"#));
     let none = running.post("/tag", r#"{"inputs": "a"}"#);
-    assert!(none.status == 424 && none.text().contains("words"), "{}", none.text());
+    assert_eq!(none.status, 424);
+    for part in ["no model", "a token classifier", "words\\\" is a BertForMaskedLM", "classes\\\" is a BertForSequence"]
+    {
+        assert!(none.text().contains(part), "{part}: {}", none.text());
+    }
     running.ok("/models/classes/predict", r#"{"inputs": "a"}"#);
     assert_eq!(running.post("/models/words/predict", r#"{"inputs": "a"}"#).status, 424);
     let models = running.get("/models").json();
@@ -471,7 +475,10 @@ fn runs_are_shown_where_asked() {
     for path in ["/runs/other", "/runs/..", "/runs/%2e%2e%2fone", "/runs/one%2f..%2fone"] {
         assert_eq!(running.get(path).status, 404, "{path}");
     }
-    assert_eq!(running.get("/runs/one?from=x").status, 400);
+    for from in ["x", "-1"] {
+        let answer = running.get(&format!("/runs/one?from={from}"));
+        assert_eq!((answer.status, &answer.json()["error_type"]), (400, &json!("validation")), "{answer:?}");
+    }
     // A server may have runs alone.
     let running = Running::start(&[], Settings { runs: Some(runs.path().to_owned()), ..Settings::default() });
     assert_eq!(running.get("/runs").json()[0]["name"], "one");
