@@ -82,7 +82,7 @@ impl From<SentencesName> for Sentences {
 
 #[derive(Args, Debug)]
 pub(crate) struct DataBuild {
-    /// The directory of the tokenizer, or of a model with one
+    /// The directory of the tokenizer, or of a model with one; henson-12m is the one that comes with henson
     #[arg(long, value_name = "DIR")]
     pub(crate) tokenizer: PathBuf,
 

@@ -18,7 +18,8 @@ pub(crate) struct Pretrain {
     #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
     pub(crate) out: Option<PathBuf>,
 
-    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), or a model directory to go on from
+    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), or a model to go on from: its
+    /// directory, or henson-12m, which comes with henson
     #[arg(long, value_name = "M")]
     pub(crate) model: Option<String>,
 
