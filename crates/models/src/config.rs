@@ -251,17 +251,23 @@ impl BertConfig {
             ("intermediate_size", self.intermediate_size, 1 << 20),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
             ("type_vocab_size", self.type_vocab_size, 1 << 16),
-            (
-                "henson_reading.max_length",
-                self.reading.map_or(1, |reading| reading.max_length),
-                self.max_position_embeddings,
-            ),
             ("henson_reading.stride", self.reading.and_then(|reading| reading.stride).unwrap_or(1), 1 << 20),
+            (
+                "henson_reading.max_question",
+                self.reading.and_then(|reading| reading.max_question).unwrap_or(1),
+                1 << 20,
+            ),
         ];
         for (key, got, most) in sizes {
             if got == 0 || got > most {
                 return Err(ConfigError::Value { key, got: got.to_string(), expected: format!("1 to {most}") });
             }
+        }
+        // Two special tokens, and a piece between them.
+        let lengths = 3..=self.max_position_embeddings;
+        if let Some(got) = self.reading.map(|reading| reading.max_length).filter(|length| !lengths.contains(length)) {
+            let (key, expected) = ("henson_reading.max_length", format!("3 to {}", self.max_position_embeddings));
+            return Err(ConfigError::Value { key, got: got.to_string(), expected });
         }
         if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
             return Err(ConfigError::Value {
@@ -402,7 +408,13 @@ mod tests {
         let of_length = |n: usize| serde_json::json!({"max_length": n, "windows": false});
         let cases = [
             ("henson_reading", of_length(0), "`henson_reading.max_length` is 0"),
-            ("henson_reading", of_length(513), "1 to 512"),
+            ("henson_reading", of_length(2), "`henson_reading.max_length` is 2"),
+            ("henson_reading", of_length(513), "3 to 512"),
+            (
+                "henson_reading",
+                serde_json::json!({"max_length": 128, "windows": true, "max_question": 0}),
+                "`henson_reading.max_question` is 0",
+            ),
             ("henson_reading", Value::from(128), "invalid type"),
             ("num_attention_heads", Value::from(3), "divisor of hidden_size"),
             ("hidden_size", Value::from(0), "`hidden_size` is 0"),
