@@ -172,7 +172,9 @@ impl Tokenizer {
         let template = self.template();
         let room = max_length.saturating_sub(template.single_specials());
         let before = |word: usize| pieces.offsets.partition_point(|(start, _)| word_at(words, *start) < word);
-        let (mut start, mut end) = (before(own.start), before(own.end));
+        let start = before(own.start);
+        // Never before it, even where a tokenizer's offsets do not ascend.
+        let (mut start, mut end) = (start, before(own.end).max(start));
         if let Some(free) = room.checked_sub(end - start) {
             let after = pieces.len() - end;
             let left = start.min((free / 2).max(free.saturating_sub(after)));
