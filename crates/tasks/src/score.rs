@@ -297,16 +297,21 @@ fn partners(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
             _ => return Err(wrong_kind(set, example)),
         }
     }
-    let found = nearest(&pairs);
-    let second = |i: usize| match &set.examples[i].input {
+    let second = |example: &Example| match &example.input {
         Input::Alike { second, .. } => second.clone(),
         _ => String::new(),
     };
-    let wrong = found.iter().enumerate().filter(|(own, found)| own != *found);
+    let seconds: Vec<String> = set.examples.iter().map(second).collect();
+    let found = nearest(&pairs, &seconds);
+    let wrong = found.iter().enumerate().filter(|(own, found)| Some(*own) != **found);
     let mistakes: Vec<Mistake> = wrong
         .map(|(own, found)| {
-            let lead = cosine(pairs[own][0], pairs[*found][1]) - cosine(pairs[own][0], pairs[own][1]);
-            mistake(&set.examples[own], second(own), second(*found), lead)
+            let to = |other: usize| cosine(pairs[own][0], pairs[other][1]);
+            let (other, lead) = match found {
+                Some(found) => (seconds[*found].clone(), to(*found) - to(own)),
+                None => ("(a vector is not a number)".to_owned(), 0.0),
+            };
+            mistake(&set.examples[own], seconds[own].clone(), other, lead)
         })
         .collect();
     let accuracy = 1.0 - mistakes.len() as f64 / pairs.len().max(1) as f64;

@@ -47,7 +47,7 @@ pub enum TrainError {
     /// A run was begun with other settings.
     #[error(
         "{path} was begun with another recipe; it differs in:\n{}\ntake these back, or choose another --out \
-         (steps may be raised, and what only watches a run may change)",
+         (what only watches a run may change)",
         differences.join("\n")
     )]
     OtherRecipe {

@@ -50,13 +50,28 @@ pub struct State {
     pub best: Option<Best>,
 }
 
-/// The best evaluation of a run.
+/// The best evaluation of a run; of equal ones the last, whose model has learnt the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// When.
     pub step: u64,
     /// The score; lower is better.
     pub score: f64,
+    /// How many updates earlier the score was reached for the first time.
+    #[serde(default)]
+    pub held: u64,
+}
+
+impl Best {
+    /// The best after one more evaluation.
+    pub(crate) fn after(best: Option<Self>, step: u64, score: f64) -> Option<Self> {
+        match best {
+            _ if score.is_nan() => best,
+            Some(best) if score > best.score => Some(best),
+            Some(best) if score == best.score => Some(Self { step, held: best.held + (step - best.step), ..best }),
+            _ => Some(Self { step, score, held: 0 }),
+        }
+    }
 }
 
 impl State {
@@ -253,5 +268,20 @@ fn same_bytes(a: &Path, b: &Path) -> Result<bool> {
         }
         left.consume(n);
         right.consume(n);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_evaluations_the_last_is_the_best() {
+        let scores = [(1, f64::NAN), (2, 3.0), (4, 1.0), (6, 1.0), (8, 2.0), (9, 1.0), (10, f64::NAN)];
+        let best = scores.iter().fold(None, |best, (step, score)| Best::after(best, *step, *score));
+        assert_eq!(best, Some(Best { step: 9, score: 1.0, held: 5 }));
+        // States that were written before there was such a key.
+        let old: Best = serde_json::from_str(r#"{"step": 4, "score": 1.0}"#).unwrap();
+        assert_eq!(old, Best { step: 4, score: 1.0, held: 0 });
     }
 }

@@ -298,8 +298,8 @@ pub fn train(
         ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
         if evaluate_now {
             let score = evaluate(engine, task, state, &mut ledger.logs, watch)?;
-            if let Some(score) = score.filter(|score| save_now && state.best.is_none_or(|best| *score < best.score)) {
-                state.best = Some(Best { step: state.step, score });
+            if let Some(score) = score.filter(|_| save_now) {
+                state.best = Best::after(state.best, state.step, score);
             }
             show(run.path())?;
         }

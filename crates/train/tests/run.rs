@@ -12,7 +12,7 @@ use henson_tensor::{Device, Isa, Tensor};
 use henson_text::{Tokenizer, WordPieceOptions};
 use henson_train::metrics::{self, Line};
 use henson_train::{
-    Engine, Evaluation, Event, LoopSettings, Losses, Outcome, Plan, Recipe, Result, RunDirectory, State, Task,
+    Best, Engine, Evaluation, Event, LoopSettings, Losses, Outcome, Plan, Recipe, Result, RunDirectory, State, Task,
     Underway, Watch, train,
 };
 
@@ -141,13 +141,16 @@ fn a_run_in_legs_gives_the_bits_of_one_that_was_never_stopped() {
 
 #[test]
 fn the_last_checkpoints_and_the_best_are_kept() {
-    let plan = plan(&["checkpoint_every=2", "keep_checkpoints=1", "steps=12", "learning_rate=0.0"]);
+    let plan = plan(&["checkpoint_every=2", "keep_checkpoints=3", "steps=12", "learning_rate=0.0"]);
     let directory = tempfile::tempdir().unwrap();
     run(&plan, directory.path(), 2, None).unwrap();
-    // Nothing is learnt, so the first evaluation stays the best.
+    // Nothing is learnt, so all evaluations are equal, and the last of them is the best.
     let run = RunDirectory::open(directory.path()).unwrap();
-    assert_eq!(run.steps().unwrap(), [2, 12]);
-    assert_eq!(run.latest().unwrap().unwrap().best.map(|best| best.step), Some(2));
+    assert_eq!(run.steps().unwrap(), [8, 10, 12]);
+    let best = run.latest().unwrap().unwrap().best.unwrap();
+    assert_eq!((best.step, best.held), (12, 10));
+    run.prune(1, Some(Best { step: 8, ..best })).unwrap();
+    assert_eq!(run.steps().unwrap(), [8, 12]);
 }
 
 #[test]

@@ -177,11 +177,12 @@ pub fn train_tagger(
             found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         (watch.on)(Event::Evaluated { step: learner.step, metrics: &metrics });
         log.append(&Line::Eval(metrics::Eval { step: learner.step, metrics })).map_err(TrainError::from)?;
-        if best.as_ref().is_none_or(|best| value > best.value || best.value.is_nan()) {
+        let before = best.as_ref().map(|best| best.value).filter(|value| !value.is_nan());
+        let is_better = before.is_none_or(|before| value > before);
+        since = if is_better { 0 } else { since + 1 };
+        // Of equal ones the last, which has learnt the longest; only patience does not count it.
+        if is_better || before == Some(value) {
             best = Some(learner.as_best(value, Some(found)));
-            since = 0;
-        } else {
-            since += 1;
         }
         if recipe.patience > 0 && since >= recipe.patience {
             break;

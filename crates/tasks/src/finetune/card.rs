@@ -79,8 +79,9 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
             text += &format!("| {name} | {value:.4} |\n");
         }
         if let Some(reason) = &results.degenerate {
-            text +=
-                &format!("\n**This model learnt nothing: it {reason}.** Try another seed or a lower learning rate.\n");
+            text += &format!(
+                "\n**This model learnt nothing: it {reason}.** Try another seed, more epochs, or another learning rate.\n"
+            );
         }
         if !score.mistakes.is_empty() {
             text += "\nSome of its worst mistakes:\n\n";

@@ -55,10 +55,12 @@ impl Plan {
             check_for_embed(&recipe, path)?;
             keep_alike(&mut train, &recipe)?;
             thin(&mut train, recipe.limit);
+            check_parts(&train, &recipe)?;
         }
         let directory = ModelDirectory::open(path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
         let config = config_for(BertConfig::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
+        check_partners(&train, &config)?;
         let tokenizer = Tokenizer::open(path).map_err(TrainError::from)?;
         if tokenizer.vocabulary_size() > config.vocab_size {
             let (pieces, rows) = (tokenizer.vocabulary_size(), config.vocab_size);
@@ -258,6 +260,31 @@ fn check_for_embed(recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskErro
     }
 }
 
+/// Partners are told from others of the same part of a batch; scores are learnt pair by pair.
+fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
+    if train.is_labelled() || recipe.batch_size.div_ceil(recipe.accumulation.max(1)) >= 2 {
+        return Ok(());
+    }
+    let size = recipe.batch_size;
+    let expected = format!("below batch_size, {size}: a part needs two pairs, since partners are told from others");
+    Err(TrainError::setting("accumulation", recipe.accumulation, expected).into())
+}
+
+/// Refuses pairs of a text with itself alone where nothing makes their two vectors differ.
+fn check_partners(train: &Set, config: &BertConfig) -> Result<(), TaskError> {
+    let is_itself = |example: &Example| match &example.input {
+        Input::Alike { first, second, unlike } => first == second && unlike.is_none(),
+        _ => false,
+    };
+    let without_dropout = config.hidden_dropout_prob == 0.0 && config.attention_probs_dropout_prob == 0.0;
+    if !without_dropout || train.is_labelled() || !train.examples.iter().all(is_itself) {
+        return Ok(());
+    }
+    let expected = "more than 0, since every pair is a text with itself and only dropout makes its two vectors differ: \
+                    --set dropout=0.1";
+    Err(TrainError::setting("dropout", 0, expected).into())
+}
+
 /// Leaves the pairs that mean the same, without their scores; or all with theirs as cosines, the least as 0 and the largest as 1.
 fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
     let score_of = |example: &Example| match example.target {
@@ -295,7 +322,8 @@ fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError>
     Ok(())
 }
 
-/// Refuses `document_context` where files do not say which sentences belong together: all would be one document.
+/// Refuses `document_context` where files do not say which sentences belong together: all would be one document, or each
+/// its own.
 pub(crate) fn check_documents(train: &Set, dev: Option<&Set>) -> Result<(), TaskError> {
     for set in [Some(train), dev].into_iter().flatten() {
         let document = |example: &Example| match example.input {
@@ -307,6 +335,11 @@ pub(crate) fn check_documents(train: &Set, dev: Option<&Set>) -> Result<(), Task
             None => "a task of words with tags (ner, pos, tag)".to_owned(),
             Some(_) if set.examples.iter().all(|example| document(example) == first) => format!(
                 "several documents in {}: -DOCSTART- lines in columns, `# newdoc` in CoNLL-U, a column `document` in tables",
+                set.path.display()
+            ),
+            Some(_) if set.examples.windows(2).all(|pair| document(&pair[0]) != document(&pair[1])) => format!(
+                "sentences of the same document beside each other in {}: in tables, rows with the same number in a column \
+                 `document`",
                 set.path.display()
             ),
             Some(_) => continue,
@@ -366,7 +399,10 @@ fn config_for(
         max_question: questions.then_some(recipe.max_question),
         document_context: recipe.document_context,
     });
-    config.set_no_answer_threshold(task.may_be_unanswerable.then_some(0.0));
+    // Of any questions, only where some have no answer: else the model would learn nothing about that.
+    let unanswerable = || train.examples.iter().any(|example| example.target == Target::Answers(Vec::new()));
+    let may_say_so = task.may_be_unanswerable && (task.name != "qa" || unanswerable());
+    config.set_no_answer_threshold(may_say_so.then_some(0.0));
     config.architectures = vec![head_of(task, &config).architecture().to_owned()];
     config.is_decoder = false;
     if let Some(dropout) = recipe.dropout {
@@ -443,9 +479,13 @@ fn balanced(counts: &[usize]) -> Vec<f32> {
 }
 
 /// For labels of which a text may have several: how many texts are without one for each that has it, so that yes and no
-/// weigh the same together.
+/// weigh the same together. 1 where none has it or all have it: then there is nothing to weigh against, and a weight of 0
+/// would leave nothing to learn.
 fn odds_against(counts: &[usize], texts: usize) -> Vec<f32> {
-    let odds = |count: &usize| if *count > 0 { (texts - count) as f32 / *count as f32 } else { 1.0 };
+    let odds = |count: &usize| match texts.saturating_sub(*count) {
+        without if without > 0 && *count > 0 => without as f32 / *count as f32,
+        _ => 1.0,
+    };
     counts.iter().map(odds).collect()
 }
 
@@ -477,7 +517,7 @@ mod tests {
         let weights = balanced(&[90, 10, 0]);
         assert!((weights[0] * 90.0 - weights[1] * 10.0).abs() < 1e-4 && weights[2] == 1.0);
         assert!((weights[0] * 90.0 + weights[1] * 10.0 - 100.0).abs() < 1e-3);
-        assert_eq!(odds_against(&[10, 4, 0, 80], 80), [7.0, 19.0, 1.0, 0.0]);
+        assert_eq!(odds_against(&[10, 4, 0, 80, 81], 80), [7.0, 19.0, 1.0, 1.0, 1.0]);
     }
 
     #[test]

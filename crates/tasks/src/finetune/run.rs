@@ -136,7 +136,7 @@ pub fn finetune(
     }
     let results = results(plan, &state, best_step, learner.found.as_ref());
     let mut model = plan.model_files()?;
-    if plan.task.may_be_unanswerable {
+    if plan.config.no_answer_threshold().is_some() {
         let threshold = learner.found.as_ref().and_then(|found| found.score.get("best_f1_threshold")).unwrap_or(0.0);
         let mut config = plan.config.clone();
         config.set_no_answer_threshold(Some(threshold));
@@ -227,7 +227,8 @@ struct Patience {
 
 impl Patience {
     fn new(plan: &Plan, state: &State, every: u64) -> Self {
-        let since = state.best.map_or(0, |best| (state.step - best.step).div_ceil(every));
+        // An equal one is no better: it counts since the score was first reached.
+        let since = state.best.map_or(0, |best| (state.step - best.step + best.held) / every);
         Self { most: plan.recipe.patience, since, best: state.best.map(|best| -best.score), metric: plan.task.metric }
     }
 

@@ -10,9 +10,11 @@ pub fn cosine(first: &[f32], second: &[f32]) -> f64 {
     if lengths > 0.0 { (dot(first, second) / lengths).clamp(-1.0, 1.0) } else { 0.0 }
 }
 
-/// For each pair the one whose second vector is nearest to its first, by the cosine: itself, where none is nearer. To find it
-/// among all would be quadratic work, so each looks among at most 256 neighbours, in groups of nearly the same size.
-pub fn nearest<V: AsRef<[f32]>>(pairs: &[[V; 2]]) -> Vec<usize> {
+/// For each pair the one whose second vector is nearest to its first, by the cosine; none where its own cosine is not a
+/// number. Of several that are as near it is never the pair itself, since a model that gives all texts the same vector finds
+/// nothing; only pairs whose second text is the same, by `texts`, give way to it. To find it among all would be quadratic
+/// work, so each looks among at most 256 neighbours, in groups of nearly the same size.
+pub fn nearest<V: AsRef<[f32]>, T: PartialEq>(pairs: &[[V; 2]], texts: &[T]) -> Vec<Option<usize>> {
     let unit = |vector: &V| -> Vec<f32> {
         let length = vector.as_ref().iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
         vector.as_ref().iter().map(|x| x / length).collect()
@@ -26,13 +28,18 @@ pub fn nearest<V: AsRef<[f32]>>(pairs: &[[V; 2]]) -> Vec<usize> {
             let first = unit(first);
             let dot = |other: usize| first.iter().zip(&seconds[other]).map(|(x, y)| x * y).sum::<f32>();
             let mut best = (own, dot(own));
+            if !best.1.is_finite() {
+                found.push(None);
+                continue;
+            }
             for other in 0..group.len() {
                 let score = dot(other);
-                if score > best.1 {
+                let ties = score == best.1 && best.0 == own && texts.get(start + other) != texts.get(start + own);
+                if score > best.1 || ties {
                     best = (other, score);
                 }
             }
-            found.push(start + best.0);
+            found.push(Some(start + best.0));
         }
     }
     found
@@ -54,17 +61,25 @@ mod tests {
     fn partners_are_found_among_neighbours() {
         let at = |angle: f32| vec![5.0 * angle.cos(), 5.0 * angle.sin()];
         let pairs: Vec<[Vec<f32>; 2]> = [0.0, 1.0, 2.0].iter().map(|angle| [at(*angle), at(angle + 0.1)]).collect();
-        assert_eq!(nearest(&pairs), [0, 1, 2]);
+        let nearest = |pairs: &[[Vec<f32>; 2]], texts: &[&str]| nearest(pairs, texts);
+        assert_eq!(nearest(&pairs, &["a", "b", "c"]), [0, 1, 2].map(Some));
         let wrong = [pairs[0].clone(), [at(1.0), at(0.02)], pairs[2].clone()];
-        assert_eq!(nearest(&wrong), [1, 0, 2]);
-        // Equal ones are no nearer.
-        assert_eq!(nearest(&[pairs[0].clone(), pairs[0].clone()]), [0, 1]);
+        assert_eq!(nearest(&wrong, &["a", "b", "c"]), [1, 0, 2].map(Some));
+        // Equal ones are no nearer where they are the same text, and a miss where they are another.
+        let equal = vec![pairs[0].clone(); 2];
+        assert_eq!(nearest(&equal, &["a", "a"]), [0, 1].map(Some));
+        assert_eq!(nearest(&equal, &["a", "b"]), [1, 0].map(Some));
+        for nothing in [0.0, f32::NAN] {
+            let collapsed = vec![[vec![nothing; 2], vec![nothing; 2]]; 3];
+            let found = nearest(&collapsed, &["a", "b", "c"]);
+            assert!(found.iter().enumerate().all(|(own, found)| *found != Some(own)), "{found:?}");
+        }
         // Beyond a group nobody looks: 300 pairs are two groups of 150.
         let mut many = vec![[at(0.0), at(1.0)]; 300];
         many[299] = [at(0.0), at(0.0)];
-        let found = nearest(&many);
-        assert!(found[..150].iter().enumerate().all(|(i, found)| i == *found));
-        assert!(found[150..].iter().all(|found| *found == 299));
-        assert_eq!(nearest::<Vec<f32>>(&[]), Vec::<usize>::new());
+        let found = nearest(&many, &["a"; 300]);
+        assert!(found[..150].iter().enumerate().all(|(i, found)| Some(i) == *found));
+        assert!(found[150..].iter().all(|found| *found == Some(299)));
+        assert_eq!(nearest(&[], &[]), []);
     }
 }

@@ -134,8 +134,16 @@ pub(super) fn read_rows(path: &Path, mut collector: Collector<'_>) -> Result<Set
         if let Some(tags) = tags.as_ref().filter(|tags| tags.len() != words.len()) {
             return Err(wrong(format!("{} words have {} tags", words.len(), tags.len())));
         }
-        let document = row.get(&Column::Name("document".to_owned()));
-        let document = document.and_then(|value| text(value).ok().flatten()?.parse().ok()).unwrap_or(number);
+        // Without such a column each is a document of its own.
+        let document = match row.get(&Column::Name("document".to_owned())) {
+            None => number,
+            Some(value) => {
+                let written = text(value).map_err(|problem| wrong(format!("column \"document\": {problem}")))?;
+                let parsed = written.as_deref().and_then(|written| written.parse().ok());
+                let found = || written.as_deref().map_or("nothing".to_owned(), |written| format!("{written:?}"));
+                parsed.ok_or_else(|| wrong(format!("column \"document\": expected a number, found {}", found())))?
+            }
+        };
         sentences.push(Tagged { id: id_of(collector, &row, number), place: place.clone(), document, words, tags });
         number += 1;
         Ok(None)

@@ -177,4 +177,19 @@ fn what_cannot_be_tuned_is_said() {
     let one = FineTuneRecipe { batch_size: 1, ..recipe("embed", from.path(), "embed.jsonl", &[]) };
     let message = Plan::new(one, &Reading::new(task("embed")), 1).err().unwrap().to_string();
     assert!(message.contains("`batch_size` is 1"), "{message}");
+    // A part of a batch needs two pairs, unless scores are learnt.
+    check("embed.jsonl", &["accumulation=2"], from.path(), "`accumulation` is 2, expected below batch_size, 2");
+    check("embed-scores.jsonl", &["accumulation=2"], from.path(), "6 pairs");
+    let parts = recipe("embed", from.path(), "embed.jsonl", &["accumulation=2"]);
+    assert!(Plan::new(FineTuneRecipe { batch_size: 3, ..parts }, &Reading::new(task("embed")), 1).is_ok());
+    // A text with itself needs dropout.
+    let path = from.path().join("same.jsonl");
+    fs::write(&path, "{\"anchor\": \"jim\", \"positive\": \"jim\"}\n".repeat(2)).unwrap();
+    for (dropout, refused) in [("dropout=0.0", true), ("dropout=0.1", false)] {
+        let mut recipe = recipe("embed", from.path(), "embed.jsonl", &[dropout]);
+        recipe.train = path.display().to_string();
+        let error = Plan::new(recipe, &Reading::new(task("embed")), 1).err().map(|error| error.to_string());
+        assert_eq!(error.as_ref().is_some_and(|error| error.contains("--set dropout=0.1")), refused, "{error:?}");
+        assert_eq!(error.is_some(), refused, "{error:?}");
+    }
 }

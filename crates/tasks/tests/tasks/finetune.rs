@@ -326,9 +326,16 @@ fn sentences_are_read_amid_their_documents() {
     let plain = columns("plain.conll", "jim B-PER\n\nsat O\n");
     let documents = file.display().to_string();
     let pairs = data("finetune/pair.jsonl").display().to_string();
+    let row = |document: &str| format!("{{\"tokens\": [\"jim\"], \"tags\": [\"B-PER\"]{document}}}\n");
+    let alone = columns("alone.jsonl", &row("").repeat(3));
+    let [named, missing] = [("named.jsonl", "\"a\""), ("missing.jsonl", "null")]
+        .map(|(name, value)| columns(name, &(row(", \"document\": 1") + &row(&format!(", \"document\": {value}")))));
     for (name, train, dev, expected) in [
         ("ner", &plain, &documents, "-DOCSTART- lines"),
         ("ner", &documents, &plain, "-DOCSTART- lines"),
+        ("ner", &alone, &documents, "beside each other"),
+        ("ner", &named, &documents, "line 2: column \"document\": expected a number, found \"a\""),
+        ("ner", &documents, &missing, "line 2: column \"document\": expected a number, found nothing"),
         ("pair", &pairs, &pairs, "words with tags"),
     ] {
         let recipe = FineTuneRecipe { task: name.to_owned(), train: train.clone(), dev: dev.clone(), ..own.clone() };
@@ -356,8 +363,10 @@ fn training_ends_early_when_nothing_gets_better() {
     let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
     let sets = ["epochs=9", "learning_rate=0.0", "patience=2", "max_length=40"];
     let plan = plan(recipe("classify", from.path(), "classify.jsonl", &sets));
+    // An interruption counts no evaluation anew. Of equal models the last is taken.
+    run(&plan, place.path(), Some(7)).unwrap();
     let results = finished(run(&plan, place.path(), None).unwrap());
-    assert_eq!((results.steps, results.best_step, results.stopped_early), (9, 3, true));
+    assert_eq!((results.steps, results.best_step, results.stopped_early), (9, 9, true));
     assert!(fs::read_to_string(place.path().join("README.md")).unwrap().contains("ended early"));
 }
 
@@ -447,5 +456,29 @@ fn what_cannot_be_trained_is_said_before_anything_is_written() {
         let reading = Reading::new(task("classify"));
         let message = Plan::new(recipe, &reading, 1).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(message.contains(expected), "expected {expected}: {message}");
+    }
+}
+
+#[test]
+fn only_data_without_answers_teach_to_say_so() {
+    let (from, place) = (model("token", &json!({})), TempDir::new().unwrap());
+    let mut file: Value = serde_json::from_slice(&fs::read(data("finetune/qa.json")).unwrap()).unwrap();
+    for article in file["data"].as_array_mut().unwrap() {
+        for paragraph in article["paragraphs"].as_array_mut().unwrap() {
+            paragraph["qas"].as_array_mut().unwrap().retain(|question| question["is_impossible"] != json!(true));
+        }
+    }
+    let path = place.path().join("answerable.json");
+    fs::write(&path, file.to_string()).unwrap();
+    let sets = ["epochs=1", "max_length=40", "stride=9"];
+    for (name, has_some, expected) in [("qa", true, true), ("qa", false, false), ("squad2", false, true)] {
+        let mut recipe = recipe(name, from.path(), "qa.json", &sets);
+        if !has_some {
+            (recipe.train, recipe.dev) = (path.display().to_string(), path.display().to_string());
+        }
+        let out = place.path().join(format!("{name}-{has_some}"));
+        finished(run(&plan(recipe), &out, None).unwrap());
+        let config = fs::read_to_string(out.join("config.json")).unwrap();
+        assert_eq!(config.contains("henson_no_answer_threshold"), expected, "{name} {has_some}");
     }
 }
