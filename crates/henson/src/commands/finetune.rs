@@ -65,16 +65,23 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
 
 fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
     if let Some(reason) = &results.degenerate {
-        output::warn(&format!("the model learnt nothing: it {reason}; try --restarts 5, or a lower learning_rate"));
+        output::warn(&format!(
+            "the model learnt nothing: it {reason}; try --restarts 5, more epochs, or another learning_rate"
+        ));
     }
     let score = match results.value {
-        Some(value) => format!("{} {value:.4} after {} updates", results.metric, results.best_step),
-        None => format!("after {} updates", results.best_step),
+        Some(value) => format!("{} {value:.4} after {}", results.metric, updates(results.best_step)),
+        None => format!("after {}", updates(results.best_step)),
     };
     let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
     eprintln!("{score}, trained for {}{early}", duration(results.seconds));
     eprintln!("the model is in {}; README.md and report.html show the run", flags.out.display());
     if flags.json { output::json(results) } else { Ok(()) }
+}
+
+/// So many updates, in words.
+fn updates(count: u64) -> String {
+    format!("{} update{}", thousands(count as usize), if count == 1 { "" } else { "s" })
 }
 
 /// The recipe's file and its name.
@@ -158,11 +165,11 @@ fn introduce(plan: &Plan, device: &Device) {
     let dev =
         plan.dev.as_ref().map_or("no dev file".to_owned(), |dev| format!("{} dev", thousands(dev.examples.len())));
     eprintln!(
-        "{} from {}: {} examples, {dev}, {} updates of {} sequences, {} on {device}",
+        "{} from {}: {} examples, {dev}, {} of {} sequences, {} on {device}",
         plan.task.name,
         plan.recipe.model,
         thousands(plan.train.examples.len()),
-        thousands(plan.steps() as usize),
+        updates(plan.steps()),
         plan.recipe.batch_size,
         DType::from(plan.recipe.dtype)
     );
@@ -310,5 +317,15 @@ impl Watcher {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_update_is_not_several() {
+        assert_eq!([0, 1, 2000].map(updates), ["0 updates", "1 update", "2,000 updates"]);
     }
 }
