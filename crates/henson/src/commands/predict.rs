@@ -7,7 +7,8 @@ use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_infer::{Model, Task as Ability, Want};
 use henson_tasks::{
-    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, predict, prediction_files, read, reading_for,
+    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, missing_documents, predict, prediction_files,
+    read, reading_for,
 };
 
 use crate::built_in::BuiltIn;
@@ -87,7 +88,17 @@ impl Asked<'_> {
         let may_be_unanswerable = reading.task.may_be_unanswerable;
         let set = read(data, &reading_for(first, reading))?;
         set.problems.iter().for_each(|problem| output::warn(problem));
-        let own = opened.iter().filter_map(Model::no_answer_threshold).sum::<f64>() / opened.len() as f64;
+        let amid_documents =
+            |model: &Model| model.bert().config().reading.is_some_and(|reading| reading.document_context);
+        if let Some(expected) = missing_documents(&set).filter(|_| opened.iter().any(amid_documents)) {
+            output::warn(&format!("the model was trained with document_context; expected {expected}"));
+        }
+        // A model that henson trained on questions with answers alone gives one to all.
+        let always = |model: &Model| model.no_answer_threshold().is_none() && model.bert().config().reading.is_some();
+        let own = match set.task.name == "qa" && opened.iter().any(always) {
+            true => f64::MAX,
+            false => opened.iter().filter_map(Model::no_answer_threshold).sum::<f64>() / opened.len() as f64,
+        };
         let no_answer = no_answer.or(may_be_unanswerable.then_some(own));
         let mut progress = Progress::new("examples", Some(set.examples.len() as u64));
         let LengthFlags { max_length, windows } = self.length;

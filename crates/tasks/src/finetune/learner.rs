@@ -124,6 +124,8 @@ impl Learner {
         let scores = forward(model, parameters, tape, prepared, problem_of(kind), |_| true)?;
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
+            // A model that never saw a question without an answer gives one to all.
+            true if model.config().no_answer_threshold().is_none() => (Some(f64::MAX), Some(f64::MAX)),
             true => (Some(f64::MAX), Some(0.0)),
             false => (None, None),
         };

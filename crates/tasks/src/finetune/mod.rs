@@ -12,6 +12,7 @@ mod search;
 pub use learner::{Dev, Learner, LearnerSettings};
 pub(crate) use learner::{chosen_by, degenerate, predictions_of, problem_of};
 pub use plan::Plan;
+pub use plan::missing_documents;
 pub(crate) use plan::{check_documents, read_both};
 pub use recipe::FineTuneRecipe;
 pub use run::{Ended, Results, finetune};

@@ -322,31 +322,41 @@ fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError>
     Ok(())
 }
 
-/// Refuses `document_context` where files do not say which sentences belong together: all would be one document, or each
-/// its own.
+/// Refuses `document_context` where files do not say which sentences belong together.
 pub(crate) fn check_documents(train: &Set, dev: Option<&Set>) -> Result<(), TaskError> {
-    for set in [Some(train), dev].into_iter().flatten() {
-        let document = |example: &Example| match example.input {
-            Input::Words { document, .. } => Some(document),
-            _ => None,
-        };
-        let first = set.examples.first().and_then(document);
-        let expected = match first {
-            None => "a task of words with tags (ner, pos, tag)".to_owned(),
-            Some(_) if set.examples.iter().all(|example| document(example) == first) => format!(
-                "several documents in {}: -DOCSTART- lines in columns, `# newdoc` in CoNLL-U, a column `document` in tables",
-                set.path.display()
-            ),
-            Some(_) if set.examples.windows(2).all(|pair| document(&pair[0]) != document(&pair[1])) => format!(
-                "sentences of the same document beside each other in {}: in tables, rows with the same number in a column \
-                 `document`",
-                set.path.display()
-            ),
-            Some(_) => continue,
-        };
-        return Err(TrainError::setting("document_context", "true", expected).into());
+    match [Some(train), dev].into_iter().flatten().find_map(missing_documents) {
+        Some(expected) => Err(TrainError::setting("document_context", "true", expected).into()),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// What a file lacks whose sentences are to be read amid their documents, if it lacks anything: all would be one document,
+/// or each its own.
+pub fn missing_documents(set: &Set) -> Option<String> {
+    let document = |example: &Example| match example.input {
+        Input::Words { document, .. } => Some(document),
+        _ => None,
+    };
+    // Not by its neighbours in the set, of which `limit` may have left some out.
+    let is_alone = |example: &Example| match &example.input {
+        Input::Words { words, .. } => words.around(1).0.len() == words.len(),
+        _ => true,
+    };
+    let (first, path) = (set.examples.first().and_then(document), set.path.display());
+    if first.is_none() {
+        Some("a task of words with tags (ner, pos, tag)".to_owned())
+    } else if set.examples.iter().all(|example| document(example) == first) {
+        Some(format!(
+            "several documents in {path}: -DOCSTART- lines in columns, `# newdoc` in CoNLL-U, a column `document` in tables"
+        ))
+    } else if set.examples.iter().all(is_alone) {
+        Some(format!(
+            "sentences of the same document beside each other in {path}: in tables, rows with the same number in a column \
+             `document`"
+        ))
+    } else {
+        None
+    }
 }
 
 /// By their values where all are whole numbers, else by their letters: as readers do.

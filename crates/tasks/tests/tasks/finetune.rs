@@ -323,8 +323,11 @@ fn sentences_are_read_amid_their_documents() {
         path.display().to_string()
     };
     let own = recipe("ner", from.path(), "", &["document_context=true"]);
-    let plain = columns("plain.conll", "jim B-PER\n\nsat O\n");
     let documents = file.display().to_string();
+    // Not where only those to learn from are fewer: of the two that are left, each is of another document.
+    let few = FineTuneRecipe { limit: Some(2), train: documents.clone(), dev: documents.clone(), ..own.clone() };
+    Plan::new(few, &Reading::new(task("ner")), 1).unwrap();
+    let plain = columns("plain.conll", "jim B-PER\n\nsat O\n");
     let pairs = data("finetune/pair.jsonl").display().to_string();
     let row = |document: &str| format!("{{\"tokens\": [\"jim\"], \"tags\": [\"B-PER\"]{document}}}\n");
     let alone = columns("alone.jsonl", &row("").repeat(3));
