@@ -12,11 +12,9 @@ all: compiling does not count.
 """
 
 import argparse
-import importlib.util
 import json
 import pathlib
 import shutil
-import sys
 import time
 
 import torch
@@ -25,20 +23,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-
-def load(path):
-    # The script runs its own main() when imported; --help stops it before anything is computed.
-    argv, sys.argv = sys.argv, [path, "--help"]
-    spec = importlib.util.spec_from_file_location("peer", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        sys.stdout, stdout = open("/dev/null", "w"), sys.stdout
-        spec.loader.exec_module(module)
-    except SystemExit:
-        pass
-    finally:
-        sys.stdout, sys.argv = stdout, argv
-    return module
+from peer import load
 
 
 def read(path, length, hidden):

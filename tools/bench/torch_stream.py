@@ -8,30 +8,15 @@ it from `henson data export`). Prints one JSON line with real tokens per second:
 """
 
 import argparse
-import importlib.util
 import json
 import random
 import statistics
-import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
-
-def load(path):
-    # The script runs its own main() when imported; --help stops it before anything is computed.
-    argv, sys.argv = sys.argv, [path, "--help"]
-    spec = importlib.util.spec_from_file_location("peer", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        sys.stdout, stdout = open("/dev/null", "w"), sys.stdout
-        spec.loader.exec_module(module)
-    except SystemExit:
-        pass
-    finally:
-        sys.stdout, sys.argv = stdout, argv
-    return module
+from peer import load
 
 
 def main():
