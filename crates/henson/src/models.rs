@@ -13,20 +13,20 @@ use crate::output::{self, Progress};
 pub(crate) fn find(named: &ModelName, otherwise: BuiltIn) -> anyhow::Result<PathBuf> {
     match &named.model {
         Some(model) => resolve(model, named.download),
-        None => built_in(otherwise),
+        None => Ok(built_in(otherwise)?.1),
     }
 }
 
-/// The directory of a model that comes with henson. Where only the general one is there, it does for all.
-pub(crate) fn built_in(model: BuiltIn) -> anyhow::Result<PathBuf> {
+/// A model that comes with henson, and its directory. Where only the general one is there, it does for all.
+pub(crate) fn built_in(model: BuiltIn) -> anyhow::Result<(BuiltIn, PathBuf)> {
     let error = match model.directory() {
         Err(error) if model != BuiltIn::General => error,
-        found => return found,
+        found => return Ok((model, found?)),
     };
     match BuiltIn::General.directory() {
         Ok(general) => {
             warn_of_stand_in(&error);
-            Ok(general)
+            Ok((BuiltIn::General, general))
         }
         Err(_) => Err(error),
     }

@@ -157,6 +157,45 @@ fn models_beside_the_program_are_used() {
     henson.fails(&["classify", "word40"], &["henson-12m", "a masked language model", "classifier", "henson finetune"]);
 }
 
+/// What a run leaves says the name of the model and not where it is here, and goes on by the name as by the recipe.
+#[test]
+fn recipes_of_fine_tuning_keep_the_name() {
+    let henson = Installed::new();
+    henson.put("mlm", "share/henson/models/henson-12m");
+    henson.put("pretraining-gelu-new", "bin/models/henson-12m-sentences");
+    std::fs::write(henson.at("pairs.jsonl"), pairs()).unwrap();
+    std::fs::write(henson.at("tags.conll"), "word40 A\nword41 B\n\nword42 B\nword43 A\n\n".repeat(3)).unwrap();
+    let classes: String = (40..52).map(|i| format!("word{i}\t{}\n", i % 2)).collect();
+    std::fs::write(henson.at("classes.tsv"), format!("text\tlabel\n{classes}")).unwrap();
+    let is_the_run = |arguments: &[&str]| {
+        let output = henson.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    for (task, file, name, more) in [
+        ("classify", "classes.tsv", "henson-12m", &[][..]),
+        ("embed", "pairs.jsonl", "henson-12m-sentences", &[]),
+        ("tag", "tags.conll", "henson-12m", &["--frozen", "--layers", "last"]),
+        ("classify", "classes.tsv", "henson-12m", &["--restarts", "2"]),
+    ] {
+        let out = format!("{task}-{}", more.len());
+        let run = ["finetune", "--task", task, "--train", file, "--dev", file, "--out", &out, "--set", "epochs=1"];
+        let run = [&run[..], more].concat();
+        is_the_run(&run);
+        let mut files = std::fs::read_dir(henson.at(&out)).unwrap().map(|entry| entry.unwrap().path());
+        let here = henson.0.path().to_str().unwrap().as_bytes();
+        let says =
+            |path: &PathBuf| path.is_file() && std::fs::read(path).unwrap().windows(here.len()).any(|w| w == here);
+        assert_eq!(files.find(says), None);
+        let recipe = format!("{out}/recipe.toml");
+        let saved = std::fs::read_to_string(henson.at(&recipe)).unwrap();
+        assert!(saved.contains(&format!("model = \"{name}\"")), "{saved}");
+        is_the_run(&[&run[..], &["--model", name]].concat());
+        // A search's recipe is that of its best run, whose seed may be another.
+        let again = ["finetune", &recipe, "--out", &out, "--seed", "0"];
+        is_the_run(&[&again[..], more].concat());
+    }
+}
+
 /// Texts with how alike they are said to be.
 fn pairs() -> String {
     let line = |i: usize| {

@@ -2,7 +2,7 @@
 
 mod tagger;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -100,7 +100,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     }
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
-    find_files(flags, task, model, train, dev)?;
+    recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
     recipe.freeze |= flags.frozen;
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
     recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
@@ -108,23 +108,26 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     Ok(recipe)
 }
 
-/// What the flags say about model and files, over what a recipe says.
+/// What the flags say about model and files, over what a recipe says; and the model's directory. The recipe keeps the model's
+/// name, so that it means the same on another machine.
 fn find_files(
     flags: &Finetune,
     task: &'static Task,
     model: &mut String,
     train: &mut String,
     dev: &mut String,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<PathBuf> {
     if let Some(name) = &flags.model {
         model.clone_from(name);
     }
-    let path = match model.as_str() {
-        "" if task.kind == TaskKind::Embed => models::built_in(BuiltIn::Sentences)?,
-        "" => models::built_in(BuiltIn::General)?,
-        name => models::resolve(name, flags.download)?,
+    let found_at = if model.is_empty() {
+        let usual = if task.kind == TaskKind::Embed { BuiltIn::Sentences } else { BuiltIn::General };
+        let (built_in, found_at) = models::built_in(usual)?;
+        built_in.name().clone_into(model);
+        found_at
+    } else {
+        models::resolve(model, flags.download)?
     };
-    *model = path.display().to_string();
     let named = |path: &Path| path.display().to_string();
     if let Some(data) = &flags.data {
         if flags.train.is_none() {
@@ -149,7 +152,7 @@ fn find_files(
         *dev = named(path);
     }
     anyhow::ensure!(!train.is_empty(), "--data DIR or --train FILE is missing: what to train on");
-    Ok(())
+    Ok(found_at)
 }
 
 fn introduce(plan: &Plan, device: &Device) {

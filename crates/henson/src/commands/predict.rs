@@ -60,7 +60,7 @@ impl Asked<'_> {
         let kind = reading.task.kind;
         let paths: Vec<PathBuf> = match self.names {
             // Nothing needs to be learnt to compare texts.
-            [] if kind == TaskKind::Embed => vec![models::built_in(BuiltIn::Sentences)?],
+            [] if kind == TaskKind::Embed => vec![models::built_in(BuiltIn::Sentences)?.1],
             names => names.iter().map(|name| models::resolve(name, self.download)).collect::<anyhow::Result<_>>()?,
         };
         if let Some(path) = paths.iter().find(|path| kind == TaskKind::Tag && Tagger::is_in(path)) {

@@ -1,5 +1,7 @@
 //! What the training of a tagger on a frozen encoder does, as TOML. Keys that `finetune` has, too, mean the same here.
 
+use std::path::{Path, PathBuf};
+
 use henson_infer::Layers;
 use henson_train::{Precision, Result, ScheduleKind, TrainError, check_counts, check_ranges, to_toml};
 use serde::{Deserialize, Serialize};
@@ -22,8 +24,11 @@ pub enum TaggerHead {
 pub struct TaggerRecipe {
     /// What is learnt: a task of words with tags.
     pub task: String,
-    /// The directory of the encoder.
+    /// The directory of the encoder, or a name of it.
     pub model: String,
+    /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
+    #[serde(skip)]
+    pub found_at: Option<PathBuf>,
     /// The file to train on.
     pub train: String,
     /// The file to choose the best tagger by; empty: none, and the last one is it.
@@ -78,6 +83,7 @@ impl Default for TaggerRecipe {
         Self {
             task: String::new(),
             model: String::new(),
+            found_at: None,
             train: String::new(),
             dev: String::new(),
             seed: 0,
@@ -132,6 +138,11 @@ impl TaggerRecipe {
             ));
         }
         Ok(())
+    }
+
+    /// The directory of the model.
+    pub fn directory(&self) -> &Path {
+        self.found_at.as_deref().unwrap_or(Path::new(&self.model))
     }
 
     /// The recipe as TOML, with all defaults.

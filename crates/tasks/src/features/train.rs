@@ -100,7 +100,7 @@ pub fn train_tagger(
         return Ok(Ended::Finished(Box::new(results)));
     }
     let recipe = &plan.recipe;
-    let model = Model::open(Path::new(&recipe.model), device, DType::from(recipe.dtype), Want::AsSaved)?;
+    let model = Model::open(recipe.directory(), device, DType::from(recipe.dtype), Want::AsSaved)?;
     let config = model.bert().config();
     let max_length = recipe.max_length.min(config.max_position_embeddings);
     let mut description = Description::new(plan.task.name, &plan.train.labels, recipe.layers, max_length);

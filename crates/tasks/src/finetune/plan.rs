@@ -50,7 +50,7 @@ impl Plan {
         // Of pairs, those with too low a score are left out first.
         let limit = recipe.limit.filter(|_| task.kind != TaskKind::Embed);
         let (mut train, dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
-        let path = Path::new(&recipe.model);
+        let path = recipe.directory();
         if task.kind == TaskKind::Embed {
             check_for_embed(&recipe, path)?;
             keep_alike(&mut train, &recipe)?;
@@ -147,7 +147,7 @@ impl Plan {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
         let model = Bert::build(&mut builder, &self.config, head_of(self.task, &self.config));
-        let parameters = started_from(Path::new(&recipe.model), &self.config, builder, device, recipe)?;
+        let parameters = started_from(recipe.directory(), &self.config, builder, device, recipe)?;
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
             let layers = self.config.num_hidden_layers;

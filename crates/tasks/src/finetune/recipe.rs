@@ -1,6 +1,8 @@
 //! What a fine-tuning run does, as TOML: a table of settings whose unknown keys are errors, saved with every default
 //! written out beside the model.
 
+use std::path::{Path, PathBuf};
+
 use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, check_counts, check_ranges,
     to_toml,
@@ -15,8 +17,11 @@ use crate::task::{Task, TaskKind};
 pub struct FineTuneRecipe {
     /// What is learnt: a name of [`crate::TASKS`].
     pub task: String,
-    /// The directory of the model to start from.
+    /// The directory of the model to start from, or a name of it.
     pub model: String,
+    /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
+    #[serde(skip)]
+    pub found_at: Option<PathBuf>,
     /// The file to train on.
     pub train: String,
     /// The file to choose the best model by; empty: none, and the last model is it.
@@ -97,6 +102,7 @@ impl Default for FineTuneRecipe {
         Self {
             task: String::new(),
             model: String::new(),
+            found_at: None,
             train: String::new(),
             dev: String::new(),
             seed: 0,
@@ -161,6 +167,11 @@ impl FineTuneRecipe {
             ("log_every", self.log_every),
         ];
         check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))
+    }
+
+    /// The directory of the model.
+    pub fn directory(&self) -> &Path {
+        self.found_at.as_deref().unwrap_or(Path::new(&self.model))
     }
 
     /// The recipe as TOML, with all defaults.

@@ -110,7 +110,10 @@ impl Search {
         let base = self.recipe.to_toml()?;
         let mut runs = Vec::new();
         for settings in self.combinations() {
-            let recipe: FineTuneRecipe = parse_settings(&[(&base, "the recipe")], &settings)?;
+            let mut recipe: FineTuneRecipe = parse_settings(&[(&base, "the recipe")], &settings)?;
+            if recipe.model == self.recipe.model {
+                recipe.found_at.clone_from(&self.recipe.found_at);
+            }
             recipe.check()?;
             for seed in (0..self.restarts).map(|i| self.recipe.seed + i) {
                 let name = settings.iter().map(|setting| setting.replace('=', "-")).collect::<Vec<_>>().join("_");

@@ -72,7 +72,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     }
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let TaggerRecipe { model, train, dev, .. } = &mut recipe;
-    find_files(flags, task, model, train, dev)?;
+    recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
     recipe.layers = flags.features.layers.unwrap_or(recipe.layers);
     recipe.head = flags.features.head.unwrap_or(recipe.head);
     recipe.crf |= flags.features.crf;
