@@ -11,7 +11,7 @@ use anyhow::Context;
 use flate2::bufread::MultiGzDecoder;
 
 use crate::flags::Texts;
-use crate::output::Progress;
+use crate::output::{self, Progress};
 
 /// The longest line that is taken: longer ones are hardly meant, and pieces with their offsets take a hundred times as
 /// much memory.
@@ -20,37 +20,47 @@ const LONGEST: u64 = 8 << 20;
 /// Texts that are worked on at a time.
 const TOGETHER: usize = 256;
 
-/// Calls `each` with some texts at a time and the number of the first, counted from 0.
+/// Calls `each` with some texts at a time and their numbers, counted from 1: those of their lines in a file. Blank lines are
+/// no texts, which is said once at the end; an argument is one whatever it is.
 pub(crate) fn for_each(
     texts: &Texts,
-    mut each: impl FnMut(&[&str], usize) -> anyhow::Result<()>,
+    mut each: impl FnMut(&[&str], &[usize]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     if !texts.texts.is_empty() {
         let texts: Vec<&str> = texts.texts.iter().map(String::as_str).collect();
-        return each(&texts, 0);
+        return each(&texts, &(1..=texts.len()).collect::<Vec<_>>());
     }
     let mut lines = Lines::open(texts.file.as_deref())?;
     let mut progress = Progress::new("texts", lines.bytes);
     let mut done = 0;
     loop {
-        let mut some = Vec::with_capacity(TOGETHER);
+        let (mut some, mut numbers) = (Vec::with_capacity(TOGETHER), Vec::with_capacity(TOGETHER));
         while some.len() < TOGETHER {
             match lines.next_line()? {
-                Some(line) => some.push(line),
+                Some(line) if line.trim().is_empty() => {}
+                Some(line) => {
+                    some.push(line);
+                    numbers.push(lines.number);
+                }
                 None => break,
             }
         }
-        if some.is_empty() {
-            progress.finish();
-            return Ok(());
-        }
+        let Some(first) = numbers.first() else { break };
         let texts: Vec<&str> = some.iter().map(String::as_str).collect();
         // A text's own number is in the message; this names where it stands.
-        let place = || format!("in {}, texts from line {}", lines.name, done + 1);
-        each(&texts, done).with_context(place)?;
+        let place = || format!("in {}, texts from line {first}", lines.name);
+        each(&texts, &numbers).with_context(place)?;
         done += some.len();
         progress.at(lines.read(), done);
     }
+    progress.finish();
+    anyhow::ensure!(done > 0, "{} has no text: expected one a line", lines.name);
+    match lines.number - done {
+        0 => {}
+        1 => output::warn(&format!("a blank line of {} was passed over", lines.name)),
+        blank => output::warn(&format!("{blank} blank lines of {} were passed over", lines.name)),
+    }
+    Ok(())
 }
 
 /// Lines of UTF-8.

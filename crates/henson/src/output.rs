@@ -125,12 +125,12 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 /// Warns that texts were cut, once for each call with texts of which some were.
-pub(crate) fn warn_cut(first: usize, dropped: impl Iterator<Item = usize>) {
-    let cut: Vec<(usize, usize)> = dropped.enumerate().filter(|(_, dropped)| *dropped > 0).collect();
-    for (i, dropped) in cut.iter().take(3) {
-        warn(&format!("text {} is too long: {dropped} pieces were cut off; --windows reads all of it", first + i + 1));
+pub(crate) fn warn_cut(numbers: &[usize], dropped: impl Iterator<Item = usize>) {
+    let cut: Vec<(&usize, usize)> = numbers.iter().zip(dropped).filter(|(_, dropped)| *dropped > 0).collect();
+    for (number, dropped) in cut.iter().take(3) {
+        warn(&format!("text {number} is too long: {dropped} pieces were cut off; --windows reads all of it"));
     }
     if cut.len() > 3 {
-        warn(&format!("{} more of the texts up to {} were cut", cut.len() - 3, first + cut[cut.len() - 1].0 + 1));
+        warn(&format!("{} more of the texts up to {} were cut", cut.len() - 3, cut[cut.len() - 1].0));
     }
 }

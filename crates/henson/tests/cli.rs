@@ -76,7 +76,7 @@ fn fill_embed_and_features_speak_json() {
     assert!(best[0]["probability"].as_f64() >= best[1]["probability"].as_f64());
 
     let from_stdin = lines(&["embed", "--model", directory, "--json"], b"a b\r\nc\n\n");
-    assert_eq!(from_stdin.len(), 3, "an empty line is an empty text");
+    assert_eq!(from_stdin.len(), 2);
     assert_eq!(from_stdin[0]["text"], "a b");
     assert_eq!(from_stdin[0]["embedding"].as_array().unwrap().len(), 24);
     let file = mlm.path().join("texts.txt");
@@ -91,6 +91,31 @@ fn fill_embed_and_features_speak_json() {
     let tokens = lines(&["features", "--model", directory, "--layers", "-2", "a word40"], b"");
     assert_eq!(tokens[0]["tokens"], json!(["[CLS]", "a", "word40", "[SEP]"]));
     assert_eq!(tokens[0]["vectors"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn blank_lines_are_no_texts() {
+    let mlm = model("mlm");
+    let directory = mlm.path().to_str().unwrap();
+    for command in [&["fill"][..], &["embed"], &["features"], &["tokenizer", "encode"]] {
+        let json = if command == ["features"] { &[][..] } else { &["--json"] };
+        let ask = |input: &[u8]| henson(&[command, &["--model", directory], json].concat(), input);
+        let output = ask(b"\na [MASK]\n \t\r\n\nb [MASK]\n\n");
+        assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+        assert_eq!(text(&output.stderr), "warning: 4 blank lines of standard input were passed over\n", "{command:?}");
+        let without = ask(b"a [MASK]\nb [MASK]\n");
+        assert!(without.stderr.is_empty() && without.stdout == output.stdout, "{command:?}");
+        for nothing in [&b""[..], b"\n \n"] {
+            let output = ask(nothing);
+            let message = text(&output.stderr);
+            assert!(message.contains("standard input has no text"), "{command:?}: {message}");
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{command:?}");
+        }
+    }
+    // Numbers are those of the lines, and an empty argument was meant.
+    let output = henson(&["fill", "--model", directory], b"\n[MASK]\n\nno blank\n");
+    assert!(text(&output.stderr).contains("text 4 has no [MASK]"), "{}", text(&output.stderr));
+    assert_eq!(lines(&["embed", "--model", directory, "--json", "", "a"], b"").len(), 2);
 }
 
 #[test]

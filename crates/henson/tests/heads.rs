@@ -84,7 +84,8 @@ fn classify() {
     assert_eq!(pairs, lines("classify", &directory, &["--pair"], "a cat\ta dog\ncats\t\n"));
     assert_ne!(pairs[0]["scores"], lines("classify", &directory, &["a cat"], "")[0]["scores"]);
     fails(1, "classify", &directory, &["--pair", "one"], "", &["two by two", "1 were given"]);
-    fails(1, "classify", &directory, &["--pair"], "a\tb\nno tab\n", &["line 2", "a tab between"]);
+    assert_eq!(classes, lines("classify", &directory, &[], "The cat sat.\n\ncats\n"));
+    fails(1, "classify", &directory, &["--pair"], "a\tb\n\nno tab\n", &["line 3", "a tab between"]);
     let people = text(&henson("classify", &directory, &["The cat sat."], "").stdout);
     assert!(people.starts_with("The cat sat.\n") && people.contains('%') && people.contains("fair"), "{people}");
 
@@ -146,7 +147,7 @@ fn answer() {
     let tabs = format!("What ran?\t{passage}\n");
     assert_eq!(lines("answer", &directory, &["--top", "4"], &tabs).remove(0), line);
     let object = json!({"question": "What ran?", "context": passage, "id": 7}).to_string();
-    assert_eq!(lines("answer", &directory, &["--top", "4"], &object).remove(0), line);
+    assert_eq!(lines("answer", &directory, &["--top", "4"], &format!("\n{object}\n\n")).remove(0), line);
     assert_eq!(lines("answer", &directory, &["--question", "What ran?", "--top", "4"], passage).remove(0), line);
     let file = directory.path().join("passage.txt");
     std::fs::write(&file, passage).unwrap();
@@ -186,6 +187,8 @@ fn choose() {
     let object = json!({"context": "The cat", "choices": ["sat.", "ran.", "was a dog."]}).to_string();
     assert_eq!(lines("choose", &directory, &[], &object).remove(0), line);
     fails(1, "choose", &directory, &[], "The cat\n", &["line 1", "no choice"]);
+    assert_eq!(lines("choose", &directory, &[], &format!("\n{tabs}\n")), [line]);
+    fails(1, "choose", &directory, &[], "\n\nThe cat\n", &["line 3", "no choice"]);
     fails(1, "choose", &directory, &[], "{\"context\": 3}\n", &["line 1", "`choices`"]);
     fails(2, "choose", &directory, &["sat."], "", &["--context"]);
 }

@@ -69,13 +69,13 @@ pub(crate) fn run(flags: &Answer) -> anyhow::Result<()> {
         return ask(&questions);
     }
     let lines = Texts { texts: Vec::new(), file: flags.file.clone() };
-    input::for_each(&lines, |lines, first| {
+    input::for_each(&lines, |lines, numbers| {
         if !flags.question.is_empty() {
             let each = |passage| flags.question.iter().map(move |question| Question { question, passage });
             return ask(&lines.iter().flat_map(|passage| each(*passage)).collect::<Vec<_>>());
         }
         let records: Vec<Record> =
-            lines.iter().enumerate().map(|(i, line)| record(line, first + i + 1)).collect::<anyhow::Result<_>>()?;
+            lines.iter().zip(numbers).map(|(line, number)| record(line, *number)).collect::<anyhow::Result<_>>()?;
         let questions = records.iter().map(|record| Question { question: &record.question, passage: &record.context });
         ask(&questions.collect::<Vec<_>>())
     })

@@ -44,13 +44,13 @@ pub(crate) fn run(flags: &Choose) -> anyhow::Result<()> {
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Choose))?;
     if let Some(context) = &flags.context {
         let record = Record { context: context.clone(), choices: flags.choices.clone() };
-        return choose(&model, &[record], 0, flags);
+        return choose(&model, &[record], &[1], flags);
     }
     let lines = Texts { texts: Vec::new(), file: flags.file.clone() };
-    input::for_each(&lines, |lines, first| {
+    input::for_each(&lines, |lines, numbers| {
         let records: Vec<Record> =
-            lines.iter().enumerate().map(|(i, line)| record(line, first + i + 1)).collect::<anyhow::Result<_>>()?;
-        choose(&model, &records, first, flags)
+            lines.iter().zip(numbers).map(|(line, number)| record(line, *number)).collect::<anyhow::Result<_>>()?;
+        choose(&model, &records, numbers, flags)
     })
 }
 
@@ -69,18 +69,14 @@ fn record(line: &str, number: usize) -> anyhow::Result<Record> {
     Ok(record)
 }
 
-fn choose(model: &Model, records: &[Record], first: usize, flags: &Choose) -> anyhow::Result<()> {
+fn choose(model: &Model, records: &[Record], numbers: &[usize], flags: &Choose) -> anyhow::Result<()> {
     let choices: Vec<Vec<&str>> =
         records.iter().map(|record| record.choices.iter().map(String::as_str).collect()).collect();
     let questions: Vec<Choices<'_>> =
         records.iter().zip(&choices).map(|(record, choices)| Choices { context: &record.context, choices }).collect();
     let chosen = model.choose(&questions, flags.max_length.or(model.task_length().most))?;
-    for (i, chosen) in chosen.iter().enumerate().filter(|(_, chosen)| chosen.dropped > 0).take(3) {
-        output::warn(&format!(
-            "context {} is too long with its choices: {} pieces were cut off",
-            first + i + 1,
-            chosen.dropped
-        ));
+    for (number, chosen) in numbers.iter().zip(&chosen).filter(|(_, chosen)| chosen.dropped > 0).take(3) {
+        output::warn(&format!("context {number} is too long with its choices: {} pieces were cut off", chosen.dropped));
     }
     questions.iter().zip(&chosen).try_for_each(|(question, chosen)| {
         let line = line(*question, chosen);

@@ -39,10 +39,10 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Classify))?;
     let (labels, problem) = (model.labels(), model.problem()?);
-    input::for_each(&flags.ask.texts, |texts, first| {
-        let inputs = inputs(texts, flags, first)?;
+    input::for_each(&flags.ask.texts, |texts, numbers| {
+        let inputs = inputs(texts, flags, numbers)?;
         let classified = model.classify(&inputs, flags.ask.length.of_task(&model))?;
-        output::warn_cut(first, classified.iter().map(|c| c.dropped));
+        output::warn_cut(numbers, classified.iter().map(|c| c.dropped));
         inputs.iter().zip(&classified).try_for_each(|(input, classified)| {
             let line = line(*input, classified, &labels, problem, flags.threshold);
             if flags.ask.json { output::json(&line) } else { print(&line) }
@@ -50,7 +50,7 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     })
 }
 
-fn inputs<'a>(texts: &[&'a str], flags: &Classify, first: usize) -> anyhow::Result<Vec<Input<'a>>> {
+fn inputs<'a>(texts: &[&'a str], flags: &Classify, numbers: &[usize]) -> anyhow::Result<Vec<Input<'a>>> {
     if !flags.pair {
         return Ok(texts.iter().map(|text| Input::One(text)).collect());
     }
@@ -58,11 +58,11 @@ fn inputs<'a>(texts: &[&'a str], flags: &Classify, first: usize) -> anyhow::Resu
         anyhow::ensure!(texts.len().is_multiple_of(2), "--pair takes texts two by two, and {} were given", texts.len());
         return Ok(texts.chunks_exact(2).map(|pair| Input::Pair(pair[0], pair[1])).collect());
     }
-    let lines = texts.iter().enumerate();
+    let lines = texts.iter().zip(numbers);
     lines
-        .map(|(i, line)| {
+        .map(|(line, number)| {
             let pair = line.split_once('\t').map(|(a, b)| Input::Pair(a, b));
-            pair.with_context(|| format!("line {}: expected two texts with a tab between them", first + i + 1))
+            pair.with_context(|| format!("line {number}: expected two texts with a tab between them"))
         })
         .collect()
 }

@@ -29,9 +29,9 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     }
     settings.normalise = flags.normalise.unwrap_or(settings.normalise);
     settings.most_tokens = flags.ask.length.max_length.or(settings.most_tokens);
-    input::for_each(&flags.ask.texts, |texts, first| {
+    input::for_each(&flags.ask.texts, |texts, numbers| {
         let embeddings = model.embed(texts, settings, flags.ask.length.length().windows)?;
-        output::warn_cut(first, embeddings.iter().map(|e| e.dropped));
+        output::warn_cut(numbers, embeddings.iter().map(|e| e.dropped));
         for (text, embedding) in texts.iter().zip(&embeddings) {
             if flags.ask.json {
                 output::json(&Line { text, embedding: &embedding.vector, dropped: embedding.dropped })?;

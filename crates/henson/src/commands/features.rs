@@ -29,9 +29,9 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
     let mut all: Vec<TokenFeatures> = Vec::new();
     let mut lines = Vec::new();
-    input::for_each(&flags.texts, |texts, first| {
+    input::for_each(&flags.texts, |texts, numbers| {
         let features = model.features(texts, flags.layers, flags.length.length())?;
-        output::warn_cut(first, features.iter().map(|f| f.dropped));
+        output::warn_cut(numbers, features.iter().map(|f| f.dropped));
         for (text, features) in texts.iter().zip(features) {
             match (flags.format, out) {
                 (FeatureFormat::Jsonl, None) => output::json(&Line::new(text, &features, true))?,

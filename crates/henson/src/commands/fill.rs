@@ -49,13 +49,13 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
         let hint = || format!("cannot fill with {}: a model with a masked-LM head is needed", path.display());
         if misfit { error.context(hint()) } else { error }
     })?;
-    input::for_each(&flags.ask.texts, |texts, first| {
+    input::for_each(&flags.ask.texts, |texts, numbers| {
         let filled = model.fill(texts, flags.top, flags.ask.length.length()).map_err(|error| match error {
-            // Numbers count from the first text of all.
-            InferError::NoMask { text, mask } => InferError::NoMask { text: first + text, mask },
+            // The model counts what it was given.
+            InferError::NoMask { text, mask } => InferError::NoMask { text: numbers[text - 1], mask },
             other => other,
         })?;
-        output::warn_cut(first, filled.iter().map(|f| f.dropped));
+        output::warn_cut(numbers, filled.iter().map(|f| f.dropped));
         texts.iter().zip(&filled).try_for_each(|(text, filled)| print(text, filled, flags.ask.json))
     })
 }

@@ -49,7 +49,7 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
         Opened::Model(model) => model.labels(),
         Opened::Tagger(tagger) => tagger.labels().to_vec(),
     };
-    input::for_each(&flags.ask.texts, |texts, first| {
+    input::for_each(&flags.ask.texts, |texts, numbers| {
         let split: Vec<Vec<&str>> = if flags.pre_tokenized {
             texts.iter().map(|text| text.split_whitespace().collect()).collect()
         } else {
@@ -65,7 +65,7 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
             // It always reads by windows.
             Opened::Tagger(tagger) => tagger.tag(&inputs, flags.ask.length.max_length)?,
         };
-        output::warn_cut(first, tagged.iter().map(|t| t.dropped));
+        output::warn_cut(numbers, tagged.iter().map(|t| t.dropped));
         tagged.iter().try_for_each(|tagged| {
             let line = line(tagged, &labels, flags.each_word);
             if flags.ask.json { output::json(&line) } else { print(&line) }

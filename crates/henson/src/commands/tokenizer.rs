@@ -193,10 +193,10 @@ fn run_encode(flags: &TokenizerEncode) -> anyhow::Result<()> {
         _ => Regularisation::Dropout { probability: 0.1 },
     };
     let sampler = flags.sample.map(|seed| tokenizer.sampler(seed, regularisation)).transpose()?;
-    input::for_each(&flags.texts, |texts, first| {
-        for (number, text) in (first as u64..).zip(texts) {
+    input::for_each(&flags.texts, |texts, numbers| {
+        for (number, text) in numbers.iter().zip(texts) {
             let pieces = match &sampler {
-                Some(sampler) => sampler.encode(text, number)?,
+                Some(sampler) => sampler.encode(text, *number as u64 - 1)?,
                 None => tokenizer.encode(text)?,
             };
             print_pieces(text, &pieces, &tokenizer, flags.json)?;

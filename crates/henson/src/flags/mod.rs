@@ -125,7 +125,7 @@ pub(crate) struct Texts {
     #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
 
-    /// A file with one text a line; - is standard input
+    /// A file with one text a line, plain or as .gz or .zst; blank lines are passed over, - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "texts")]
     pub(crate) file: Option<std::path::PathBuf>,
 }
