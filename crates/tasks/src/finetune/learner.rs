@@ -93,15 +93,18 @@ impl Learner {
         Ok(Self { train, dev, settings, order: None, found: None })
     }
 
-    /// Updates of an epoch. Its last batch may be smaller; none spans two epochs.
-    pub fn steps_per_epoch(instances: usize, batch_size: usize) -> u64 {
-        instances.div_ceil(batch_size.max(1)) as u64
+    /// Updates of an epoch. Its last batch may be smaller; none spans two epochs. A pair of texts that are alike would learn
+    /// nothing alone, since its partner is told from others: where one is left over, it joins the batch before.
+    pub fn steps_per_epoch(instances: &[Instance], batch_size: usize) -> u64 {
+        let (count, size) = (instances.len(), batch_size.max(1));
+        let left_over = are_alike(instances.first()) && size > 1 && count > size && count % size == 1;
+        (count.div_ceil(size) - usize::from(left_over)) as u64
     }
 
     /// The instances of a step.
     fn batch(&mut self, step: u64) -> Vec<&Instance> {
         let size = self.settings.batch_size;
-        let steps = Self::steps_per_epoch(self.train.len(), size);
+        let steps = Self::steps_per_epoch(&self.train, size);
         let epoch = step / steps;
         if self.order.as_ref().is_none_or(|(of, _)| *of != epoch) {
             let mut order: Vec<u32> = (0..self.train.len() as u32).collect();
@@ -113,7 +116,8 @@ impl Learner {
         }
         let order = self.order.as_ref().map(|(_, order)| order.as_slice()).unwrap_or_default();
         let start = (step % steps) as usize * size;
-        order[start..order.len().min(start + size)].iter().map(|i| &self.train[*i as usize]).collect()
+        let end = if step % steps == steps - 1 { order.len() } else { start + size };
+        order[start..end].iter().map(|i| &self.train[*i as usize]).collect()
     }
 
     /// What the model says about the dev examples, and how right that is.
@@ -281,13 +285,22 @@ fn weight(instance: &Instance, class_weights: &[f32]) -> f32 {
     }
 }
 
+/// Whether an instance, and so all of its set, is a pair that is told from others.
+fn are_alike(first: Option<&Instance>) -> bool {
+    first.is_some_and(|instance| instance.wanted == Wanted::Alike)
+}
+
 /// A batch in parts: so many as wanted, and such that all choices of a part have as many sequences.
 fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Instance>> {
-    let most = instances.len().div_ceil(accumulation.max(1)).max(1);
-    // Texts that are alike are told from all others, of how many sequences these may be.
-    if instances.iter().all(|instance| instance.wanted == Wanted::Alike) {
-        return instances.chunks(most).map(<[&Instance]>::to_vec).collect();
+    let count = instances.len();
+    // Texts that are alike are told from all others, of how many sequences these may be. There must be some: the parts are as
+    // equal as can be, and fewer where a part would have a single pair.
+    if are_alike(instances.first().copied()) {
+        let parts = accumulation.min(count / 2).max(1);
+        let borders: Vec<usize> = (0..=parts).map(|part| (part * count).div_ceil(parts)).collect();
+        return borders.windows(2).map(|border| instances[border[0]..border[1]].to_vec()).collect();
     }
+    let most = count.div_ceil(accumulation.max(1)).max(1);
     instances.sort_by_key(|instance| instance.sequences.len());
     let alike = instances.chunk_by(|a, b| a.sequences.len() == b.sequences.len());
     alike.flat_map(|alike| alike.chunks(most)).map(<[&Instance]>::to_vec).collect()
@@ -500,5 +513,41 @@ mod tests {
         };
         assert_eq!(sizes(1), [(3, 1), (4, 4), (5, 1)]);
         assert_eq!(sizes(2), [(3, 1), (4, 3), (4, 1), (5, 1)]);
+    }
+
+    /// Pairs that are told from others are never alone, in no part of any batch; and each is learnt from once an epoch.
+    #[test]
+    fn no_pair_is_alone() {
+        let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], wanted: Wanted::Alike };
+        let sizes = |pairs: u32, batch_size, accumulation| -> Vec<Vec<usize>> {
+            let schedule =
+                Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 9 };
+            let settings = LearnerSettings {
+                batch_size,
+                accumulation,
+                schedule,
+                seed: 0,
+                freeze: false,
+                temperature: 0.05,
+                class_weights: Vec::new(),
+            };
+            let mut learner = Learner::new((0..pairs).map(pair).collect(), None, settings).unwrap();
+            let steps = Learner::steps_per_epoch(&learner.train, batch_size);
+            let mut parts = |step| divided(learner.batch(step), accumulation).iter().map(Vec::len).collect();
+            (0..steps).map(&mut parts).collect()
+        };
+        assert_eq!(sizes(10, 5, 3), [[3, 2], [3, 2]]);
+        assert_eq!(sizes(9, 4, 1), [[4], [5]]);
+        assert_eq!(sizes(24, 10, 4), [vec![3, 2, 3, 2], vec![3, 2, 3, 2], vec![2, 2]]);
+        for (pairs, batch_size, accumulation) in [(2, 2, 1), (3, 2, 1), (5, 2, 1), (17, 8, 4), (19, 8, 4), (40, 13, 6)]
+        {
+            let sizes = sizes(pairs, batch_size, accumulation).concat();
+            let (least, all) = (sizes.iter().min().copied(), sizes.iter().sum::<usize>());
+            assert_eq!(
+                (least >= Some(2), all),
+                (true, pairs as usize),
+                "{pairs} {batch_size} {accumulation}: {sizes:?}"
+            );
+        }
     }
 }

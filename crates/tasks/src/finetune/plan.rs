@@ -99,7 +99,7 @@ impl Plan {
 
     /// Updates of an epoch.
     pub fn steps_per_epoch(&self) -> u64 {
-        Learner::steps_per_epoch(self.instances.len(), self.recipe.batch_size)
+        Learner::steps_per_epoch(&self.instances, self.recipe.batch_size)
     }
 
     /// Sequences to train on: more than examples where texts are divided.
@@ -260,13 +260,16 @@ fn check_for_embed(recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskErro
     }
 }
 
-/// Partners are told from others of the same part of a batch; scores are learnt pair by pair.
+/// Partners are told from others of the same part of a batch, so that none may have a single pair; scores are learnt pair by
+/// pair.
 fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
-    if train.is_labelled() || recipe.batch_size.div_ceil(recipe.accumulation.max(1)) >= 2 {
+    let (size, most) = (recipe.batch_size, recipe.batch_size / 2);
+    if train.is_labelled() || recipe.accumulation <= most {
         return Ok(());
     }
-    let size = recipe.batch_size;
-    let expected = format!("below batch_size, {size}: a part needs two pairs, since partners are told from others");
+    let expected = format!(
+        "at most {most}, half of batch_size ({size}): a part needs two pairs, since partners are told from others of it"
+    );
     Err(TrainError::setting("accumulation", recipe.accumulation, expected).into())
 }
 

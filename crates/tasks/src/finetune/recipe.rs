@@ -33,7 +33,9 @@ pub struct FineTuneRecipe {
 
     /// Examples of an update; for questions, windows.
     pub batch_size: usize,
-    /// Parts that a batch is computed in, one after the other, to save memory.
+    /// Parts that a batch is computed in, one after the other, to save memory. Of texts that are alike, each part is told from
+    /// itself alone and has two pairs at least: so at most half of `batch_size`, and fewer parts in the last batch of an
+    /// epoch where it is too small.
     pub accumulation: usize,
     /// Walks over the training file.
     pub epochs: f64,

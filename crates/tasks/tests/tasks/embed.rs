@@ -178,10 +178,18 @@ fn what_cannot_be_tuned_is_said() {
     let message = Plan::new(one, &Reading::new(task("embed")), 1).err().unwrap().to_string();
     assert!(message.contains("`batch_size` is 1"), "{message}");
     // A part of a batch needs two pairs, unless scores are learnt.
-    check("embed.jsonl", &["accumulation=2"], from.path(), "`accumulation` is 2, expected below batch_size, 2");
+    check(
+        "embed.jsonl",
+        &["accumulation=2"],
+        from.path(),
+        "`accumulation` is 2, expected at most 1, half of batch_size (2)",
+    );
     check("embed-scores.jsonl", &["accumulation=2"], from.path(), "6 pairs");
-    let parts = recipe("embed", from.path(), "embed.jsonl", &["accumulation=2"]);
-    assert!(Plan::new(FineTuneRecipe { batch_size: 3, ..parts }, &Reading::new(task("embed")), 1).is_ok());
+    for (batch_size, refused) in [(3, true), (4, false)] {
+        let parts = recipe("embed", from.path(), "embed.jsonl", &["accumulation=2"]);
+        let plan = Plan::new(FineTuneRecipe { batch_size, ..parts }, &Reading::new(task("embed")), 1);
+        assert_eq!(plan.is_err(), refused);
+    }
     // A text with itself needs dropout.
     let path = from.path().join("same.jsonl");
     fs::write(&path, "{\"anchor\": \"jim\", \"positive\": \"jim\"}\n".repeat(2)).unwrap();
