@@ -12,6 +12,7 @@ mod gpu;
 mod input;
 mod models;
 mod output;
+mod signals;
 
 use clap::Parser;
 

@@ -2,7 +2,7 @@
 //! in the weights that they start from, and in nothing else.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::built_in::{BuiltIn, NotFound};
 use crate::commands::pretrain::{Options, Show, duration, pretrain};
 use crate::flags::demo::Demo;
-use crate::output;
+use crate::{output, signals};
 
 const CORPUS: &[u8] = include_bytes!("../../demo/corpus.txt.zst");
 const RECIPE: &str = include_str!("../../../../recipes/demo.toml");
@@ -79,25 +79,20 @@ struct Fill {
 pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     let start = Instant::now();
     let out = &flags.out;
-    anyhow::ensure!(
-        !out.exists(),
-        "{} is there already: look at {}, or give another --out DIR",
-        out.display(),
-        out.join("model/report.html").display()
-    );
+    let at = |name: &str| out.join(name);
     let device = flags.machine.device()?;
     // Read before anything is written, so that a mistake in it leaves nothing.
     let mut recipe = Recipe::parse(RECIPE, "the demo's recipe", &flags.sets)?;
-    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    let at = |name: &str| out.join(name);
 
     let text = unpacked(CORPUS)?;
     let documents: Vec<&str> = text.split("\n\n").map(str::trim).filter(|document| !document.is_empty()).collect();
     let (held_out, train): (Vec<Numbered<'_>>, Vec<Numbered<'_>>) =
         documents.iter().copied().enumerate().partition(|(i, _)| i % HELD_OUT_EVERY == HELD_OUT_EVERY / 2);
+    let text_of = |part: &[Numbered<'_>]| part.iter().map(|(_, document)| *document).collect::<Vec<_>>().join("\n\n");
+    check_place(out, &text_of(&train))?;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     for (name, part) in [("train.txt", &train), ("held-out.txt", &held_out)] {
-        let text: Vec<&str> = part.iter().map(|(_, document)| *document).collect();
-        henson_checkpoint::write_atomic(&at(name), text.join("\n\n").as_bytes())?;
+        henson_checkpoint::write_atomic(&at(name), text_of(part).as_bytes())?;
     }
 
     step(1, "a tokenizer, from two megabytes of text: novels of the 19th century, and inaugural addresses");
@@ -117,6 +112,8 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         sources: vec![source],
         held_out_files: vec![at("held-out.txt")],
         threads: device.threads(),
+        // Those of a demo that was interrupted, which are the same.
+        overwrite: true,
         ..BuildOptions::default()
     };
     let report = build(&tokenizer, &at("shards"), &options, &mut |_| true)?;
@@ -138,17 +135,22 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     );
     let options = Options { stop_at: None, loader_threads: 1, show: Show::People };
     let model = at("model");
-    // Its weights before the first step, to be compared with.
-    pretrain(&plan, &device, &model, &Options { stop_at: Some(0), show: Show::Bar, ..options })?;
-    let first = model.join("checkpoints/step-0");
-    let before_fills = fill(&first, &device)?;
-    if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &options)? {
-        return Err(output::Interrupted::lost(
-            step,
-            "the demo begins anew: remove its directory, or give another --out",
-        )
-        .into());
+    // What it says before the first step, to be compared with. Kept, since its weights are not: checkpoints replace them.
+    let before = at("before.json");
+    if !before.exists() {
+        let first_step = Options { stop_at: Some(0), show: Show::Bar, ..options };
+        if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &first_step)? {
+            return Err(output::Interrupted::saved(step).into());
+        }
+        let fills = fill(&model.join("checkpoints/step-0"), &device)?;
+        henson_checkpoint::write_atomic(&before, &serde_json::to_vec(&fills)?)?;
     }
+    let before_fills: Vec<Vec<String>> = henson_checkpoint::read_json(&before, 1 << 20)?;
+    if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &options)? {
+        return Err(output::Interrupted::saved(step).into());
+    }
+    // The rest takes seconds and keeps nothing.
+    signals::end_at_once()?;
     let after_fills = fill(&model, &device)?;
     say("   what it puts into blanks, before and after:");
     for ((text, before), after) in BLANKS.iter().zip(&before_fills).zip(&after_fills) {
@@ -221,6 +223,28 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     say("  henson tokenizer train --kind wordpiece --vocab-size 16000 --out tok TEXTS…");
     say("  henson data build --tokenizer tok --out shards --held-out 0.01 TEXTS…");
     say("  henson pretrain --model bert-mini --data shards --out run --set steps=20000");
+    Ok(())
+}
+
+/// Refuses a directory, unless an interrupted demo is in it (or nothing), which goes on.
+fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !out.join("results.json").exists(),
+        "{} has a finished demo already: look at {}, or give another --out DIR",
+        out.display(),
+        out.join("model/report.html").display()
+    );
+    let holds = |what: &str| format!("{} {what}: give another --out DIR", out.display());
+    let entries = match std::fs::read_dir(out) {
+        Err(error) if error.kind() == ErrorKind::NotFound => 0,
+        found => found.with_context(|| holds("cannot be read"))?.count(),
+    };
+    if entries == 0 {
+        return Ok(());
+    }
+    let is_ours = std::fs::read(out.join("train.txt")).is_ok_and(|found| found == train.as_bytes());
+    anyhow::ensure!(is_ours, holds("holds something else than a demo of this henson"));
+    say(&format!("{} has a demo that was interrupted; it goes on", out.display()));
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 mod tagger;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
@@ -15,13 +14,12 @@ use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch, parse_settings};
 use indicatif::ProgressBar;
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::built_in::BuiltIn;
 use crate::commands::info::thousands;
 use crate::commands::pretrain::duration;
 use crate::flags::finetune::Finetune;
-use crate::{models, output};
+use crate::{models, output, signals};
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     if flags.features.are_wanted() {
@@ -31,7 +29,7 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let reading = flags.labelled.reading(task);
     let device = flags.machine.device()?;
-    let stop = stop_on_signals()?;
+    let stop = signals::stop()?;
     if flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1) {
         return run_search(flags, recipe, &reading, &device, &stop);
     }
@@ -51,16 +49,6 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
         }
         Ended::Finished(results) => show(flags, &results),
     }
-}
-
-/// Set by the first interruption. The second one ends at once; the last checkpoint is there.
-fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
-    Ok(stop)
 }
 
 fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {

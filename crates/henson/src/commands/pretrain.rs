@@ -1,8 +1,6 @@
 //! `henson pretrain`: a recipe in, a model directory out.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -13,11 +11,10 @@ use henson_train::{
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::commands::info::thousands;
 use crate::flags::pretrain::Pretrain;
-use crate::{models, output};
+use crate::{models, output, signals};
 
 /// Seconds of training from which a dry run takes its speed.
 const TRIAL_SECONDS: f64 = 3.0;
@@ -134,12 +131,7 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     if options.show == Show::People {
         introduce(plan, device, &state, start.elapsed().as_secs_f64());
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The second one ends at once; the last checkpoint is there.
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
+    let stop = signals::stop()?;
     let settings = LoopSettings {
         steps,
         checkpoint_every: plan.recipe.checkpoint_every,

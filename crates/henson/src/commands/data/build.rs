@@ -1,21 +1,19 @@
 //! `henson data build`.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
 use henson_data::{BuildOptions, BuildReport, Counts, DataError, SourceFiles, build};
 use henson_text::Tokenizer;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::grouped;
 use crate::commands::bench::peak_mib;
 use crate::flags::data::DataBuild;
-use crate::models;
 use crate::output::{self, Progress};
+use crate::{models, signals};
 
 /// The name of FILES among the sources.
 const FILES: &str = "files";
@@ -45,12 +43,8 @@ pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::open(&models::directory(&flags.tokenizer)?)
         .with_context(|| format!("cannot open the tokenizer in {}", flags.tokenizer.display()))?;
     let options = options(flags)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The second one ends at once: the first cannot end a wait for standard input.
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
+    // The first interruption cannot end a wait for standard input, the second can.
+    let stop = signals::stop()?;
     let mut bar: Option<Progress> = None;
     let built = build(&tokenizer, &flags.out, &options, &mut |progress| {
         let bar = bar.get_or_insert_with(|| Progress::new("documents", progress.file_total));

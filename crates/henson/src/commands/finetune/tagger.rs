@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use henson_tasks::{Ended, TaggerPlan, TaggerRecipe, Task, TaskError, train_tagger};
 use henson_train::{Event, Precision, Watch, parse_settings};
 
-use super::{Watcher, find_files, recipe_text, show, stop_on_signals, warn_of_bad_rows};
+use super::{Watcher, find_files, recipe_text, show, warn_of_bad_rows};
 use crate::commands::info::thousands;
 use crate::flags::finetune::Finetune;
 use crate::output::{self, Progress};
+use crate::signals;
 
 pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let search = flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1);
@@ -20,7 +21,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let recipe = recipe(flags)?;
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let device = flags.machine.device()?;
-    let stop = stop_on_signals()?;
+    let stop = signals::stop()?;
     let plan = TaggerPlan::new(recipe, &flags.labelled.reading(task))?;
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     eprintln!(

@@ -1,0 +1,31 @@
+//! Interruptions: ctrl-C, or a polite end by whoever manages processes.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// The flag of the process: a command of several runs must not lose a signal that comes between two of them.
+static STOP: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
+
+/// Set by the first interruption, for work that ends with everything saved. The second one ends the program at once.
+pub(crate) fn stop() -> anyhow::Result<Arc<AtomicBool>> {
+    let mut known = STOP.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(stop) = &*known {
+        return Ok(Arc::clone(stop));
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(Arc::clone(known.insert(stop)))
+}
+
+/// From here on, the first interruption ends the program: for work that looks at no flag, after some that did.
+pub(crate) fn end_at_once() -> anyhow::Result<()> {
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
+    }
+    Ok(())
+}
