@@ -38,7 +38,10 @@ impl ModelDirectory {
 
     /// Its config.json.
     pub fn config(&self) -> Result<serde_json::Value, CheckpointError> {
-        self.read_json("config.json")
+        match self.path.join("config.json").exists() {
+            true => self.read_json("config.json"),
+            false => Err(CheckpointError::NoConfig { path: self.path.clone() }),
+        }
     }
 
     /// Another of its JSON files.
@@ -114,5 +117,9 @@ mod tests {
             read_json::<serde_json::Value>(&directory.path().join("none"), 40),
             Err(CheckpointError::Io { action: "read", .. })
         ));
+        let model = ModelDirectory::open(directory.path()).unwrap();
+        assert!(matches!(model.config(), Err(CheckpointError::Json { .. })));
+        std::fs::remove_file(&path).unwrap();
+        assert!(model.config().unwrap_err().to_string().contains("holds no model: it has no config.json"));
     }
 }

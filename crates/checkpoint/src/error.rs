@@ -28,6 +28,17 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
+    /// A directory that holds something else, or nothing.
+    #[error(
+        "{} holds no model: it has no config.json; a model is a directory with config.json, model.safetensors and the \
+         tokenizer's files",
+        path.display()
+    )]
+    NoConfig {
+        /// The directory that was given.
+        path: PathBuf,
+    },
+
     /// A path that should be a file is something else.
     #[error("{} is not a regular file", path.display())]
     NotAFile {

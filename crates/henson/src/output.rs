@@ -1,6 +1,7 @@
 //! How the binary speaks: results on standard output, everything for people on standard error.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -42,10 +43,31 @@ pub(crate) fn report_error(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(130);
     }
     eprintln!("error: {error}");
-    for cause in error.chain().skip(1) {
-        eprintln!("  because: {cause}");
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    // Some errors end with their cause, or repeat it.
+    for pair in causes.windows(2).filter(|pair| !pair[0].ends_with(&pair[1])) {
+        eprintln!("  because: {}", pair[1]);
     }
     ExitCode::FAILURE
+}
+
+/// What a model without a masked-LM head is refused with.
+pub(crate) fn needs_masked_lm(what: &str, path: &Path) -> String {
+    format!(
+        "cannot {what} with {}: a model with a masked-LM head is needed, such as the one that this was made from, or \
+         without --model the one that comes with henson",
+        path.display()
+    )
+}
+
+/// Refuses what is no directory before hours are spent on what shall go into it.
+pub(crate) fn check_directory(out: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        out.is_dir() || !out.exists(),
+        "--out {} is a file: expected a directory, which is made where there is none",
+        out.display()
+    );
+    Ok(())
 }
 
 /// One JSON object on a line of standard output.

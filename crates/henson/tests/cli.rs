@@ -269,6 +269,32 @@ fn every_mistake_gets_a_clear_word() {
     let output = henson(&["fill", "--model", directory, "--json"], many.as_bytes());
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("text 301"), "{}", text(&output.stderr));
+    // What is no model, no file or no directory is called so; no cause is told twice.
+    let (file, empty) = (mlm.path().join("vocab.txt"), TempDir::new().unwrap());
+    let (file, empty) = (file.to_str().unwrap(), empty.path().to_str().unwrap());
+    for arguments in [&["fill", "--model", empty, "[MASK]"][..], &["info", empty], &["convert", empty, "new"]] {
+        fails(
+            1,
+            arguments,
+            b"",
+            &[empty, "holds no model", "config.json, model.safetensors and the tokenizer's files"],
+        );
+    }
+    fails(
+        1,
+        &["features", "--model", directory, "--out", empty, "a"],
+        b"",
+        &[empty, "is a directory: expected a file"],
+    );
+    fails(1, &["pretrain", "--data", empty, "--out", file], b"", &["no corpus"]);
+    fails(1, &["ablate", empty, "--data", empty, "--out", file], b"", &[file, "is a file: expected a directory"]);
+    fails(1, &["bench", "tokenize", "--model", directory, "/dev/null"], b"", &["/dev/null has no text"]);
+    #[cfg(target_os = "linux")]
+    {
+        let full = ["features", "--model", directory, "--out", "/dev/full", "--overwrite", "a"];
+        let message = text(&henson(&full, b"").stderr);
+        assert_eq!(message.matches("cannot write").count(), 1, "{message}");
+    }
     std::fs::remove_file(mlm.path().join("vocab.txt")).unwrap();
     let message = text(&henson(&["fill", "--model", directory, "[MASK]"], b"").stderr);
     assert!(message.contains("tokenizer") && !message.contains("masked-LM head"), "{message}");
@@ -277,6 +303,6 @@ fn every_mistake_gets_a_clear_word() {
         1,
         &["fill", "--model", encoder.path().to_str().unwrap(), "[MASK]"],
         b"",
-        &["cls.predictions", "masked-LM head"],
+        &["cls.predictions", "masked-LM head", "without --model the one that comes with henson"],
     );
 }

@@ -143,6 +143,7 @@ fn wrong_usage_and_wrong_files() {
     fails(place, 1, &with(&["a.txt", "--held-out", "1"]), &["held_out", "below 1"]);
     fails(place, 1, &with(&["--source", "x=1:a.txt", "--source", "x=2:a.txt"]), &["two weights"]);
     fails(place, 1, &with(&["none.txt"]), &["none.txt"]);
+    fails(place, 1, &with(&["table.csv"]), &["table.csv is a table", "--format text"]);
     fails(place, 1, &with(&["bad.txt"]), &["bad.txt", "line 2", "--lossy"]);
     fails(place, 1, &["data", "build", "--tokenizer", "none", "--out", "x", "a.txt"], &["tokenizer", "none"]);
     fails(place, 1, &["data", "stats", "tokenizer"], &["no corpus"]);

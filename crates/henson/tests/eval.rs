@@ -208,7 +208,13 @@ fn every_mistake_gets_a_clear_word() {
     place.fails(1, "blimp", &missing, &[], &["missing.jsonl, line 3", "`UID` is missing", "`sentence_good`"]);
     let number = file("number.jsonl", &good.replace("\"?\"", "7"));
     place.fails(1, "blimp", &number, &[], &["line 1", "`sentence_bad` is not a string"]);
-    place.fails(1, "blimp", &file("text.jsonl", "a text\n"), &[], &["text.jsonl, line 1", "JSON object"]);
+    place.fails(
+        1,
+        "blimp",
+        &file("text.jsonl", "a text\n"),
+        &[],
+        &["text.jsonl, line 1", "JSON object with the keys `sentence_good`"],
+    );
     for task in ["blimp", "perplexity"] {
         place.fails(1, task, &file("empty", " \n\n"), &[], &["empty has no"]);
         place.fails(1, task, "nowhere.txt", &[], &["cannot open nowhere.txt"]);

@@ -103,7 +103,7 @@ fn only_reports_are_overwritten() {
 fn what_is_wrong_is_told() {
     let directory = runs(&["a"]);
     fails(directory.path(), 2, &[], "DIR");
-    fails(directory.path(), 1, &["none"], "cannot read none/metrics.jsonl");
+    fails(directory.path(), 1, &["none"], "none is no directory: expected the --out of a run");
     fs::create_dir(directory.path().join("empty")).unwrap();
     fails(directory.path(), 1, &["a", "empty"], "empty holds no run (no metrics.jsonl)");
     fails(directory.path(), 1, &["a", "--out", "no/such/place.html"], "no/such");

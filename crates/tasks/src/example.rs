@@ -24,7 +24,7 @@ pub struct Set {
     pub examples: Vec<Example>,
     /// Rows that were wrong and left out.
     pub skipped: usize,
-    /// What was wrong with the first of them.
+    /// What was wrong with the first of them, or looks wrong with the file.
     pub problems: Vec<String>,
     /// Rows that the benchmark itself says to leave out, because their annotators disagreed.
     pub undecided: usize,

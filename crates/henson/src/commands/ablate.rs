@@ -31,6 +31,7 @@ struct Row {
 }
 
 pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
+    output::check_directory(&flags.out)?;
     let variants = variants(&flags.set)?;
     let device = flags.machine.device()?;
     // All recipes are read before the first is run: a mistake in the last shall not show after hours.

@@ -62,6 +62,7 @@ fn tokenize(flags: &BenchTokenize) -> anyhow::Result<()> {
     while let Some(line) = lines.next_line()? {
         texts.push(line);
     }
+    anyhow::ensure!(!texts.is_empty(), "{} has no text: expected one a line", lines.name);
     let bytes: usize = texts.iter().map(String::len).sum();
     let mut times = Vec::new();
     let (mut encoder, mut ids) = (tokenizer.encoder(), Vec::new());

@@ -228,12 +228,6 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
 
 /// Refuses a directory, unless an interrupted demo is in it (or nothing), which goes on.
 fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        !out.join("results.json").exists(),
-        "{} has a finished demo already: look at {}, or give another --out DIR",
-        out.display(),
-        out.join("model/report.html").display()
-    );
     let holds = |what: &str| format!("{} {what}: give another --out DIR", out.display());
     let entries = match std::fs::read_dir(out) {
         Err(error) if error.kind() == ErrorKind::NotFound => 0,
@@ -244,6 +238,12 @@ fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
     }
     let is_ours = std::fs::read(out.join("train.txt")).is_ok_and(|found| found == train.as_bytes());
     anyhow::ensure!(is_ours, holds("holds something else than a demo of this henson"));
+    anyhow::ensure!(
+        !out.join("results.json").exists(),
+        "{} has a finished demo already: look at {}, or give another --out DIR",
+        out.display(),
+        out.join("model/report.html").display()
+    );
     say(&format!("{} has a demo that was interrupted; it goes on", out.display()));
     Ok(())
 }

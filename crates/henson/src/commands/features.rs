@@ -16,6 +16,7 @@ use crate::{input, models, output};
 pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
     let out = flags.out.as_deref();
     if let Some(out) = out {
+        anyhow::ensure!(!out.is_dir(), "--out {} is a directory: expected a file in one", out.display());
         let beside = (flags.format != FeatureFormat::Jsonl).then(|| tokens_file(out));
         for path in [Some(out.to_owned()), beside].into_iter().flatten() {
             anyhow::ensure!(flags.overwrite || !path.exists(), "{} exists: --overwrite replaces it", path.display());

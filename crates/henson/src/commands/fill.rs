@@ -46,7 +46,7 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
     let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::MaskedLm).map_err(|error| {
         let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
         let error = anyhow::Error::from(error);
-        let hint = || format!("cannot fill with {}: a model with a masked-LM head is needed", path.display());
+        let hint = || output::needs_masked_lm("fill", &path);
         if misfit { error.context(hint()) } else { error }
     })?;
     input::for_each(&flags.ask.texts, |texts, numbers| {

@@ -22,6 +22,7 @@ use crate::flags::finetune::Finetune;
 use crate::{models, output, signals};
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
+    output::check_directory(&flags.out)?;
     if flags.features.are_wanted() {
         return tagger::run(flags);
     }
@@ -86,6 +87,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     if let Some(task) = &flags.task {
         recipe.task.clone_from(task);
     }
+    anyhow::ensure!(!recipe.task.is_empty(), "{place} names no task: give --task, or write task = \"…\" into it");
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
@@ -118,6 +120,12 @@ fn find_files(
     };
     let named = |path: &Path| path.display().to_string();
     if let Some(data) = &flags.data {
+        anyhow::ensure!(
+            data.is_dir(),
+            "--data {} is no directory: expected the one with the files of task {}; --train and --dev name files themselves",
+            data.display(),
+            task.name
+        );
         if flags.train.is_none() {
             *train = named(&task.find(data, Split::Train)?);
         }
@@ -145,12 +153,21 @@ fn find_files(
 
 fn introduce(plan: &Plan, device: &Device) {
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
+    let most = plan.config.max_position_embeddings;
+    if let Some(wanted) = plan.recipe.max_length.filter(|wanted| *wanted > most) {
+        output::warn(&format!("max_length is {wanted}, and the model takes no more than {most}: that it is"));
+    }
     if plan.cut > 0 {
-        let windows = if plan.task.kind == TaskKind::Embed { "" } else { ", or --set windows=true" };
+        let longer = plan.config.reading.is_some_and(|reading| reading.max_length < most);
+        let windows = plan.task.kind != TaskKind::Embed;
+        let ways = [(longer, "raise max_length"), (windows, "--set windows=true")];
+        let ways: Vec<&str> = ways.iter().filter(|(helps, _)| *helps).map(|(_, way)| *way).collect();
         output::warn(&format!(
-            "{} of {} examples are longer than a sequence and lose their end: raise max_length{windows}",
+            "{} of {} examples are longer than a sequence and lose their end{}{}",
             thousands(plan.cut),
-            thousands(plan.train.examples.len())
+            thousands(plan.train.examples.len()),
+            if ways.is_empty() { "" } else { ": " },
+            ways.join(", or ")
         ));
     }
     let dev =

@@ -28,6 +28,7 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
         return dry_run(&plan, &device, flags);
     }
     let out = flags.out.as_deref().context("--out is missing: the run's directory")?;
+    output::check_directory(out)?;
     if let Some(products) = &flags.products {
         anyhow::ensure!(
             take_products(&device, products)?,

@@ -34,6 +34,12 @@ pub(crate) fn run(flags: &Report) -> anyhow::Result<()> {
 
 /// Reads all runs. Those whose directories have the same name are called by their paths.
 fn open(directories: &[PathBuf]) -> anyhow::Result<Vec<Run>> {
+    if let Some(wrong) = directories.iter().find(|path| !path.is_dir()) {
+        anyhow::bail!(
+            "{} is no directory: expected the --out of a run of `henson pretrain` or `finetune`",
+            wrong.display()
+        );
+    }
     let mut runs = directories.iter().map(|path| Run::open(path)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     for ((run, name), path) in runs.iter_mut().zip(&names).zip(directories) {

@@ -141,6 +141,7 @@ fn run_extend(flags: &TokenizerExtend) -> anyhow::Result<()> {
     while let Some(line) = lines.next_line()? {
         pieces.extend(Some(line.trim().to_owned()).filter(|line| !line.is_empty()));
     }
+    anyhow::ensure!(!pieces.is_empty(), "{} has no pieces: expected one a line", lines.name);
     let new = old.extended(&pieces).with_context(|| format!("in {}", lines.name))?;
     let added = new.vocabulary_size() - old.vocabulary_size();
     let existing = if flags.overwrite { Existing::Replace } else { Existing::Refuse };

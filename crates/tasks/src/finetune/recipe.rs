@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use henson_train::{
-    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, check_counts, check_ranges,
-    to_toml,
+    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, TrainError, check_counts,
+    check_ranges, to_toml,
 };
 use serde::{Deserialize, Serialize};
 
@@ -159,11 +159,15 @@ impl FineTuneRecipe {
             ("temperature", self.temperature, 1e-4, 1e3),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
         ])?;
+        if let Some(short) = self.max_length.filter(|length| *length < 3) {
+            let expected = "at least 3, since two tokens stand around a text";
+            return Err(TrainError::setting("max_length", short, expected));
+        }
         let counts = [
             ("batch_size", self.batch_size as u64),
             ("accumulation", self.accumulation as u64),
             ("limit", self.limit.map_or(1, |n| n as u64)),
-            ("max_length", self.max_length.map_or(1, |n| n as u64)),
+            ("max_length", self.max_length.map_or(3, |n| n as u64)),
             ("stride", self.stride as u64),
             ("evals_per_epoch", self.evals_per_epoch),
             ("log_every", self.log_every),

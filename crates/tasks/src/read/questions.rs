@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use henson_data::tables;
+use henson_data::{DataError, tables};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -33,7 +33,16 @@ struct Paragraph {
 
 /// Reads a document in SQuAD's layout, 1.1 or 2.0.
 pub(super) fn read_document(path: &Path, mut collector: Collector<'_>) -> Result<Set, TaskError> {
-    let document: Document = tables::read_json(path)?;
+    let document: Document = tables::read_json(path).map_err(|error| match error {
+        DataError::Json { path, problem } => {
+            let reason = format!(
+                "{problem}; expected a JSON document as SQuAD's, with \"data\", \"paragraphs\" and \"qas\", or a .jsonl or \
+                 .parquet with a question and its passage a row"
+            );
+            TaskError::Empty { path, task: collector.reading.task.name, reason }
+        }
+        other => other.into(),
+    })?;
     for article in document.data {
         for (number, paragraph) in article.paragraphs.into_iter().enumerate() {
             let passage = Passage::new(paragraph.context);

@@ -100,7 +100,7 @@ pub(super) fn need<'r>(
         let expected = user.map_or_else(|| listed(role.names), Column::to_string);
         let found = match row.names()[..] {
             [] => format!("{} columns without names", row.width()),
-            ref names => listed(names),
+            ref names => listed(names) + other_separator(names),
         };
         if row.is_object() {
             let problem = format!("no key for {}: expected {expected}, found {found}", role.what);
@@ -108,6 +108,16 @@ pub(super) fn need<'r>(
         }
         TaskError::NoColumn { path: path.to_owned(), role: role.what, expected, found, flag: role.flag }
     })
+}
+
+/// What to do about a table that seems to have a single column, because its cells are separated by something else.
+fn other_separator(names: &[&str]) -> &'static str {
+    match names {
+        [one] if one.contains('\t') => " (one cell with tabs in it: --format tsv divides there)",
+        [one] if one.contains(',') => " (one cell with commas in it: --format csv divides there)",
+        [one] if one.contains(';') => " (one cell with semicolons in it: write commas or tabs instead)",
+        _ => "",
+    }
 }
 
 /// The text of a cell, which must not be empty.

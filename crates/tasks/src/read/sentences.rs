@@ -14,6 +14,9 @@ use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target, Words};
 use crate::tags::{Scheme, convert_tags};
 
+/// A file of so many words and one sentence is hardly meant.
+const ONE_SENTENCE: usize = 40;
+
 /// A sentence before its tags are numbered.
 struct Tagged {
     id: String,
@@ -63,6 +66,16 @@ pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<
             }
         },
     )?;
+    if let [one] = &sentences[..]
+        && one.words.len() >= ONE_SENTENCE
+    {
+        collector.problems.push(format!(
+            "{}: all {} lines are one sentence, since no empty line ends one; expected a word with its tag a line, or a table \
+             as .jsonl or .parquet",
+            path.display(),
+            one.words.len()
+        ));
+    }
     number_tags(collector, sentences)
 }
 

@@ -71,6 +71,14 @@ pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
 
 /// What the flags mean.
 fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
+    let named = flags.files.iter().chain(flags.source.iter().flat_map(|source| &source.paths));
+    if let Some(table) = named.chain(&flags.held_out_files).find(|path| flags.format.is_none() && is_table(path)) {
+        anyhow::bail!(
+            "{} is a table, whose cells would all be read as text: write the texts alone into a file, one a line (with \
+             --document-per-line) or as JSON lines; --format text reads the table as it is",
+            table.display()
+        );
+    }
     let mut sources: Vec<SourceFiles> = Vec::new();
     if !flags.files.is_empty() {
         sources.push(SourceFiles { name: FILES.to_owned(), weight: 1.0, paths: flags.files.clone() });
@@ -106,6 +114,13 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
         shard_size: (flags.shard_size as u64) << 20,
         overwrite: flags.overwrite,
     })
+}
+
+/// Whether a file's name says that it is a table of a kind that is not read here.
+fn is_table(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
+    name.ends_with(".csv") || name.ends_with(".tsv")
 }
 
 fn warn(report: &BuildReport) {

@@ -166,7 +166,8 @@ fn read(data: &Path, limit: Option<usize>, sample: bool) -> anyhow::Result<Vec<P
 }
 
 fn parse(line: &str) -> anyhow::Result<Pair> {
-    let mut object: Map<String, Value> = serde_json::from_str(line).context("expected a JSON object")?;
+    let mut object: Map<String, Value> = serde_json::from_str(line)
+        .with_context(|| format!("expected a JSON object with the keys `{}`", KEYS.join("`, `")))?;
     let mut take = |key: &str| match object.remove(key) {
         Some(Value::String(text)) => Ok(text),
         Some(_) => anyhow::bail!("`{key}` is not a string"),

@@ -17,7 +17,7 @@ use crate::built_in::BuiltIn;
 use crate::flags::eval::{Eval, ScoringName, Task};
 use crate::flags::labelled::Labelled;
 use crate::flags::{LengthFlags, ModelName};
-use crate::models;
+use crate::{models, output};
 
 pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
     match flags.task {
@@ -55,7 +55,7 @@ impl Scorer {
         let model = Model::open(path, device, dtype, Want::MaskedLm).map_err(|error| {
             let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
             let error = anyhow::Error::from(error);
-            let hint = || format!("cannot score with {}: a model with a masked-LM head is needed", path.display());
+            let hint = || output::needs_masked_lm("score", path);
             if misfit { error.context(hint()) } else { error }
         })?;
         let scoring = match (model.is_left_to_right(), scoring) {

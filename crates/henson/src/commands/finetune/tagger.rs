@@ -71,6 +71,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     if let Some(task) = &flags.task {
         recipe.task.clone_from(task);
     }
+    anyhow::ensure!(!recipe.task.is_empty(), "{place} names no task: give --task, or write task = \"…\" into it");
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let TaggerRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
