@@ -1,10 +1,10 @@
-"""transformers fine-tuning a BERT on tagging or on SQuAD: the peer of `henson finetune --task ner|pos|squad1|squad2`.
+"""transformers fine-tuning a BERT on sentences, tagging or SQuAD: the peer of `henson finetune --task stsb|mrpc|…|ner|pos|squad1|squad2`.
 
     python tools/bench/torch_tasks.py --task ner --model DIR --train train.txt --dev testa.txt --out predictions [--seed 0] [--bf16]
 
 Decoupled weight decay off biases and LayerNorm, 10% warm-up, linear decay, clip 1.0, padding to the longest of a batch, as in
-the peer of the GLUE tasks. Writes what `henson eval --predictions` scores, so that both sides have one scorer: CoNLL columns for
-tags, predictions.json and null_odds.json for questions. Prints one JSON line with the times. Files may be gzipped.
+GLUE's own baselines. Writes what `henson eval --predictions` scores, so that both sides have one scorer: predictions.tsv for
+sentences, CoNLL columns for tags, predictions.json and null_odds.json for questions. Prints one JSON line with the times. Files may be gzipped.
 """
 
 import argparse
@@ -16,7 +16,16 @@ import time
 
 import numpy as np
 import torch
-from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
+
+# Of GLUE's files: the columns of the texts and of the label, and whether a header comes first.
+GLUE = {
+    "cola": ((3,), 1, False), "sst2": ((0,), 1, True), "mrpc": ((3, 4), 0, True), "stsb": ((7, 8), 9, True),
+    "rte": ((1, 2), 3, True), "qqp": ((3, 4), 5, True),
+}
 
 
 def opened(path):
@@ -46,6 +55,43 @@ def questions(path):
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
                 yield question["id"], question["question"].strip(), paragraph["context"], question["answers"]
+
+
+class Sentences:
+    """One text or two, with a class or a number."""
+
+    def __init__(self, flags, tokenizer):
+        self.tokenizer, self.length = tokenizer, flags.max_length
+        self.texts, self.label, self.header = GLUE[flags.task]
+        self.number = flags.task == "stsb"
+        train, self.dev = self.rows(flags.train), self.rows(flags.dev)
+        self.names = sorted({row[self.label] for row in train})
+        self.items = [(self.encode(row), self.target(row)) for row in train]
+
+    def rows(self, path):
+        lines = [line.rstrip("\n").split("\t") for line in opened(path)]
+        return [row for row in lines[self.header :] if len(row) > max(*self.texts, self.label)]
+
+    def model(self, path):
+        return AutoModelForSequenceClassification.from_pretrained(path, num_labels=1 if self.number else len(self.names))
+
+    def encode(self, row):
+        return dict(self.tokenizer(*(row[i] for i in self.texts), truncation=True, max_length=self.length))
+
+    def target(self, row):
+        return float(row[self.label]) if self.number else self.names.index(row[self.label])
+
+    def batch(self, items):
+        x = self.tokenizer.pad([item[0] for item in items], return_tensors="pt")
+        return x, {"labels": torch.tensor([item[1] for item in items])}
+
+    def predict(self, forward, out):
+        with open(out / "predictions.tsv", "w", encoding="utf-8") as file:
+            file.write("index\tprediction\n")
+            for i in range(0, len(self.dev), 64):
+                x = self.tokenizer.pad([self.encode(row) for row in self.dev[i : i + 64]], return_tensors="pt")
+                for j, row in enumerate(forward(x).logits.float().cpu().numpy()):
+                    file.write(f"{i + j}\t{row[0] if self.number else self.names[row.argmax()]}\n")
 
 
 class Tagging:
@@ -154,6 +200,7 @@ def main():
     flags.add_argument("--lr", type=float, default=5e-5)
     flags.add_argument("--batch", type=int, default=16)
     flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--epsilon", type=float, default=1e-8)
     flags.add_argument("--max-length", type=int, default=0)
     flags.add_argument("--threads", type=int, default=2)
     flags.add_argument("--bf16", action="store_true")
@@ -167,12 +214,13 @@ def main():
     out = pathlib.Path(flags.out)
     out.mkdir(parents=True, exist_ok=True)
     start = time.time()
-    task = (Questions if asks else Tagging)(flags, AutoTokenizer.from_pretrained(flags.model))
+    kind = Questions if asks else Sentences if flags.task in GLUE else Tagging
+    task = kind(flags, AutoTokenizer.from_pretrained(flags.model))
     model = task.model(flags.model).to(device).train()
     plain = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
     decayed = [p for n, p in model.named_parameters() if not ("bias" in n or "LayerNorm" in n)]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=flags.lr
+        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=flags.lr, eps=flags.epsilon
     )
     steps = flags.epochs * -(-len(task.items) // flags.batch)
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
