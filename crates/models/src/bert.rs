@@ -188,12 +188,15 @@ impl Bert {
                 Predictions { transform, norm, bias }
             }));
         }
+        // What is pre-trained starts as the paper's. Heads of tasks start as those of `transformers`, a seventh larger without
+        // the truncation: where a task has few updates, a smaller head costs points (docs/finetuning.md).
+        let task = Init::Normal(config.initializer_range as f32);
         model.classifier = match head {
             Head::Encoder | Head::Pooler | Head::MaskedLm => None,
             Head::PreTraining => Some(Linear::build(b, "cls.seq_relationship", h, 2, init)),
-            Head::Sequence { labels } | Head::Token { labels } => Some(Linear::build(b, "classifier", h, labels, init)),
-            Head::Span => Some(Linear::build(b, "qa_outputs", h, 2, init)),
-            Head::Choice => Some(Linear::build(b, "classifier", h, 1, init)),
+            Head::Sequence { labels } | Head::Token { labels } => Some(Linear::build(b, "classifier", h, labels, task)),
+            Head::Span => Some(Linear::build(b, "qa_outputs", h, 2, task)),
+            Head::Choice => Some(Linear::build(b, "classifier", h, 1, task)),
         };
         model
     }
