@@ -1,6 +1,6 @@
 //! Interruptions: ctrl-C, or a polite end by whoever manages processes.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -22,10 +22,12 @@ pub(crate) fn stop() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(Arc::clone(known.insert(stop)))
 }
 
-/// From here on, the first interruption ends the program: for work that looks at no flag, after some that did.
-pub(crate) fn end_at_once() -> anyhow::Result<()> {
+/// From here on, the first interruption ends the program: for work that looks at no flag, after some that did. Says whether one
+/// came before, after that work had looked for the last time.
+pub(crate) fn end_at_once() -> anyhow::Result<bool> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
     }
-    Ok(())
+    let known = STOP.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(known.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
 }

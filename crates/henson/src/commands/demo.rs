@@ -146,11 +146,11 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         henson_checkpoint::write_atomic(&before, &serde_json::to_vec(&fills)?)?;
     }
     let before_fills: Vec<Vec<String>> = henson_checkpoint::read_json(&before, 1 << 20)?;
-    if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &options)? {
-        return Err(output::Interrupted::saved(step).into());
-    }
+    let (outcome, reached) = pretrain(&plan, &device, &model, &options)?;
     // The rest takes seconds and keeps nothing.
-    signals::end_at_once()?;
+    if signals::end_at_once()? || outcome == Outcome::Interrupted {
+        return Err(output::Interrupted::saved(reached).into());
+    }
     let after_fills = fill(&model, &device)?;
     say("   what it puts into blanks, before and after:");
     for ((text, before), after) in BLANKS.iter().zip(&before_fills).zip(&after_fills) {
@@ -184,7 +184,7 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     });
     let built_in_fills = built_in_fills.ok();
     if let Some(fills) = &built_in_fills {
-        step(5, "the model that henson comes with: the same way, 42.6 million words, eight minutes of a GPU");
+        step(5, "the model that henson comes with: the same way, 42.6 million words, seven minutes of a GPU");
         for (text, best) in BLANKS.iter().zip(fills) {
             say(&format!("     {text:<44} {}", best.join(", ")));
         }

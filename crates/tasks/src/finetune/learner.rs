@@ -519,7 +519,7 @@ mod tests {
     #[test]
     fn no_pair_is_alone() {
         let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], wanted: Wanted::Alike };
-        let sizes = |pairs: u32, batch_size, accumulation| -> Vec<Vec<usize>> {
+        let epoch = |pairs: u32, batch_size, accumulation| -> Vec<Vec<Vec<u32>>> {
             let schedule =
                 Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 9 };
             let settings = LearnerSettings {
@@ -533,21 +533,24 @@ mod tests {
             };
             let mut learner = Learner::new((0..pairs).map(pair).collect(), None, settings).unwrap();
             let steps = Learner::steps_per_epoch(&learner.train, batch_size);
-            let mut parts = |step| divided(learner.batch(step), accumulation).iter().map(Vec::len).collect();
+            let numbers = |part: &Vec<&Instance>| part.iter().map(|pair| pair.sequences[0].0[0]).collect();
+            let mut parts = |step| divided(learner.batch(step), accumulation).iter().map(numbers).collect();
             (0..steps).map(&mut parts).collect()
+        };
+        let sizes = |pairs, batch_size, accumulation| -> Vec<Vec<usize>> {
+            let sizes_of = |parts: &Vec<Vec<u32>>| parts.iter().map(Vec::len).collect();
+            epoch(pairs, batch_size, accumulation).iter().map(sizes_of).collect()
         };
         assert_eq!(sizes(10, 5, 3), [[3, 2], [3, 2]]);
         assert_eq!(sizes(9, 4, 1), [[4], [5]]);
         assert_eq!(sizes(24, 10, 4), [vec![3, 2, 3, 2], vec![3, 2, 3, 2], vec![2, 2]]);
         for (pairs, batch_size, accumulation) in [(2, 2, 1), (3, 2, 1), (5, 2, 1), (17, 8, 4), (19, 8, 4), (40, 13, 6)]
         {
-            let sizes = sizes(pairs, batch_size, accumulation).concat();
-            let (least, all) = (sizes.iter().min().copied(), sizes.iter().sum::<usize>());
-            assert_eq!(
-                (least >= Some(2), all),
-                (true, pairs as usize),
-                "{pairs} {batch_size} {accumulation}: {sizes:?}"
-            );
+            let parts = epoch(pairs, batch_size, accumulation).concat();
+            let mut all = parts.concat();
+            all.sort_unstable();
+            let right = parts.iter().all(|part| part.len() >= 2) && all.into_iter().eq(0..pairs);
+            assert!(right, "{pairs} {batch_size} {accumulation}: {parts:?}");
         }
     }
 }

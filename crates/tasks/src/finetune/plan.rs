@@ -252,6 +252,7 @@ fn check_for_embed(recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskErro
             recipe.batch_size.to_string(),
             "at least 2: partners are told from others",
         ),
+        (recipe.limit == Some(1), "limit", "1".to_owned(), "at least 2: partners are told from others"),
         (own != Pooling::Mean, "model", recipe.model.clone(), "a model whose vectors are the means of their tokens"),
     ];
     match wrong.into_iter().find(|(wrong, ..)| *wrong) {

@@ -103,24 +103,26 @@ pub fn finetune(
     if !patience.is_over() {
         let model = plan.model_files()?;
         let Watch { on, stop } = watch;
+        let mut set_here = false;
         let outcome = {
             let mut notice = |event: Event<'_>| {
                 if let Event::Evaluated { step, metrics } = &event
                     && *step > 0
                 {
                     patience.notice(metrics);
-                    if patience.is_over() {
-                        stop.store(true, Ordering::Relaxed);
-                    }
                 }
                 on(event);
+                if patience.is_over() && !stop.swap(true, Ordering::Relaxed) {
+                    set_here = true;
+                }
             };
             train(&mut engine, &mut learner, &run, &model, &mut state, &settings, &mut Watch { on: &mut notice, stop })?
         };
-        if patience.is_over() && state.step < settings.steps {
-            // Set here, and not by whoever watches.
+        // Whoever watches may have more runs: the flag is left as it was, and an interruption is not taken back.
+        if set_here {
             stop.store(false, Ordering::Relaxed);
-        } else if outcome != Outcome::Finished {
+        }
+        if outcome != Outcome::Finished && !patience.is_over() {
             return Ok(Ended::Stopped(state.step));
         }
     }

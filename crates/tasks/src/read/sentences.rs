@@ -66,7 +66,7 @@ pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<
             }
         },
     )?;
-    if let [one] = &sentences[..]
+    if let (1, [one]) = (count, &sentences[..])
         && one.words.len() >= ONE_SENTENCE
     {
         collector.problems.push(format!(

@@ -79,6 +79,8 @@ fn rows_of_tables() {
 #[test]
 fn sentences() {
     check("ner", "x.conll", "a O\nb O\n\nc O\nd\n", &["line 5", "1 columns", "2"], 1);
+    // One long sentence is left, which says nothing about how the file is divided.
+    check("ner", "x.conll", &("a O\n".repeat(50) + "\nb\n"), &["line 52", "1 columns", "2"], 1);
     check(
         "tag",
         "x.jsonl",

@@ -168,6 +168,7 @@ fn what_cannot_be_tuned_is_said() {
     check("embed.jsonl", &["windows=true"], from.path(), "`windows` is true");
     check("embed.jsonl", &["temperature=0"], from.path(), "`temperature` is 0");
     check("embed.jsonl", &["min_score=1"], from.path(), "`min_score` is 1");
+    check("embed.jsonl", &["limit=1"], from.path(), "`limit` is 1");
     check("embed.jsonl", &["class_weights=true"], from.path(), "`class_weights` is true");
     check("embed.jsonl", &[], cls.path(), "`model` is");
     check("embed-scores.jsonl", &[], from.path(), "6 pairs");

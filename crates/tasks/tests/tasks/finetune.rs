@@ -373,6 +373,24 @@ fn training_ends_early_when_nothing_gets_better() {
     assert!(fs::read_to_string(place.path().join("README.md")).unwrap().contains("ended early"));
 }
 
+/// A search has more runs after one whose patience ended, at its last step or before; and an interruption ends the search.
+#[test]
+fn patience_leaves_the_flag_as_it_was() {
+    let from = model("sequence", &json!({}));
+    for (epochs, interrupted) in [("epochs=3", false), ("epochs=9", false), ("epochs=9", true)] {
+        let (place, stop) = (TempDir::new().unwrap(), AtomicBool::new(false));
+        let sets = [epochs, "learning_rate=0.0", "patience=2", "max_length=40"];
+        let plan = plan(recipe("classify", from.path(), "classify.jsonl", &sets));
+        let mut on = |event: Event<'_>| {
+            if interrupted && matches!(event, Event::Evaluated { step: 9, .. }) {
+                stop.store(true, Ordering::Relaxed);
+            }
+        };
+        let ended = finetune(&plan, &device(), place.path(), None, &mut Watch { on: &mut on, stop: &stop });
+        assert_eq!((finished(ended.unwrap()).steps, stop.load(Ordering::Relaxed)), (9, interrupted), "{epochs}");
+    }
+}
+
 #[test]
 fn an_interrupted_search_gives_the_same_table() {
     let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
