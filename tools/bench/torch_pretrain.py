@@ -7,7 +7,7 @@
 The model is that of a script with torch_bert.py's classes (--peer): fused QKV, scaled_dot_product_attention, the vocabulary at
 the hidden pieces alone, bf16 autocast, torch.compile, fused AdamW. Sequences are padded to one length and hidden pieces to one
 number, so that nothing is compiled twice. AdamW, clipping and schedule are those of a recipe. Writes a model directory that
-`henson eval` scores, and prints one JSON line. Its `seconds` are those of the training loop after the first 20 steps, scaled to
+`henson eval` scores, and prints one JSON line. Weights start as the recipe's do, truncated at two deviations. Its `seconds` are those of the training loop after the first 20 steps, scaled to
 all: compiling does not count.
 """
 
@@ -85,7 +85,7 @@ def main():
     model = peer.Bert(flags.layers, flags.hidden, flags.hidden // 64, V=pieces, p=flags.dropout)
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=flags.init)
+            nn.init.trunc_normal_(module.weight, std=flags.init, a=-2 * flags.init, b=2 * flags.init)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
     del model.pool, model.nsp
