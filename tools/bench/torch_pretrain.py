@@ -2,13 +2,14 @@
 
     henson data export shards --out batches.safetensors --objective mlm --batches 2500 --batch-size 256 --mask-probability 0.2
     python tools/bench/torch_pretrain.py --peer torch_bert.py --batches batches.safetensors --tokenizer DIR --out DIR \
-        --layers 12 --hidden 256 --lr 2e-3 --warmup 250 [--dropout 0.0] [--init 0.04] [--beta2 0.98]
+        --layers 12 --hidden 256 --lr 2e-3 --warmup 250 [--dropout 0.0] [--init 0.04] [--beta2 0.98] [--start DIR]
 
 The model is that of a script with torch_bert.py's classes (--peer): fused QKV, scaled_dot_product_attention, the vocabulary at
 the hidden pieces alone, bf16 autocast, torch.compile, fused AdamW. Sequences are padded to one length and hidden pieces to one
-number, so that nothing is compiled twice. AdamW, clipping and schedule are those of a recipe. Writes a model directory that
-`henson eval` scores, and prints one JSON line. Weights start as the recipe's do, truncated at two deviations. Its `seconds` are those of the training loop after the first 20 steps, scaled to
-all: compiling does not count.
+number, so that nothing is compiled twice. AdamW, clipping and schedule are those of a recipe. Weights start as the recipe's do,
+truncated at two deviations, or are those of a model directory (--start). Writes a model directory that `henson eval` scores with
+the mean losses of every 100 steps (losses.json), and prints one JSON line. Its `seconds` are those of the training loop after the
+first 20 steps, scaled to all: compiling does not count.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def read(path, length, hidden):
 
 
 def names(model):
-    """What transformers calls the weights of BertForMaskedLM."""
+    """The weights, or views of them, under the names that transformers has in BertForMaskedLM."""
     tensors = {
         "bert.embeddings.word_embeddings.weight": model.tok.weight,
         "bert.embeddings.position_embeddings.weight": model.pos.weight,
@@ -62,7 +63,7 @@ def names(model):
         norms |= {name + "attention.output.LayerNorm": layer.ln1, name + "output.LayerNorm": layer.ln2}
     for name, module in (linear | norms).items():
         tensors[name + ".weight"], tensors[name + ".bias"] = module.weight, module.bias
-    return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    return tensors
 
 
 def main():
@@ -73,6 +74,7 @@ def main():
         flags.add_argument("--" + name, type=int, default=default)
     for name, default in (("lr", 2e-3), ("dropout", 0.0), ("init", 0.04), ("beta2", 0.98), ("decay", 0.01), ("share", 0.2)):
         flags.add_argument("--" + name, type=float, default=default)
+    flags.add_argument("--start")
     flags = flags.parse_args()
     peer = load(flags.peer)
     torch.manual_seed(flags.seed)
@@ -89,6 +91,10 @@ def main():
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
     del model.pool, model.nsp
+    if flags.start:
+        with torch.no_grad(), safe_open(pathlib.Path(flags.start) / "model.safetensors", "pt") as file:
+            for name, tensor in names(model).items():
+                tensor.copy_(file.get_tensor(name))
     model = model.cuda().train()
 
     def loss_of(ids, mask, rows, targets):
@@ -111,8 +117,9 @@ def main():
         lr=flags.lr, betas=(0.9, flags.beta2), eps=1e-6, fused=True,
     )
     steps, skip = len(batches), 20
-    rate = lambda step: min((step + 1) / flags.warmup, (steps - step) / (steps - flags.warmup))
+    rate = lambda step: min(step / flags.warmup, (steps - step) / (steps - flags.warmup))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    losses = []
     for step, batch in enumerate(batches):
         if step == skip:
             torch.cuda.synchronize()
@@ -122,6 +129,7 @@ def main():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = compiled(*batch)
         loss.backward()
+        losses.append(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -129,7 +137,9 @@ def main():
     seconds = (time.perf_counter() - start) * steps / (steps - skip)
     out = pathlib.Path(flags.out)
     shutil.copytree(flags.tokenizer, out, dirs_exist_ok=True)
-    save_file(names(model), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "losses.json").write_text(json.dumps([part.mean().item() for part in torch.stack(losses).split(100)]))
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in names(model).items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps({
         "architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": pieces, "hidden_size": flags.hidden,
         "num_hidden_layers": flags.layers, "num_attention_heads": flags.hidden // 64, "intermediate_size": 4 * flags.hidden,
