@@ -146,6 +146,13 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+/// Warns where a longer sequence was asked for than the model takes.
+pub(crate) fn warn_of_length(asked: Option<usize>, most: usize) {
+    if let Some(asked) = asked.filter(|asked| *asked > most) {
+        warn(&format!("a length of {asked} was asked for, and the model takes no more than {most}: that it is"));
+    }
+}
+
 /// Warns that texts were cut, once for each call with texts of which some were.
 pub(crate) fn warn_cut(numbers: &[usize], dropped: impl Iterator<Item = usize>) {
     let cut: Vec<(&usize, usize)> = numbers.iter().zip(dropped).filter(|(_, dropped)| *dropped > 0).collect();

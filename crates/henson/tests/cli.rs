@@ -167,6 +167,10 @@ fn long_texts_are_cut_with_a_warning_or_windowed() {
     assert!(message.contains("text 1") && message.contains("112 pieces") && message.contains("--windows"), "{message}");
     let output = henson(&["embed", "--model", directory, "--json", "--windows", &long], b"");
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    for command in ["embed", "features", "fill"] {
+        let output = henson(&[command, "--model", directory, "--max-length", "41", "a [MASK]"], b"");
+        assert!(output.status.success() && text(&output.stderr).contains("no more than 40"), "{}", text(&output.stderr));
+    }
 }
 
 #[test]

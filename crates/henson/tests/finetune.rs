@@ -174,7 +174,7 @@ fn mistakes_are_told() {
     fails(&place.finetune("magic", "classify.jsonl", "out", &[]), 2, &["magic", "classify"]);
     fails(&place.finetune("classify", "classify.jsonl", "out", &["--set", "max_length=2"]), 1, &["`max_length` is 2"]);
     let longer = place.finetune("classify", "classify.jsonl", "longer", &["--set", "max_length=999", "--stop-at", "0"]);
-    fails(&longer, 0, &["warning: max_length is 999, and the model takes no more than 40"]);
+    fails(&longer, 0, &["warning: a length of 999 was asked for, and the model takes no more than 40"]);
     fails(&place.finetune("classify", "classify.jsonl", "model/vocab.txt", &[]), 1, &["vocab.txt is a file"]);
     let model = place.model.to_str().unwrap();
     let finetune = |arguments: &[&str], parts: &[&str]| {

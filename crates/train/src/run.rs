@@ -100,7 +100,6 @@ pub struct ModelFiles {
 impl RunDirectory {
     /// Opens or makes the directory of a run. One that holds other things is refused.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = || TrainError::io("open", path);
         let is_run = path.join("recipe.toml").is_file();
         match fs::read_dir(path) {
             // What a run that was killed in its first moment leaves, too.
@@ -111,8 +110,10 @@ impl RunDirectory {
                 }
             }
             Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => fs::create_dir_all(path).map_err(io())?,
-            Err(error) => return Err(io()(error)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                fs::create_dir_all(path).map_err(TrainError::io("make", path))?;
+            }
+            Err(error) => return Err(TrainError::io("open", path)(error)),
         }
         let lock_path = path.join("run.lock");
         let lock =

@@ -38,6 +38,7 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let device = flags.ask.compute.device()?;
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Classify))?;
+    output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     let (labels, problem) = (model.labels(), model.problem()?);
     input::for_each(&flags.ask.texts, |texts, numbers| {
         let inputs = inputs(texts, flags, numbers)?;

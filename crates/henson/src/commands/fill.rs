@@ -49,6 +49,7 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
         let hint = || output::needs_masked_lm("fill", &path);
         if misfit { error.context(hint()) } else { error }
     })?;
+    output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     input::for_each(&flags.ask.texts, |texts, numbers| {
         let filled = model.fill(texts, flags.top, flags.ask.length.length()).map_err(|error| match error {
             // The model counts what it was given.

@@ -154,9 +154,7 @@ fn find_files(
 fn introduce(plan: &Plan, device: &Device) {
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     let most = plan.config.max_position_embeddings;
-    if let Some(wanted) = plan.recipe.max_length.filter(|wanted| *wanted > most) {
-        output::warn(&format!("max_length is {wanted}, and the model takes no more than {most}: that it is"));
-    }
+    output::warn_of_length(plan.recipe.max_length, most);
     if plan.cut > 0 {
         let longer = plan.config.reading.is_some_and(|reading| reading.max_length < most);
         let windows = plan.task.kind != TaskKind::Embed;

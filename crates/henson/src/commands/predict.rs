@@ -86,6 +86,7 @@ impl Asked<'_> {
         let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
         let opened: Vec<Model> = paths.iter().map(open).collect::<Result<_, _>>()?;
         let first = opened.first().with_context(|| format!("--task {} needs --model DIR", reading.task.name))?;
+        output::warn_of_length(self.length.max_length, first.most_tokens());
         let may_be_unanswerable = reading.task.may_be_unanswerable;
         let set = read(data, &reading_for(first, reading))?;
         set.problems.iter().for_each(|problem| output::warn(problem));

@@ -46,7 +46,10 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
         false => Opened::Model(Box::new(Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Tag))?)),
     };
     let labels = match &opened {
-        Opened::Model(model) => model.labels(),
+        Opened::Model(model) => {
+            output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
+            model.labels()
+        }
         Opened::Tagger(tagger) => tagger.labels().to_vec(),
     };
     input::for_each(&flags.ask.texts, |texts, numbers| {
