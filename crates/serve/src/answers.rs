@@ -152,7 +152,7 @@ pub(crate) async fn choose(call: Call<wire::ChooseRequest>) -> Result<Answer<Val
     let bytes = body.context.len() + body.choices.iter().map(String::len).sum::<usize>();
     let theirs = Arc::clone(&model);
     let sequences = off_the_road(bytes, move || {
-        let cut = Cut { most: theirs.task_tokens(), truncate: true, left: false };
+        let cut = Cut { field: "choices", most: theirs.task_tokens(), truncate: true, left: false };
         let context = bounded(&body.context, &cut)?;
         let choices = body.choices.iter().map(|choice| bounded(choice, &cut)).collect::<Result<Vec<_>, _>>()?;
         Ok(theirs.model.tokenizer().choices(context, &choices, cut.most)?)
@@ -192,7 +192,7 @@ async fn classify(
     let theirs = Arc::clone(model);
     let laid_out = off_the_road(bytes, move || {
         let windows = theirs.model.task_length().windows;
-        let cut = Cut { most: theirs.task_tokens(), truncate, left: false };
+        let cut = Cut { field: "inputs", most: theirs.task_tokens(), truncate, left: false };
         let bounded = |text| if windows { Ok(text) } else { bounded(text, &cut) };
         let laid_out = inputs.iter().map(|TextOrPair(first, second)| {
             let input = match second {
@@ -201,7 +201,7 @@ async fn classify(
             };
             let (windows, dropped) = text_windows(theirs.model.tokenizer(), input, cut.most, windows)?;
             if dropped > 0 && !cut.truncate {
-                return Err(too_long(cut.most, windows.iter().map(Features::len).sum::<usize>() + dropped));
+                return Err(too_long(&cut, windows.iter().map(Features::len).sum::<usize>() + dropped));
             }
             Ok((windows, dropped))
         });

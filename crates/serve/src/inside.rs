@@ -19,7 +19,7 @@ pub(crate) async fn attention(call: Call<wire::AttentionRequest>) -> Result<Answ
     if text.is_empty() {
         return Err(ApiError::new(Kind::Empty, "`inputs` is empty"));
     }
-    let cut = Cut { most: MOST_TOKENS.min(model.model.most_tokens()), truncate: true, left: false };
+    let cut = Cut { field: "inputs", most: MOST_TOKENS.min(model.model.most_tokens()), truncate: true, left: false };
     let text = bounded(&text, &cut)?.to_owned();
     let pieces = model.model.tokenizer().encode(&text)?;
     let features = model.sequence(pieces, cut)?;
@@ -54,7 +54,7 @@ pub(crate) async fn neighbours(call: Call<wire::NeighboursRequest>) -> Result<An
     }
     let theirs = std::sync::Arc::clone(&model);
     let texts = off_the_road(inputs.iter().map(String::len).sum(), move || {
-        let cut = Cut { most: theirs.model.most_tokens(), truncate: true, left: false };
+        let cut = Cut { field: "inputs", most: theirs.model.most_tokens(), truncate: true, left: false };
         let texts = inputs.into_iter().map(|text| {
             let text = bounded(&text, &cut)?.to_owned();
             let features = theirs.sequence(theirs.model.tokenizer().encode(&text)?, cut)?;

@@ -68,9 +68,14 @@ pub(crate) struct Registry {
     slots: RwLock<BTreeMap<String, (Fingerprint, Arc<Loaded>)>>,
 }
 
+/// What OpenAI's requests call the texts; they have no `truncate`.
+pub(crate) const OPENAI_FIELD: &str = "input";
+
 /// How the text of a request becomes a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
+    /// What the request calls it.
+    pub(crate) field: &'static str,
     /// The most tokens, special ones included.
     pub(crate) most: usize,
     /// Whether longer texts are cut; otherwise they are refused.
@@ -240,7 +245,7 @@ impl Loaded {
         let beyond = pieces.len().saturating_sub(room);
         if beyond > 0 && !cut.truncate {
             let given = pieces.len() + template.single_specials();
-            return Err(too_long(cut.most, given));
+            return Err(too_long(&cut, given));
         }
         if beyond > 0 && cut.left {
             pieces.ids.drain(..beyond);
@@ -276,8 +281,13 @@ fn warm_up(model: &Model) -> Result<(), InferError> {
 }
 
 /// What is told where a text is too long and must not be cut.
-pub(crate) fn too_long(most: usize, given: usize) -> ApiError {
-    let message = format!("`inputs` must have at most {most} tokens, this has {given}: set `truncate` to cut it");
+pub(crate) fn too_long(cut: &Cut, given: usize) -> ApiError {
+    let Cut { field, most, .. } = cut;
+    let next = match *field {
+        OPENAI_FIELD => "this server was told not to cut texts (--no-truncate)",
+        _ => "set `truncate` to cut it",
+    };
+    let message = format!("`{field}` must have at most {most} tokens, this has {given}: {next}");
     ApiError::new(Kind::Validation, message)
 }
 

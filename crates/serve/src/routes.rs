@@ -7,13 +7,13 @@ use axum::routing::{MethodRouter, get, post};
 use base64::Engine;
 use henson_infer::Pooling;
 use henson_models::Head;
-use henson_text::{Features, Pieces, code_point_offsets};
+use henson_text::{Features, Pieces, Slot, TextError, Tokenizer, code_point_offsets};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, App, Call};
 use crate::compute::{Read, Task};
 use crate::error::{ApiError, Kind};
-use crate::models::{Cut, Loaded, needed, too_long};
+use crate::models::{Cut, Loaded, OPENAI_FIELD, needed, too_long};
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
 
@@ -346,7 +346,7 @@ pub(crate) fn bounded<'t>(text: &'t str, cut: &Cut) -> Result<&'t str, ApiError>
         return Ok(text);
     }
     if !cut.truncate {
-        return Err(too_long(cut.most, text.len().div_ceil(BYTES_PER_TOKEN)));
+        return Err(too_long(cut, text.len().div_ceil(BYTES_PER_TOKEN)));
     }
     Ok(if cut.left {
         &text[text.ceil_char_boundary(text.len() - most)..]
@@ -363,6 +363,8 @@ pub(crate) fn wrong_head(model: &Loaded, ability: &str) -> ApiError {
 
 /// How the requests for vectors say what is wanted.
 struct Embedding {
+    /// What the request calls the inputs.
+    field: &'static str,
     inputs: Vec<Input>,
     truncate: Option<bool>,
     direction: TruncationDirection,
@@ -375,13 +377,14 @@ async fn sequences(
     model: &std::sync::Arc<Loaded>,
     wanted: Embedding,
 ) -> Result<(Vec<Features>, usize), ApiError> {
-    check_count(app, wanted.inputs.len(), "inputs")?;
+    check_count(app, wanted.inputs.len(), wanted.field)?;
     let cut = Cut {
+        field: wanted.field,
         most: model.most_tokens(),
         truncate: wanted.truncate.unwrap_or(app.settings.truncate),
         left: wanted.direction == TruncationDirection::Left,
     };
-    let prompt = prompt(model, wanted.prompt_name)?;
+    let prompt = prompt(model, wanted.prompt_name)?.unwrap_or_default();
     let bytes = wanted.inputs.iter().map(|input| match input {
         Input::Text(text) => text.len(),
         Input::Ids(ids) => 4 * ids.len(),
@@ -390,20 +393,25 @@ async fn sequences(
     off_the_road(bytes.sum(), move || {
         let features = wanted.inputs.into_iter().map(|input| {
             let tokenizer = model.model.tokenizer();
-            let text = match (input, &prompt) {
-                (Input::Text(text), None) => text,
-                (Input::Text(text), Some(prompt)) => format!("{prompt}{text}"),
-                // Ids come with the tokens of other people's templates, or without; as a text they are the same.
-                (Input::Ids(ids), prompt) => {
-                    let text = tokenizer.decode(&ids, true)?;
-                    prompt.as_ref().map_or(text.clone(), |prompt| format!("{prompt}{text}"))
+            let empty = || ApiError::new(Kind::Empty, format!("`{}` has an empty text", wanted.field));
+            // Vectors need no way back to the text.
+            let ids = match input {
+                Input::Text(text) => {
+                    let text = format!("{prompt}{text}");
+                    if text.is_empty() {
+                        return Err(empty());
+                    }
+                    tokenizer.encode_ids(bounded(&text, &cut)?)?
+                }
+                Input::Ids(ids) => {
+                    let ids = unpadded(tokenizer, &ids)?;
+                    if prompt.is_empty() && ids.is_empty() {
+                        return Err(empty());
+                    }
+                    let before = tokenizer.encode_ids(bounded(&prompt, &cut)?)?;
+                    before.into_iter().chain(without_template(tokenizer, ids).iter().copied()).collect()
                 }
             };
-            if text.is_empty() {
-                return Err(ApiError::new(Kind::Empty, "`inputs` has an empty text"));
-            }
-            // Vectors need no way back to the text.
-            let ids = tokenizer.encode_ids(bounded(&text, &cut)?)?;
             model.sequence(Pieces { ids, ..Pieces::default() }, cut)
         });
         let features: Vec<Features> = features.collect::<Result<_, _>>()?;
@@ -411,6 +419,40 @@ async fn sequences(
         Ok((features, dropped))
     })
     .await
+}
+
+/// Ids of a tokenizer without what fills up a batch. Ids that it does not have are an error.
+fn unpadded<'i>(tokenizer: &Tokenizer, mut ids: &'i [u32]) -> Result<&'i [u32], ApiError> {
+    if let Some(&id) = ids.iter().find(|&&id| tokenizer.token(id).is_none()) {
+        return Err(TextError::UnknownId { id, vocabulary_size: tokenizer.vocabulary_size() }.into());
+    }
+    let is_padding = |id: &u32| tokenizer.special().pad.as_ref().is_some_and(|pad| pad.id == *id);
+    while let [first, rest @ ..] = ids
+        && is_padding(first)
+    {
+        ids = rest;
+    }
+    while let [rest @ .., last] = ids
+        && is_padding(last)
+    {
+        ids = rest;
+    }
+    Ok(ids)
+}
+
+/// Ids without the special tokens that the template puts around a text: some clients send them, others do not. All others
+/// stay, since [UNK] and [MASK] are pieces that a model reads.
+fn without_template<'i>(tokenizer: &Tokenizer, ids: &'i [u32]) -> &'i [u32] {
+    let slots = tokenizer.template().single_slots();
+    let special = |slot: &Slot| match slot {
+        Slot::Special { id, .. } => Some(*id),
+        Slot::First { .. } | Slot::Second { .. } => None,
+    };
+    let before: Vec<u32> = slots.iter().map_while(special).collect();
+    let mut after: Vec<u32> = slots.iter().rev().map_while(special).collect();
+    after.reverse();
+    let ids = ids.strip_prefix(before.as_slice()).unwrap_or(ids);
+    ids.strip_suffix(after.as_slice()).unwrap_or(ids)
 }
 
 fn prompt(model: &Loaded, name: Option<String>) -> Result<Option<String>, ApiError> {
@@ -455,6 +497,7 @@ async fn vectors(
 async fn embed(call: Call<wire::EmbedRequest>) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
     let body = call.body;
     let wanted = Embedding {
+        field: "inputs",
         inputs: body.inputs.0,
         truncate: body.truncate,
         direction: body.truncation_direction,
@@ -466,6 +509,7 @@ async fn embed(call: Call<wire::EmbedRequest>) -> Result<Answer<Vec<Vec<f32>>>, 
 async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<Vec<f32>>>>, ApiError> {
     let body = call.body;
     let wanted = Embedding {
+        field: "inputs",
         inputs: body.inputs.0,
         truncate: body.truncate,
         direction: body.truncation_direction,
@@ -485,6 +529,7 @@ async fn similarity(call: Call<wire::SimilarityRequest>) -> Result<Answer<Vec<f3
     check_count(&call.app, inputs.sentences.len(), "sentences")?;
     let texts = std::iter::once(inputs.source_sentence).chain(inputs.sentences);
     let wanted = Embedding {
+        field: "inputs",
         inputs: texts.map(Input::Text).collect(),
         truncate: parameters.truncate,
         direction: parameters.truncation_direction,
@@ -498,8 +543,13 @@ async fn similarity(call: Call<wire::SimilarityRequest>) -> Result<Answer<Vec<f3
 
 async fn openai(call: Call<wire::OpenAiRequest>) -> Result<Answer<wire::OpenAiAnswer>, ApiError> {
     let body = call.body;
-    let wanted =
-        Embedding { inputs: body.input.0, truncate: None, direction: TruncationDirection::Right, prompt_name: None };
+    let wanted = Embedding {
+        field: OPENAI_FIELD,
+        inputs: body.input.0,
+        truncate: None,
+        direction: TruncationDirection::Right,
+        prompt_name: None,
+    };
     let Answer { body: vectors, tokens, dropped } =
         vectors(&call.app, &call.model, wanted, true, body.dimensions).await?;
     let data = vectors.into_iter().enumerate().map(|(index, vector)| {
@@ -592,7 +642,8 @@ async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>
     if !matches!(model.head(), Head::MaskedLm | Head::PreTraining) {
         return Err(wrong_head(&model, "fill"));
     }
-    let cut = Cut { most: model.model.most_tokens(), truncate: truncate.unwrap_or(app.settings.truncate), left: false };
+    let truncate = truncate.unwrap_or(app.settings.truncate);
+    let cut = Cut { field: "inputs", most: model.model.most_tokens(), truncate, left: false };
     let bytes = inputs.0.iter().map(String::len).sum();
     let theirs = std::sync::Arc::clone(&model);
     let (tasks, mut filled) = off_the_road(bytes, move || blanks(&theirs, &inputs.0, top, cut)).await?;

@@ -47,10 +47,47 @@ fn vectors_are_those_of_the_command() {
     same(&running.ok("/embed", r#"{"inputs": "Jim Henson!", "normalize": false}"#)[0], &raw[0].vector);
     let short = running.ok("/embed", r#"{"inputs": "Jim Henson!", "normalize": false, "dimensions": 3}"#);
     same(&short[0], &raw[0].vector[..3]);
-    // Ids are the text that they spell.
+    // Ids are the pieces of a text, with its special tokens or without.
     let ids: Vec<u32> = model.tokenizer().encode("play play").unwrap().ids;
     same(&running.ok("/embed", &json!({"inputs": [ids, ids]}).to_string())[1], &expected[2].vector);
     same(&running.ok("/embed", &json!({"inputs": ids}).to_string())[0], &expected[2].vector);
+}
+
+/// The ids that /tokenize gives have the vector of the text, unknown pieces and masks included.
+#[test]
+fn ids_are_taken_as_they_are() {
+    let (_directory, running, _model) = served("model");
+    let vectors = |ids: Value| running.ok("/embed", &json!({"inputs": [ids]}).to_string());
+    for text in ["a é\u{1f600} play", "[MASK] play [UNK]", " ", "a [SEP] b", &"jim é ".repeat(30)] {
+        let expected = running.ok("/embed", &json!({"inputs": text}).to_string());
+        for special in [true, false] {
+            let body = json!({"inputs": text, "add_special_tokens": special});
+            let tokens = running.ok("/tokenize", &body.to_string());
+            let ids: Vec<&Value> = tokens[0].as_array().unwrap().iter().map(|token| &token["id"]).collect();
+            if !ids.is_empty() {
+                assert_eq!(vectors(json!(ids)), expected, "{text:?} {special}");
+            }
+        }
+    }
+    let without = vectors(json!([2, 61, 3]));
+    assert_eq!(vectors(json!([0, 2, 61, 3, 0, 0])), without);
+    for other in [json!([2, 61, 4, 3]), json!([2, 1, 61, 3]), json!([2, 61, 0, 61, 3])] {
+        assert_ne!(vectors(other.clone()), without, "{other}");
+    }
+    // What OpenAI's clients sent, in the words of their requests.
+    running.ok("/v1/embeddings", r#"{"input": [[2, 1, 3]]}"#);
+    for (input, status, said) in
+        [("[0, 0]", 400, "`input` has an empty text"), ("\"\"", 400, "`input` has"), ("[]", 400, "`input` is empty")]
+    {
+        let answer = running.post("/v1/embeddings", &format!("{{\"input\": {input}}}"));
+        assert_eq!(answer.status, status, "{input}");
+        let message = answer.json()["error"]["message"].to_string();
+        assert!(message.contains(said), "{input}: {message}");
+    }
+    assert_eq!(running.post("/v1/embeddings", r#"{"input": [2, 71, 3]}"#).status, 422);
+    let long: Vec<u32> = std::iter::once(2).chain([61; 60]).chain([3]).collect();
+    let refused = running.post("/embed", &json!({"inputs": long, "truncate": false}).to_string());
+    assert!(refused.status == 422 && refused.text().contains("at most 40 tokens, this has 62"), "{}", refused.text());
 }
 
 #[test]
@@ -272,6 +309,7 @@ fn prompts_of_sentence_transformers_are_put_before_texts() {
     let with = running.ok("/embed", r#"{"inputs": "play"}"#);
     assert_eq!(with, running.ok("/embed", r#"{"inputs": "jim play", "prompt_name": "document"}"#));
     assert_ne!(with, running.ok("/embed", r#"{"inputs": "play", "prompt_name": "document"}"#));
+    assert_eq!(with, running.ok("/embed", r#"{"inputs": [2, 61, 3]}"#));
     let unknown = running.post("/embed", r#"{"inputs": "play", "prompt_name": "other"}"#);
     assert!(unknown.status == 422 && unknown.text().contains("document, query"), "{}", unknown.text());
 }
