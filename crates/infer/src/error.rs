@@ -116,6 +116,16 @@ pub enum InferError {
         /// Whether the model is one that reads left to right.
         left_to_right: bool,
     },
+    /// Blanks for a model that reads left to right.
+    #[error(
+        "the model reads left to right (`is_decoder` in config.json): it tells the next piece and has never seen {mask}, so it \
+         cannot fill blanks; `henson eval --task perplexity` and `--task blimp` ask it what it can tell, and a masked \
+         language model fills"
+    )]
+    CannotFill {
+        /// The mask token.
+        mask: String,
+    },
     /// A score that is no number.
     #[error("the model's scores of text {text} are not finite: its weights are broken or far too large")]
     NotFinite {

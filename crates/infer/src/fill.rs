@@ -47,9 +47,13 @@ struct Place {
 }
 
 impl Model {
-    /// The `top` likeliest tokens for every mask in every text. A text without a mask is an error.
+    /// The `top` likeliest tokens for every mask in every text. A text without a mask is an error, as is
+    /// a model that reads left to right.
     pub fn fill(&self, texts: &[&str], top: usize, length: Length) -> Result<Vec<Filled>> {
         let mask = self.tokenizer().special().mask.as_ref().ok_or(InferError::NoSpecial("mask"))?;
+        if self.is_left_to_right() {
+            return Err(InferError::CannotFill { mask: mask.text.clone() });
+        }
         let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
         let mut filled = Vec::with_capacity(texts.len());
         let mut sequences: Vec<&Features> = Vec::new();

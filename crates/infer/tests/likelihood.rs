@@ -6,7 +6,7 @@ mod common;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use henson_infer::{InferError, Model, ScoreProgress, Scored, Scoring, Want};
+use henson_infer::{InferError, Length, Model, ScoreProgress, Scored, Scoring, Want};
 use henson_tensor::{DType, Isa};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -161,4 +161,16 @@ fn a_scoring_that_is_not_the_models_is_refused() {
         assert!(error.contains(part), "{error}");
     }
     assert!(score(&open(false, None, DType::F32), &[], Scoring::Piece).is_empty());
+}
+
+/// Such a model has never seen a mask, and a guess at the next piece is none at the blank.
+#[test]
+fn a_model_that_reads_left_to_right_fills_nothing() {
+    let texts = ["the [MASK]"];
+    assert_eq!(open(false, None, DType::F32).fill(&texts, 1, Length::CUT).unwrap().len(), 1);
+    let error = open(true, None, DType::F32).fill(&texts, 1, Length::CUT).unwrap_err();
+    assert!(matches!(&error, InferError::CannotFill { mask } if mask == "[MASK]"), "{error}");
+    for part in ["is_decoder", "eval --task perplexity", "--task blimp"] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
 }

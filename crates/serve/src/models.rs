@@ -170,7 +170,7 @@ impl Registry {
                 if models.is_empty() {
                     return self.get("");
                 }
-                let are = models.iter().map(|model| format!("{:?} is a {}", model.name, model.head().architecture()));
+                let are = models.iter().map(|model| format!("{:?} is a {}", model.name, model.kind()));
                 let are = are.collect::<Vec<_>>().join(", ");
                 let message = format!("no model of this server can do this: it needs {}, but {are}", needed(ability));
                 Err(ApiError::new(Kind::Backend, message))
@@ -210,6 +210,8 @@ impl Loaded {
         let mut abilities = vec!["embed", "embed_all", "similarity", "tokenize", "decode", "inside"];
         match self.head() {
             Head::Encoder | Head::Pooler => {}
+            // Such a model tells the next piece and knows nothing of masks.
+            Head::PreTraining | Head::MaskedLm if self.model.is_left_to_right() => {}
             Head::PreTraining | Head::MaskedLm => abilities.push("fill"),
             Head::Sequence { labels: 1 } => abilities.extend(["predict", "rerank"]),
             Head::Sequence { .. } => abilities.push("predict"),
@@ -220,7 +222,13 @@ impl Loaded {
         abilities
     }
 
-    fn can(&self, ability: &str) -> bool {
+    /// What it is, for messages.
+    pub(crate) fn kind(&self) -> String {
+        let reads = if self.model.is_left_to_right() { " that reads left to right" } else { "" };
+        format!("{}{reads}", self.head().architecture())
+    }
+
+    pub(crate) fn can(&self, ability: &str) -> bool {
         self.abilities().contains(&ability)
     }
 

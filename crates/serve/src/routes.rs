@@ -357,7 +357,7 @@ pub(crate) fn bounded<'t>(text: &'t str, cut: &Cut) -> Result<&'t str, ApiError>
 
 /// The wrong kind of model for a route.
 pub(crate) fn wrong_head(model: &Loaded, ability: &str) -> ApiError {
-    let (is, needed) = (model.head().architecture(), needed(ability));
+    let (is, needed) = (model.kind(), needed(ability));
     ApiError::new(Kind::Backend, format!("the model {:?} is a {is}, this needs {needed}", model.name))
 }
 
@@ -639,7 +639,7 @@ async fn decode(call: Call<wire::DecodeRequest>) -> Result<Answer<Vec<String>>, 
 async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>, ApiError> {
     let Call { app, model, body: wire::FillRequest { inputs, top, truncate, .. } } = call;
     check_count(&app, inputs.0.len(), "inputs")?;
-    if !matches!(model.head(), Head::MaskedLm | Head::PreTraining) {
+    if !model.can("fill") {
         return Err(wrong_head(&model, "fill"));
     }
     let truncate = truncate.unwrap_or(app.settings.truncate);

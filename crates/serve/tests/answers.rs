@@ -168,6 +168,26 @@ fn blanks_are_filled_as_by_the_command() {
 }
 
 #[test]
+fn a_model_that_reads_left_to_right_fills_nothing() {
+    let directory = model("mlm");
+    let path = directory.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["is_decoder"] = json!(true);
+    std::fs::write(&path, config.to_string()).unwrap();
+    let running = Running::start(&[("m", directory.path())], Settings::default());
+    for path in ["/fill", "/models/m/fill"] {
+        let answer = running.post(path, r#"{"inputs": "a [MASK]"}"#);
+        assert_eq!((answer.status, &answer.json()["error_type"]), (424, &json!("backend")), "{path}");
+        for part in ["reads left to right", "a masked language model"] {
+            assert!(answer.text().contains(part), "{path}: {}", answer.text());
+        }
+    }
+    let abilities = &running.get("/info").json()["abilities"];
+    assert!(!abilities.as_array().unwrap().contains(&json!("fill")), "{abilities}");
+    running.ok("/embed", r#"{"inputs": "a [MASK]"}"#);
+}
+
+#[test]
 fn classifiers_answer_as_the_command_does() {
     for head in ["sequence", "multilabel", "regression"] {
         let (_directory, running, model) = served(head);
