@@ -126,6 +126,18 @@ fn one_run_from_tables_to_scores() {
     let predictions = format!("{said}/predictions.jsonl");
     let scored = ["eval", "--task", "classify", "--predictions", &predictions, "--data", &file, "--json"];
     assert_eq!(lines(&place.henson(&scored)).remove(0)["accuracy"], results["value"]);
+    // So does one with labels that the model does not know, or only here and there.
+    let strange = place.at("strange.jsonl");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let text = text.replace("\"good\"", "\"unheard of\"").replace("\"bad\"", "\"\"");
+    assert!(text.contains("unheard of") && text.contains("\"\""));
+    std::fs::write(&strange, text).unwrap();
+    let again = place.at("again");
+    let ask =
+        ["predict", "--task", "classify", "--model", &run, "--data", &strange, "--out", &again, "--max-length", "40"];
+    lines(&place.henson(&ask));
+    let bytes = |said: &str| std::fs::read(format!("{said}/predictions.jsonl")).unwrap();
+    assert_eq!(bytes(&again), bytes(&said));
     // Again: it is finished, and says the same.
     assert_eq!(&lines(&place.finetune("classify", "classify.jsonl", "run", &["--json"]))[0], results);
     fails(&place.finetune("classify", "classify.jsonl", "run", &["--seed", "4"]), 1, &["seed: was 0, now 4"]);
@@ -176,6 +188,12 @@ fn mistakes_are_told() {
     let longer = place.finetune("classify", "classify.jsonl", "longer", &["--set", "max_length=999", "--stop-at", "0"]);
     fails(&longer, 0, &["warning: a length of 999 was asked for, and the model takes no more than 40"]);
     fails(&place.finetune("classify", "classify.jsonl", "model/vocab.txt", &[]), 1, &["vocab.txt is a file"]);
+    let labels = ["--labels", "bad,fair,good,better", "--stop-at", "0"];
+    fails(&place.finetune("classify", "classify.jsonl", "labels", &labels), 0, &["has \"better\"", "not learnt"]);
+    // The directory of another command's run.
+    std::fs::write(place.at("longer/recipe.toml"), "checkpoint_every = 3\n").unwrap();
+    let other = place.finetune("classify", "classify.jsonl", "longer", &[]);
+    fails(&other, 1, &["longer holds a run of another command", "checkpoint_every"]);
     let model = place.model.to_str().unwrap();
     let finetune = |arguments: &[&str], parts: &[&str]| {
         let common = ["finetune", "--model", model, "--out", &place.at("out")];

@@ -207,11 +207,18 @@ fn what_would_run_is_said_and_mistakes_are_named() {
     .unwrap();
     assert_eq!(facts["steps"], 5);
     assert!(facts["tokens_per_s"].as_f64().unwrap() > 0.0 && facts["parameters"].as_u64().unwrap() > 100_000);
+    // What does not fit is planned as well, without a time.
+    let large = ["--set", "batch_size=1000000", "--set", "steps=5"];
+    let plan = henson(&[&["pretrain", "--data", shards(), "--dry-run", "--json"][..], &large].concat());
+    assert!(plan.status.success() && String::from_utf8_lossy(&plan.stderr).contains("GiB are free"));
+    let facts: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert!(facts["memory_mib"].as_f64().unwrap() > 1e5 && facts["seconds"].is_null(), "{facts}");
 
     let with = |set: &'static str| {
         ["pretrain", "--data", shards(), "--out", &out_text, "--set", "steps=5", "--set", set].map(str::to_owned)
     };
-    let cases: [(&'static str, i32, &[&str]); 6] = [
+    let cases: [(&'static str, i32, &[&str]); 7] = [
+        ("phase.0.steps=3", 1, &["there is no `phase` to count in", "[[phase]]"]),
         ("stepz=3", 1, &["unknown field `stepz`", "steps"]),
         ("objective=magic", 1, &["magic", "mlm-nsp"]),
         ("sequence_length=4096", 1, &["sequence_length", "512"]),
@@ -238,6 +245,39 @@ fn what_would_run_is_said_and_mistakes_are_named() {
         &borrowed(&small(&["steps=2", "learning_rate=0.5"])),
         &["another recipe", "learning_rate: was 0.001, now 0.5"],
     );
+    std::fs::write(out.join("recipe.toml"), "patience = 3\n").unwrap();
+    fails(1, &borrowed(&small(&["steps=2"])), &["holds a run of another command", "patience"]);
+}
+
+#[test]
+fn a_set_is_read_before_it_runs_and_overwrites_nothing() {
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    let set = place.path().join("set");
+    std::fs::create_dir(&set).unwrap();
+    let base = "model = \"bert-tiny\"\nsteps = 2\nbatch_size = 2\nsequence_length = 16\neval_sequences = 2\n";
+    std::fs::write(set.join("base.toml"), base).unwrap();
+    std::fs::write(set.join("a.toml"), "seed = 0\n").unwrap();
+    std::fs::write(set.join("b.toml"), "sequence_length = 5000\n").unwrap();
+    let (set, out) = (at("set"), at("out"));
+    let ablate = |out: &str, more: &[&str]| -> Vec<String> {
+        let common = ["ablate", &set, "--data", shards(), "--threads", "1", "--out", out];
+        common.iter().chain(more).map(|argument| (*argument).to_owned()).collect()
+    };
+    fails(1, &borrowed(&ablate(&out, &[])), &["the variant b", "sequence_length", "512"]);
+    std::fs::write(place.path().join("set/b.toml"), "sequence_length = 32\n").unwrap();
+    fails(1, &borrowed(&ablate(&out, &["--blimp", "nowhere.jsonl"])), &["cannot open nowhere.jsonl"]);
+    fails(1, &borrowed(&ablate(&out, &["--seeds", "3,3"])), &["--seeds", "3"]);
+    assert!(!Path::new(&out).exists(), "nothing was begun");
+    works(&borrowed(&ablate(&out, &[])));
+    // The same set again has nothing to do; other directories are not touched.
+    works(&borrowed(&ablate(&out, &[])));
+    std::fs::create_dir(place.path().join("own")).unwrap();
+    std::fs::write(place.path().join("own/results.json"), "mine").unwrap();
+    for other in ["own", "set", "out/a"] {
+        fails(1, &borrowed(&ablate(&at(other), &[])), &["holds other things than the runs of a set"]);
+    }
+    assert_eq!(std::fs::read(place.path().join("own/results.json")).unwrap(), b"mine");
 }
 
 #[test]

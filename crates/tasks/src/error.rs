@@ -131,6 +131,10 @@ pub enum TaskError {
         differences: String,
     },
 
+    /// A search without a dev file.
+    #[error("a search chooses the best run by its dev file, and there is none: give --dev FILE")]
+    NothingToChooseBy,
+
     /// A model directory for inference.
     #[error(transparent)]
     Infer(#[from] InferError),

@@ -38,6 +38,14 @@ pub enum TrainError {
         /// The directory.
         path: PathBuf,
     },
+    /// A directory holds a run whose recipe is none of this command.
+    #[error("{path} holds a run of another command: choose another --out, or delete it\n{problem}")]
+    OtherKind {
+        /// The directory.
+        path: PathBuf,
+        /// What its recipe has.
+        problem: String,
+    },
     /// Another process trains into the same directory.
     #[error("another henson trains into {path} at the moment: wait for it, or choose another --out")]
     Busy {

@@ -536,6 +536,12 @@ fn apply(table: &mut Table, set: &str) -> Result<()> {
             table.insert(first.to_owned(), value);
             return Ok(());
         }
+        Some(item) if item.parse::<usize>().is_ok() && !table.contains_key(first) => {
+            return Err(recipe_error(
+                &place,
+                format!("there is no `{first}` to count in: give a recipe with [[{first}]]"),
+            ));
+        }
         Some(_) => table.entry(first).or_insert_with(|| Value::Table(Table::new())),
     };
     while let Some(part) = parts.next() {

@@ -10,7 +10,7 @@ use henson_train::metrics::{self, Line};
 use henson_train::{Outcome, Recipe, report};
 use serde::Serialize;
 
-use crate::commands::eval::blimp_accuracy;
+use crate::commands::eval::{blimp_accuracy, read_blimp};
 use crate::commands::info::thousands;
 use crate::commands::pretrain::{Options, Show, plan, pretrain};
 use crate::flags::ablate::Ablate;
@@ -32,9 +32,15 @@ struct Row {
 
 pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
+    check_content(&flags.out)?;
     let variants = variants(&flags.set)?;
+    if let Some(seed) =
+        flags.seeds.iter().enumerate().find_map(|(i, seed)| flags.seeds[..i].contains(seed).then_some(seed))
+    {
+        anyhow::bail!("--seeds has {seed} twice: expected seeds that differ");
+    }
     let device = flags.machine.device()?;
-    // All recipes are read before the first is run: a mistake in the last shall not show after hours.
+    // All is read before the first recipe is run: a mistake in the last shall not show after hours.
     let mut recipes = Vec::new();
     for (name, layers) in &variants {
         let layers: Vec<(&str, &str)> = layers.iter().map(|(text, place)| (text.as_str(), place.as_str())).collect();
@@ -42,9 +48,11 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
             let mut recipe = Recipe::parse_layers(&layers, &flags.sets)?;
             (recipe.data, recipe.seed) = (flags.data.clone(), seed);
             let directory = if flags.seeds.len() > 1 { format!("{name}-seed{seed}") } else { name.clone() };
+            plan(recipe.clone(), device.threads()).with_context(|| format!("the variant {name}"))?;
             recipes.push((name.clone(), flags.out.join(directory), recipe));
         }
     }
+    let pairs = flags.blimp.as_ref().map(|file| read_blimp(file, flags.blimp_limit, false)).transpose()?;
     let (mut rows, mut runs) = (Vec::new(), Vec::new());
     let count = recipes.len();
     for (i, (variant, out, recipe)) in recipes.into_iter().enumerate() {
@@ -71,8 +79,8 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
                 Line::Samples(_) | Line::Note(_) => {}
             }
         }
-        if let Some(file) = &flags.blimp {
-            let accuracy = blimp_accuracy(&out, file, flags.blimp_limit, &device)?;
+        if let Some(pairs) = &pairs {
+            let accuracy = blimp_accuracy(&out, pairs, &device)?;
             row.metrics.insert("blimp".to_owned(), accuracy);
         }
         if flags.json {
@@ -89,6 +97,24 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
         output::line(table.trim_end())?;
     }
     eprintln!("table.md, results.json and report.html are in {}", flags.out.display());
+    Ok(())
+}
+
+/// What a set writes beside its runs.
+const FILES: [&str; 3] = ["results.json", "table.md", "report.html"];
+
+/// Refuses a directory that holds anything but runs and what a set wrote about them.
+fn check_content(out: &Path) -> anyhow::Result<()> {
+    let Ok(entries) = std::fs::read_dir(out) else { return Ok(()) };
+    let paths: Vec<PathBuf> = entries.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>()?;
+    let is_run = |path: &Path| path.join("recipe.toml").is_file() || path.join("run.lock").is_file();
+    let is_own = |path: &Path| path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
+    let of_a_set = paths.iter().all(|path| is_run(path) || is_own(path)) && paths.iter().any(|path| is_run(path));
+    anyhow::ensure!(
+        paths.is_empty() || of_a_set,
+        "{} is there already and holds other things than the runs of a set: choose another --out, or delete it",
+        out.display()
+    );
     Ok(())
 }
 

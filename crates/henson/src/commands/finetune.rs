@@ -155,6 +155,9 @@ fn introduce(plan: &Plan, device: &Device) {
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     let most = plan.config.max_position_embeddings;
     output::warn_of_length(plan.recipe.max_length, most);
+    if let Some(unseen) = plan.labels_without_examples() {
+        output::warn(&format!("no example of {} has {unseen}: such a label is not learnt", plan.recipe.train));
+    }
     if plan.cut > 0 {
         let longer = plan.config.reading.is_some_and(|reading| reading.max_length < most);
         let windows = plan.task.kind != TaskKind::Embed;

@@ -20,7 +20,7 @@ use crate::{models, output};
 pub(crate) fn run(flags: &Predict) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
     let task = Task::named(&flags.task).context("the parser knows the tasks")?;
-    let reading = Reading { places_needed: false, ..flags.labelled.reading(task) };
+    let reading = Reading { places_needed: false, labels_wanted: false, ..flags.labelled.reading(task) };
     let asked = Asked { names: &flags.model, download: false, compute: &flags.compute, length: flags.length };
     let (set, predictions, _) = asked.predict(&flags.data, reading, flags.no_answer)?;
     let files = prediction_files(&set, &predictions)?;

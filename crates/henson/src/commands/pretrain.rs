@@ -7,7 +7,7 @@ use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_tensor::{DType, Device};
 use henson_train::{
-    Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, Watch, memory, train,
+    Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, TrainError, Watch, memory, train,
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -23,10 +23,11 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
     let recipe = recipe(flags)?;
     let device = flags.machine.device()?;
     let plan = plan(recipe, device.threads())?;
-    check_memory(&plan, &device)?;
+    let fits = check_memory(&plan, &device);
     if flags.dry_run {
-        return dry_run(&plan, &device, flags);
+        return dry_run(&plan, &device, flags, fits);
     }
+    fits?;
     let out = flags.out.as_deref().context("--out is missing: the run's directory")?;
     output::check_directory(out)?;
     if let Some(products) = &flags.products {
@@ -85,10 +86,11 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     if recipe_path.exists() {
         let text =
             std::fs::read_to_string(&recipe_path).with_context(|| format!("reading {}", recipe_path.display()))?;
-        let old = Recipe::parse(&text, &recipe_path.display().to_string(), &[])?;
+        let old = Recipe::parse(&text, &recipe_path.display().to_string(), &[])
+            .map_err(|error| TrainError::OtherKind { path: out.to_owned(), problem: error.to_string() })?;
         let differences = old.differences(&plan.recipe)?;
         if !differences.is_empty() {
-            return Err(henson_train::TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
+            return Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
         }
     }
     let kernels = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
@@ -121,8 +123,9 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
         }
         None => State::new(plan.data_name(), kernels.clone()),
     };
-    write_atomic(&recipe_path, plan.recipe.to_toml()?.as_bytes())?;
+    // After what may fail at once, so that a mistake is corrected in the same directory.
     let mut engine = plan.engine(device)?;
+    write_atomic(&recipe_path, plan.recipe.to_toml()?.as_bytes())?;
     if state.step > 0 {
         run.load(&state, &mut engine.parameters, &mut engine.updater)?;
         state.device = kernels;
@@ -262,11 +265,25 @@ struct Facts {
     steps: u64,
     tokens: u64,
     memory_mib: f64,
-    tokens_per_s: f64,
-    seconds: f64,
+    /// None where it does not fit into memory, so that nothing could be measured.
+    tokens_per_s: Option<f64>,
+    seconds: Option<f64>,
 }
 
-fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<()> {
+/// Says what would run; how fast, only where it `fits`.
+fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain, fits: anyhow::Result<()>) -> anyhow::Result<()> {
+    let speed = match fits {
+        Ok(()) => Some(speed(plan, device, flags)?),
+        Err(error) => {
+            output::warn(&error.to_string());
+            None
+        }
+    };
+    report_plan(plan, device, flags, speed)
+}
+
+/// Tokens a second of the first steps.
+fn speed(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<f64> {
     let mut engine = plan.engine(device)?;
     let mut task = plan.task(&serde_json::Value::Null, flags.loader_threads)?;
     let (mut tokens, mut seconds, mut step) = (0, 0.0, 0);
@@ -282,7 +299,10 @@ fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<()>
         }
         step += 1;
     }
-    let speed = tokens as f64 / seconds.max(1e-9);
+    Ok(tokens as f64 / seconds.max(1e-9))
+}
+
+fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64>) -> anyhow::Result<()> {
     let facts = Facts {
         model: plan.recipe.model.clone(),
         parameters: plan.parameters(),
@@ -293,8 +313,8 @@ fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<()>
         steps: plan.steps(),
         tokens: plan.most_tokens(),
         memory_mib: (needed(plan) as f64 / (1 << 20) as f64).round(),
-        tokens_per_s: speed.round(),
-        seconds: (plan.most_tokens() as f64 / speed).round(),
+        tokens_per_s: speed.map(f64::round),
+        seconds: speed.map(|speed| (plan.most_tokens() as f64 / speed).round()),
     };
     if flags.json {
         return output::json(&facts);
@@ -323,10 +343,13 @@ fn dry_run(plan: &Plan, device: &Device, flags: &Pretrain) -> anyhow::Result<()>
     }
     output::line(&format!("tokens   at most {}", thousands(facts.tokens as usize)))?;
     output::line(&format!("memory   about {} MiB", facts.memory_mib))?;
+    let (Some(seconds), Some(speed)) = (facts.seconds, facts.tokens_per_s) else {
+        return output::line("time     not measured: it does not fit into memory");
+    };
     output::line(&format!(
         "time     about {} at {} tokens/s, measured on {device} (the first steps alone: the mean may differ)",
-        duration(facts.seconds),
-        thousands(facts.tokens_per_s as usize)
+        duration(seconds),
+        thousands(speed as usize)
     ))
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Pretrain {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<String>,
 
-    /// Set a value of the recipe: steps=1000, learning_rate=3e-4, config.num_hidden_layers=6, phase.0.steps=900
+    /// Set a value of the recipe: steps=1000, learning_rate=3e-4, config.num_hidden_layers=6; of a recipe with phases, phase.0.steps=900
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) sets: Vec<String>,
 

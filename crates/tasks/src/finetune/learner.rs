@@ -189,6 +189,14 @@ pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -
     if constant && predictions.len() > 1 {
         return Some("says the same to everything".to_owned());
     }
+    let declined = |threshold: f64| {
+        predictions.iter().all(
+            |prediction| matches!(prediction, Prediction::Answer { null_odds: Some(odds), .. } if *odds > threshold),
+        )
+    };
+    if set.task.may_be_unanswerable && score.get("best_f1_threshold").is_some_and(declined) {
+        return Some("does best where it answers nothing".to_owned());
+    }
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     for example in &set.examples {
         if let Target::Class(class) = example.target {

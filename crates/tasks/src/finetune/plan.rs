@@ -112,6 +112,14 @@ impl Plan {
         self.instances.iter().map(Instance::tokens).sum()
     }
 
+    /// The labels that no example to train on has, if there are such: those of the dev file alone, or given.
+    pub fn labels_without_examples(&self) -> Option<String> {
+        let counts = self.train.label_counts();
+        let unseen: Vec<&String> =
+            self.train.labels.iter().zip(counts).filter(|(_, count)| *count == 0).map(|(label, _)| label).collect();
+        (!unseen.is_empty()).then(|| listed(&unseen))
+    }
+
     /// Names the data, to be found again when a run goes on.
     pub fn data_name(&self) -> &str {
         &self.data
@@ -119,6 +127,7 @@ impl Plan {
 
     fn digest(&self) -> String {
         let mut hash = Sha256::new();
+        hash.update(format!("{:?}", self.train.labels));
         for instance in &self.instances {
             for (ids, _) in &instance.sequences {
                 ids.iter().for_each(|id| hash.update(id.to_le_bytes()));

@@ -83,8 +83,8 @@ pub fn finetune(
         Some(state) => state,
         None => State::new(plan.data_name().to_owned(), kernels.clone()),
     };
-    write_atomic(&out.join("recipe.toml"), plan.recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
     let mut engine = plan.engine(device)?;
+    write_atomic(&out.join("recipe.toml"), plan.recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
     if state.step > 0 {
         run.load(&state, &mut engine.parameters, &mut engine.updater)?;
         state.device = kernels;
@@ -174,7 +174,8 @@ pub(crate) fn check_recipe<T: Serialize + DeserializeOwned>(
     }
     let text =
         fs::read_to_string(&path).map_err(|source| TrainError::Io { action: "read", path: path.clone(), source })?;
-    let old: T = parse_settings(&[(&text, &path.display().to_string())], &[])?;
+    let old: T = parse_settings(&[(&text, &path.display().to_string())], &[])
+        .map_err(|error| TrainError::OtherKind { path: out.to_owned(), problem: error.to_string() })?;
     let differences = differences(&old, recipe, may_change, &[])?;
     match differences.is_empty() {
         true => Ok(()),

@@ -120,6 +120,9 @@ impl Search {
                 let name = if name.is_empty() { format!("seed-{seed}") } else { format!("{name}_seed-{seed}") };
                 let name = name.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "-");
                 let directory = format!("runs/{name}");
+                if runs.iter().any(|(cell, _): &(Cell, _)| cell.directory == directory) {
+                    return Err(TrainError::setting("--grid", settings.join(" "), "values that differ"));
+                }
                 let cell = Cell { settings: settings.clone(), seed, directory, value: None, failed: None };
                 runs.push((cell, FineTuneRecipe { seed, ..recipe.clone() }));
             }
@@ -139,7 +142,6 @@ pub fn search(
     ends: &mut dyn FnMut(&Cell),
     watch: &mut Watch<'_>,
 ) -> Result<SearchEnded, TaskError> {
-    open(search, out)?;
     let runs = search.runs()?;
     let count = runs.len();
     let mut metric = String::new();
@@ -149,6 +151,13 @@ pub fn search(
     for (number, (mut cell, recipe)) in runs.into_iter().enumerate() {
         let directory = out.join(&cell.directory);
         let plan = Plan::new(recipe, reading, device.threads())?;
+        // Nothing is written before the first run can begin, so that a mistake is corrected in the same directory.
+        if number == 0 {
+            if plan.dev.is_none() {
+                return Err(TaskError::NothingToChooseBy);
+            }
+            open(search, out)?;
+        }
         begins(&cell, number, count, &plan);
         match finetune(&plan, device, &directory, None, watch) {
             Ok(Ended::Finished(results)) => {
@@ -167,7 +176,8 @@ pub fn search(
             cell.value.filter(|value| best.is_none_or(|(other, highest, _)| (learnt, *value) > (other, highest)));
         let loser = match better {
             Some(value) => best.replace((learnt, value, number)).map(|(_, _, loser)| cells[loser].directory.clone()),
-            None => Some(cell.directory.clone()),
+            // Where none has a score, all are kept: one of them may be what is wanted.
+            None => best.is_some().then(|| cell.directory.clone()),
         };
         if let Some(loser) = loser {
             drop_weights(&out.join(loser))?;

@@ -84,12 +84,14 @@ pub struct Threshold {
 
 /// Finds the threshold on the odds for "no answer" with the best mean score. Of each question: the odds, whether it has an
 /// answer, the score of what was answered, and whether that is more than "". The procedure is the official one: all
-/// unanswered at first, then answered one by one in the order of their odds; the first best counts.
+/// unanswered at first, then answered one by one in the order of their odds; the first best counts. Where that is to answer
+/// none, the official threshold is 0, which is below all odds that are probabilities; below others it has to be lower.
 pub fn best_threshold(questions: &[(f64, bool, f64, bool)]) -> Threshold {
     let mut order: Vec<usize> = (0..questions.len()).collect();
     order.sort_by(|&a, &b| questions[a].0.total_cmp(&questions[b].0));
     let mut score = questions.iter().filter(|question| !question.1).count() as f64;
-    let mut best = Threshold { score, threshold: 0.0 };
+    let lowest = order.first().map_or(f64::INFINITY, |&i| questions[i].0);
+    let mut best = Threshold { score, threshold: if lowest > 0.0 { 0.0 } else { lowest - 1.0 } };
     for i in order {
         let (odds, has_answer, answered, says_something) = questions[i];
         score += match (has_answer, says_something) {

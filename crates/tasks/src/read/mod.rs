@@ -40,6 +40,8 @@ pub struct Reading {
     pub skip_bad: bool,
     /// Whether every answer must say where in the passage it stands, as training needs it.
     pub places_needed: bool,
+    /// Whether the labels of texts are read; predictions need none, and a table may hold others than the model's.
+    pub labels_wanted: bool,
 }
 
 impl Reading {
@@ -54,6 +56,7 @@ impl Reading {
             labels: Vec::new(),
             skip_bad: false,
             places_needed: true,
+            labels_wanted: true,
         }
     }
 }

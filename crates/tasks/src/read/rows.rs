@@ -202,7 +202,8 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                 return Err(wrong(format!("{} choices in {column}: expected at least 2", texts.len())));
             }
             let names: Vec<&str> = endings.iter().map(|(name, _)| name.as_str()).collect();
-            let label = single.as_ref().map(|(_, value)| text(value)).transpose().map_err(&in_label)?.flatten();
+            let label = single.as_ref().filter(|_| collector.reading.labels_wanted);
+            let label = label.map(|(_, value)| text(value)).transpose().map_err(&in_label)?.flatten();
             let target = match label.map(|label| label.trim().to_owned()).filter(|label| !label.is_empty()) {
                 None => Target::None,
                 Some(label) => Target::Class(chosen(&label, &names).map_err(&in_label)?),
@@ -220,6 +221,11 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                 Some((column, value)) => Input::Pair(first_text, text_in(path, row, &column, value)?),
             };
             let target = match (&single, kind) {
+                (Some((_, Value::String(label))), _) if !task.labels.is_empty() && label.trim() == UNDECIDED => {
+                    collector.undecided += 1;
+                    return Ok(None);
+                }
+                _ if !collector.reading.labels_wanted => Target::None,
                 (None, TaskKind::Multilabel) if own_labels.len() > 1 => {
                     let mut classes = Vec::new();
                     for column in &own_labels {
@@ -270,13 +276,7 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                         },
                     }
                 }
-                (Some((_, value)), _) => {
-                    if !task.labels.is_empty() && value.as_str().map(str::trim) == Some(UNDECIDED) {
-                        collector.undecided += 1;
-                        return Ok(None);
-                    }
-                    collector.class(value).map_err(&in_label)?.map_or(Target::None, Target::Class)
-                }
+                (Some((_, value)), _) => collector.class(value).map_err(&in_label)?.map_or(Target::None, Target::Class),
             };
             (input, target)
         }

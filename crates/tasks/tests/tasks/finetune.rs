@@ -141,6 +141,17 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
     let other = FineTuneRecipe { train: path.display().to_string(), ..plan.recipe.clone() };
     let message = run(&self::plan(other), &whole, None).unwrap_err().to_string();
     assert!(message.contains("other data"), "{message}");
+    // So are other names of the labels, which the numbers do not tell.
+    let renamed = |path: &str| {
+        let new = place.path().join("renamed.jsonl");
+        fs::write(&new, fs::read_to_string(path).unwrap().replace("\"good\"", "\"great\"")).unwrap();
+        new.display().to_string()
+    };
+    let (train, dev) = (renamed(&plan.recipe.train), renamed(&plan.recipe.dev));
+    let other = self::plan(FineTuneRecipe { train, dev, ..plan.recipe.clone() });
+    assert_eq!(other.train.labels, ["bad", "fair", "great"]);
+    let message = run(&other, &whole, None).unwrap_err().to_string();
+    assert!(message.contains("other data"), "{message}");
 
     // What was trained is what is scored, from the directory alone.
     let opened = Model::open(&whole, &device(), DType::F32, Want::AsSaved).unwrap();
@@ -447,6 +458,36 @@ fn an_interrupted_search_gives_the_same_table() {
     let other = Search { grid: wanted.grid[..1].to_vec(), ..wanted.clone() };
     assert!(try_it(&whole, &other, 1).unwrap_err().to_string().contains("grid"));
     assert!(try_it(from.path(), &wanted, 1).unwrap_err().to_string().contains("search.toml"));
+    // What cannot be searched leaves nothing behind, so that the same directory takes what is right.
+    let new = place.path().join("new");
+    let without_dev = FineTuneRecipe { dev: String::new(), ..wanted.recipe.clone() };
+    let twice = vec![list("epochs", &["2", "2"])];
+    let late = vec![list("max_length", &["40", "2"])];
+    for (wrong, expected) in [
+        (Search { recipe: without_dev, ..wanted.clone() }, "give --dev"),
+        (Search { grid: twice, ..wanted.clone() }, "values that differ"),
+        (Search { grid: late, ..wanted.clone() }, "`max_length` is 2"),
+    ] {
+        let message = try_it(&new, &wrong, 1).unwrap_err().to_string();
+        assert!(message.contains(expected) && !new.exists(), "{expected}: {message}");
+    }
+    // Numbers that are all alike have no correlation: nothing is the best, and nothing is lost.
+    let alike = place.path().join("alike.jsonl");
+    fs::write(&alike, "{\"text\": \"a cat\", \"label\": 1}\n{\"text\": \"a dog\", \"label\": 1}\n".repeat(2)).unwrap();
+    let alike = alike.display().to_string();
+    let recipe = FineTuneRecipe {
+        train: alike.clone(),
+        dev: alike,
+        ..recipe("regress", from.path(), "regress.jsonl", &["epochs=1", "max_length=40"])
+    };
+    let numbers = Search { restarts: 2, grid: Vec::new(), recipe };
+    let reading = Reading::new(task("regress"));
+    let (stop, mut on) = (AtomicBool::new(false), |_: Event<'_>| {});
+    let mut watch = Watch { on: &mut on, stop: &stop };
+    search(&numbers, &reading, &device(), &new, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch).unwrap();
+    for seed in 0..2 {
+        assert!(new.join(format!("runs/seed-{seed}/model.safetensors")).is_file(), "seed {seed}");
+    }
 }
 
 #[test]

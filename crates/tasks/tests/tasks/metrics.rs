@@ -123,6 +123,10 @@ fn thresholds() {
     assert_eq!(best_threshold(&[]).score, 0.0);
     let best = best_threshold(&[(-1.0, true, 1.0, true), (0.5, false, 0.0, true), (2.0, true, 1.0, true)]);
     assert_eq!((best.score, best.threshold), (2.0 / 3.0, -1.0));
+    // Best to answer none: a threshold that does so, which for probabilities is 0.
+    let best = best_threshold(&[(-0.5, false, 0.0, true), (-1.5, true, 0.0, true)]);
+    assert_eq!((best.score, best.threshold), (0.5, -2.5));
+    assert_eq!(best_threshold(&[(0.5, false, 0.0, true), (0.1, true, 0.0, true)]).threshold, 0.0);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::output::{self, Progress};
 /// What a line must have.
 const KEYS: [&str; 5] = ["sentence_good", "sentence_bad", "UID", "linguistics_term", "field"];
 
-struct Pair {
+pub(crate) struct Pair {
     good: String,
     bad: String,
     paradigm: String,
@@ -94,12 +94,11 @@ pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
     if flags.json { output::json(&result) } else { print(&result, scorer.description()) }
 }
 
-/// The share of right pairs, with at most `limit` of each paradigm: for commands that compare models.
-pub(crate) fn accuracy(model: &Path, data: &Path, limit: Option<usize>, device: &Device) -> anyhow::Result<f64> {
-    let pairs = read(data, limit, false)?;
+/// The share of right pairs: for commands that compare models.
+pub(crate) fn accuracy(model: &Path, pairs: &[Pair], device: &Device) -> anyhow::Result<f64> {
     let scorer = Scorer::open(model, device, DType::F32, None)?;
     let mut overall = Tally::default();
-    for (good, bad) in score(&scorer, &pairs, &mut Speed::start())? {
+    for (good, bad) in score(&scorer, pairs, &mut Speed::start())? {
         overall.add(good, bad);
     }
     Ok(overall.accuracy)
@@ -142,7 +141,7 @@ fn print(result: &Result<'_>, description: &str) -> anyhow::Result<()> {
 }
 
 /// The pairs of a file that are taken: of each paradigm what `limit` and `sample` choose.
-fn read(data: &Path, limit: Option<usize>, sample: bool) -> anyhow::Result<Vec<Pair>> {
+pub(crate) fn read(data: &Path, limit: Option<usize>, sample: bool) -> anyhow::Result<Vec<Pair>> {
     let mut lines = Lines::open(Some(data))?;
     let mut pairs = Vec::new();
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
