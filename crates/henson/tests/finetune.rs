@@ -138,6 +138,9 @@ fn one_run_from_tables_to_scores() {
     lines(&place.henson(&ask));
     let bytes = |said: &str| std::fs::read(format!("{said}/predictions.jsonl")).unwrap();
     assert_eq!(bytes(&again), bytes(&said));
+    // It knows that it was trained on single texts.
+    let pair = place.henson(&["classify", "--model", &run, "--pair", "a cat", "a dog"]);
+    fails(&pair, 0, &["trained on single texts"]);
     // Again: it is finished, and says the same.
     assert_eq!(&lines(&place.finetune("classify", "classify.jsonl", "run", &["--json"]))[0], results);
     fails(&place.finetune("classify", "classify.jsonl", "run", &["--seed", "4"]), 1, &["seed: was 0, now 4"]);

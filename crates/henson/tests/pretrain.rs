@@ -217,7 +217,8 @@ fn what_would_run_is_said_and_mistakes_are_named() {
     let with = |set: &'static str| {
         ["pretrain", "--data", shards(), "--out", &out_text, "--set", "steps=5", "--set", set].map(str::to_owned)
     };
-    let cases: [(&'static str, i32, &[&str]); 7] = [
+    let cases: [(&'static str, i32, &[&str]); 8] = [
+        ("config.vocab_size=10", 1, &["config.vocab_size", "pieces of the data's tokenizer"]),
         ("phase.0.steps=3", 1, &["there is no `phase` to count in", "[[phase]]"]),
         ("stepz=3", 1, &["unknown field `stepz`", "steps"]),
         ("objective=magic", 1, &["magic", "mlm-nsp"]),
@@ -239,10 +240,17 @@ fn what_would_run_is_said_and_mistakes_are_named() {
         all.extend(more.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]));
         all
     };
-    works(&borrowed(&small(&["steps=2"])));
+    let begun = henson(&borrowed(&small(&["steps=2", "warmup_steps=9"])));
+    assert!(begun.status.success() && String::from_utf8_lossy(&begun.stderr).contains("never gets to its peak"));
+    // A checkpoint that was damaged.
+    let weights = out.join("checkpoints/step-2/model.safetensors");
+    let whole = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &whole[..whole.len() / 2]).unwrap();
+    fails(1, &borrowed(&small(&["steps=3", "warmup_steps=9"])), &["step-2", "delete it to"]);
+    std::fs::write(&weights, whole).unwrap();
     fails(
         1,
-        &borrowed(&small(&["steps=2", "learning_rate=0.5"])),
+        &borrowed(&small(&["steps=2", "warmup_steps=9", "learning_rate=0.5"])),
         &["another recipe", "learning_rate: was 0.001, now 0.5"],
     );
     std::fs::write(out.join("recipe.toml"), "patience = 3\n").unwrap();

@@ -89,6 +89,9 @@ pub struct TrainedReading {
     /// Words with tags: whether the sentences around them, of the same document, were read along with them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub document_context: bool,
+    /// Texts with classes or numbers: whether they came in pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<bool>,
 }
 
 const NO_ANSWER_THRESHOLD: &str = "henson_no_answer_threshold";
@@ -399,6 +402,7 @@ mod tests {
             stride: None,
             max_question: None,
             document_context: false,
+            pairs: None,
         };
         config.reading = Some(reading);
         let written = config.to_json().unwrap();

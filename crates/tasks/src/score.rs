@@ -113,7 +113,10 @@ pub fn score(
     }
     // Pairs that are alike need no more than each other.
     if !set.is_labelled() && set.task.kind != TaskKind::Embed {
-        return Err(TaskError::NoLabels { path: set.path.clone(), needed: "scoring needs a file with labels" });
+        return Err(TaskError::NoLabels {
+            path: set.path.clone(),
+            needed: "scoring needs a file with labels (of a table, --label-column names the column)",
+        });
     }
     let mut score = match set.task.kind {
         TaskKind::Classify | TaskKind::Pair => classes(set, predictions)?,

@@ -88,6 +88,11 @@ impl Plan {
             }
         };
         config = overridden(config, &recipe)?;
+        let pieces = tokenizer.vocabulary_size();
+        if recipe.config.contains_key("vocab_size") && config.vocab_size < pieces {
+            let expected = format!("at least the {pieces} pieces of the data's tokenizer");
+            return Err(TrainError::setting("config.vocab_size", config.vocab_size, expected));
+        }
         config.vocab_size = config.vocab_size.max(tokenizer.vocabulary_size());
         config.is_decoder = recipe.objective == Objective::Causal;
         let head = head(recipe.objective);

@@ -158,7 +158,7 @@ impl RunDirectory {
     pub fn latest(&self) -> Result<Option<State>> {
         let Some(step) = self.steps()?.last().copied() else { return Ok(None) };
         let path = self.checkpoint(step).join(STATE);
-        let state: State = read_json(&path, STATE_LIMIT)?;
+        let state: State = read_json(&path, STATE_LIMIT).map_err(|error| self.damaged(step, error.into()))?;
         let wrong = |problem: String| TrainError::State { path: path.clone(), problem };
         if state.version != STATE_VERSION {
             let problem = format!("its version is {}, this henson reads {STATE_VERSION}", state.version);
@@ -172,6 +172,19 @@ impl RunDirectory {
 
     /// Sets parameters and moments to those of a checkpoint.
     pub fn load(&self, state: &State, parameters: &mut Parameters, updater: &mut Updater) -> Result<()> {
+        self.read(state, parameters, updater).map_err(|error| self.damaged(state.step, error))
+    }
+
+    /// Says what to do about a checkpoint that cannot be read.
+    fn damaged(&self, step: u64, error: TrainError) -> TrainError {
+        let steps = self.steps().unwrap_or_default();
+        let before = steps.iter().rev().find(|other| **other < step);
+        let next = before.map_or("to begin anew".to_owned(), |before| format!("to go on from step {before}"));
+        let problem = format!("this checkpoint cannot be read; delete it {next}\n{error}");
+        TrainError::State { path: self.checkpoint(step), problem }
+    }
+
+    fn read(&self, state: &State, parameters: &mut Parameters, updater: &mut Updater) -> Result<()> {
         let directory = self.checkpoint(state.step);
         load(&Weights::open(&directory)?, &NAMING, parameters, &LoadOptions::strict())?;
         let moments = Weights::open_file(&directory.join(OPTIMIZER))?;

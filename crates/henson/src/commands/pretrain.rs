@@ -370,6 +370,9 @@ fn introduce(plan: &Plan, device: &Device, state: &State, found: f64) {
     if state.step > 0 {
         eprintln!("going on from step {} (place found in {found:.2} s)", state.step);
     }
+    if plan.phases.iter().any(|phase| phase.schedule.warmup_steps >= phase.schedule.steps) {
+        output::warn("the run ends before its warm-up: the learning rate never gets to its peak (lower warmup_steps)");
+    }
     if plan.held_out().is_none() {
         output::warn("the data has no held-out part: nothing will be evaluated (data build --held-out 0.01 makes one)");
     }

@@ -19,11 +19,12 @@ use henson_tensor::{DType, Device, Isa};
 
 use crate::built_in::BuiltIn;
 
-/// The BERT family of language models in one program: fill, embed, features; model directories in and out; benchmarks.
+/// The BERT family of language models in one program: train tokenizers, pre-train, fine-tune, evaluate, ask and serve.
 #[derive(Parser, Debug)]
 #[command(name = "henson", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Results go to standard output, messages and progress to standard error.\n\
-Exit codes: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted after a checkpoint.")]
+Exit codes: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted: after a\n\
+checkpoint, or by a second signal at once.")]
 pub(crate) struct Flags {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -43,7 +43,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
     let start = name(&recipe.model);
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
-         Fine-tuned by henson from `{start}`: {} layers of {}. The whole recipe is in recipe.toml, the course of the \
+         Fine-tuned by henson from `{start}`: {} layers of {}. All settings are in recipe.toml, the course of the \
          training in metrics.jsonl and report.html.\n",
         plan.task.name, start, plan.task.name, plan.config.num_hidden_layers, plan.config.hidden_size
     );

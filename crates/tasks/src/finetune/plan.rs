@@ -208,7 +208,10 @@ pub(crate) fn read_both(
     let mut train = read(&train_path, reading)?;
     let needs_labels = train.task.kind != TaskKind::Embed;
     if needs_labels && !train.is_labelled() {
-        return Err(TaskError::NoLabels { path: train_path, needed: "training needs a file with labels" });
+        return Err(TaskError::NoLabels {
+            path: train_path,
+            needed: "training needs a file with labels (of a table, --label-column names the column)",
+        });
     }
     // Answers of dev files need no place: they are only compared.
     let of_dev = |labels: &[String]| Reading { labels: labels.to_vec(), places_needed: false, ..reading.clone() };
@@ -421,6 +424,11 @@ fn config_for(
         stride: questions.then_some(recipe.stride),
         max_question: questions.then_some(recipe.max_question),
         document_context: recipe.document_context,
+        pairs: train.examples.first().and_then(|example| match example.input {
+            Input::One(_) => Some(false),
+            Input::Pair(..) => Some(true),
+            _ => None,
+        }),
     });
     // Of any questions, only where some have no answer: else the model would learn nothing about that.
     let unanswerable = || train.examples.iter().any(|example| example.target == Target::Answers(Vec::new()));
