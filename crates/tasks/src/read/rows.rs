@@ -271,8 +271,10 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                     match text(value).map_err(&in_label)?.filter(|text| !text.trim().is_empty()) {
                         None => Target::None,
                         Some(text) => match text.trim().parse::<f64>() {
-                            Ok(number) if number.is_finite() => Target::Number(number),
-                            _ => return Err(in_label(format!("expected a number, found {text:?}"))),
+                            // It becomes an f32.
+                            Ok(number) if (number as f32).is_finite() => Target::Number(number),
+                            Ok(_) => return Err(in_label(format!("expected a number up to 3e38, found {text:?}"))),
+                            Err(_) => return Err(in_label(format!("expected a number, found {text:?}"))),
                         },
                     }
                 }

@@ -50,6 +50,7 @@ fn pairs_are_read_with_what_they_have() {
     check("f.csv", "anchor,negative\na,b\n", usual(), &["the second text"]);
     check("g.csv", "anchor,positive\na,\n", usual(), &["line 2: column \"positive\": the text is empty"]);
     check("h.csv", "sentence1,sentence2,score\na,b,high\n", usual(), &["expected a number, found \"high\""]);
+    check("h.csv", "sentence1,sentence2,score\na,b,1e40\n", usual(), &["up to 3e38, found \"1e40\""]);
 }
 
 /// What the directory alone says about the plan's dev file, as a score; and that it is as trained.
