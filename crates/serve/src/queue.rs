@@ -276,8 +276,10 @@ fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<V
         let elapsed = start.elapsed();
         shared.nanoseconds.store(elapsed.as_nanos() as u64 / tokens.max(1) as u64, Ordering::Relaxed);
         shared.metrics.batch(batch.len(), tokens, elapsed);
+        // Before the answers are sent: whoever has one and asks again finds the room that it took.
+        shared.finished(tokens);
         let dropped = turns.answer(&batch, outputs);
-        shared.finished(tokens + dropped);
+        shared.finished(dropped);
     }
 }
 
