@@ -1,7 +1,7 @@
 //! The binary as a user meets it: results on standard output, messages on standard error, exit codes, and a clear word
 //! for whatever is wrong.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -169,7 +169,51 @@ fn long_texts_are_cut_with_a_warning_or_windowed() {
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     for command in ["embed", "features", "fill"] {
         let output = henson(&[command, "--model", directory, "--max-length", "41", "a [MASK]"], b"");
-        assert!(output.status.success() && text(&output.stderr).contains("no more than 40"), "{}", text(&output.stderr));
+        assert!(
+            output.status.success() && text(&output.stderr).contains("no more than 40"),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_server_says_where_it_is_when_it_serves() {
+    let model = model("mlm");
+    let directory = model.path().to_str().unwrap();
+    // A name is as good as an address, and the server answers to it.
+    for host in ["localhost", "LocalHost", "127.0.0.1"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
+            .args(["serve", "--model", directory, "--host", host, "--port", "0", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = serde_json::from_str::<Value>(&line).unwrap()["address"].as_str().unwrap().to_owned();
+        let port = address.strip_prefix("http://127.0.0.1:").map(str::to_owned);
+        let ask = |host: &str| {
+            let mut stream = std::net::TcpStream::connect(format!("127.0.0.1:{}", port.as_ref().unwrap())).unwrap();
+            write!(stream, "GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            BufReader::new(stream).read_line(&mut answer).unwrap();
+            answer[9..12].to_owned()
+        };
+        // The models are loaded by then.
+        let statuses = port.as_ref().map(|_| (ask("localhost"), ask("evil.test")));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(statuses, Some(("200".to_owned(), "421".to_owned())), "{host}: {address}");
+    }
+    fails(1, &["serve", "--model", directory, "--host", "no name", "--port", "0"], b"", &["--host no name"]);
+    std::fs::write(model.path().join("config.json"), "{").unwrap();
+    for arguments in
+        [&["serve", "--model", directory, "--port", "0"][..], &["serve", "--model", directory, "--port", "0", "--json"]]
+    {
+        fails(1, arguments, b"", &["cannot load the model"]);
+        let message = text(&henson(arguments, b"").stderr);
+        assert!(!message.contains("serving on"), "{message}");
     }
 }
 

@@ -74,8 +74,10 @@ pub(crate) enum Kind {
     Syntax,
     /// No key, or the wrong one.
     Unauthorized,
-    /// No such route, model or run.
+    /// No such route or run.
     NotFound,
+    /// No such model.
+    NoModel,
     /// The route has other methods.
     Method,
     /// Meant for another host.
@@ -103,7 +105,7 @@ impl Kind {
         match self {
             Kind::Empty | Kind::Syntax => StatusCode::BAD_REQUEST,
             Kind::Unauthorized => StatusCode::UNAUTHORIZED,
-            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::NotFound | Kind::NoModel => StatusCode::NOT_FOUND,
             Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Kind::Timeout => StatusCode::REQUEST_TIMEOUT,
@@ -120,7 +122,7 @@ impl Kind {
         match self {
             Kind::Empty => "empty",
             Kind::Unauthorized => "unauthorized",
-            Kind::NotFound => "not_found",
+            Kind::NotFound | Kind::NoModel => "not_found",
             Kind::Method => "method_not_allowed",
             Kind::Misdirected => "misdirected",
             Kind::Timeout => "timeout",
@@ -155,7 +157,7 @@ impl ApiError {
     pub(crate) fn into_openai_response(self) -> Response {
         let status = self.kind.status();
         let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        let code = if self.kind == Kind::NotFound { "model_not_found" } else { self.kind.name() };
+        let code = if self.kind == Kind::NoModel { "model_not_found" } else { self.kind.name() };
         let body = json!({"error": {"message": self.message, "type": kind, "param": null, "code": code}});
         self.respond(&body)
     }

@@ -156,7 +156,7 @@ impl Registry {
             true => "this server has no models, only training runs".to_owned(),
             false => format!("there is no model {name:?}; there are: {}", names.join(", ")),
         };
-        Err(ApiError::new(Kind::NotFound, message))
+        Err(ApiError::new(Kind::NoModel, message))
     }
 
     /// The first model that can do this, for requests that name none.

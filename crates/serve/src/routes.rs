@@ -461,7 +461,10 @@ fn prompt(model: &Loaded, name: Option<String>) -> Result<Option<String>, ApiErr
         return Ok(Some(prompt.clone()));
     }
     let known: Vec<&str> = model.prompts.keys().map(String::as_str).collect();
-    let message = format!("the model has no prompt {name:?}; it has: {}", known.join(", "));
+    let message = match known.is_empty() {
+        true => format!("the model has no prompt {name:?}, nor any other: leave `prompt_name` out"),
+        false => format!("the model has no prompt {name:?}; it has: {}", known.join(", ")),
+    };
     Err(ApiError::new(Kind::Validation, message))
 }
 

@@ -87,15 +87,15 @@ pub(crate) async fn log(
             ));
         };
         let unreadable = |error: std::io::Error| ApiError::new(Kind::Backend, format!("cannot read the log: {error}"));
-        let (lines, next) = read(&path.join(LOG), from).map_err(unreadable)?;
+        let (lines, from, next) = read(&path.join(LOG), from).map_err(unreadable)?;
         Ok(json!({"name": run, "from": from, "next": next, "lines": lines}))
     });
     Ok(Answer { body: body.await?, tokens: 0, dropped: 0 })
 }
 
-/// Whole lines from a byte on, and the byte after the last of them. A log that was cut back since (a run that went on from an
-/// earlier checkpoint) is read from its beginning: `next` is then below what the caller knows.
-fn read(path: &Path, from: u64) -> std::io::Result<(Vec<Value>, u64)> {
+/// Whole lines from a byte on, the byte that they begin at and the one after the last of them. A log that was cut back since (a
+/// run that went on from an earlier checkpoint) is read from its beginning: `next` is then below what the caller knows.
+fn read(path: &Path, from: u64) -> std::io::Result<(Vec<Value>, u64, u64)> {
     let mut file = File::open(path)?;
     let from = if from > file.metadata()?.len() { 0 } else { from };
     file.seek(SeekFrom::Start(from))?;
@@ -103,7 +103,7 @@ fn read(path: &Path, from: u64) -> std::io::Result<(Vec<Value>, u64)> {
     file.take(CHUNK).read_to_end(&mut bytes)?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     let lines = bytes[..whole].split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-    Ok((lines.collect(), from + whole as u64))
+    Ok((lines.collect(), from, from + whole as u64))
 }
 
 #[cfg(test)]
@@ -115,13 +115,13 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join(LOG);
         fs::write(&path, "{\"step\": 1}\n{\"step\": 2}\n{\"ste").unwrap();
-        let (lines, next) = read(&path, 0).unwrap();
-        assert_eq!((lines.len(), next), (2, 24));
+        let (lines, from, next) = read(&path, 0).unwrap();
+        assert_eq!((lines.len(), from, next), (2, 0, 24));
         fs::write(&path, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n").unwrap();
-        assert_eq!(read(&path, next).unwrap(), (vec![json!({"step": 3})], 36));
+        assert_eq!(read(&path, next).unwrap(), (vec![json!({"step": 3})], 24, 36));
         // Cut back: from the beginning again.
         fs::write(&path, "{\"step\": 9}\n").unwrap();
-        assert_eq!(read(&path, 36).unwrap(), (vec![json!({"step": 9})], 12));
+        assert_eq!(read(&path, 36).unwrap(), (vec![json!({"step": 9})], 0, 12));
     }
 
     #[test]

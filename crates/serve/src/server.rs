@@ -72,8 +72,8 @@ impl Server {
     }
 
     /// Loads the models while it answers already (with 503), then serves until it is told to stop, and returns when all that
-    /// was accepted is answered. A model that cannot be loaded at the start is an error.
-    pub fn run(self) -> Result<(), ServeError> {
+    /// was accepted is answered. A model that cannot be loaded at the start is an error; when all are, `ready` is called.
+    pub fn run(self, ready: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
         let threads = self.app.settings.http_threads.max(1);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
@@ -90,7 +90,10 @@ impl Server {
                 let (_, errors) = app.models.load(&app.metrics);
                 match errors.into_iter().next() {
                     Some(error) => drop(failed.send(error)),
-                    None => tracing::info!(models = app.models.names().count(), "ready"),
+                    None => {
+                        ready();
+                        tracing::info!(models = app.models.names().count(), "ready");
+                    }
                 }
             })
             .map_err(|source| ServeError::System { action: "start a thread that loads the models", source })?;

@@ -111,6 +111,9 @@ fn openai_clients_get_what_they_expect() {
     let error = running.post("/v1/embeddings", r#"{"input": "a", "model": "other"}"#);
     assert_eq!((error.status, &error.json()["error"]["code"]), (404, &json!("model_not_found")));
     assert!(error.json()["error"]["message"].as_str().unwrap().contains("there are: m"));
+    // A route is no model.
+    let error = running.post("/v1/chat/completions", "{}");
+    assert_eq!((error.status, &error.json()["error"]["code"]), (404, &json!("not_found")));
     assert_eq!(running.get("/v1/models").json()["data"][0]["id"], "m");
 }
 
@@ -332,6 +335,9 @@ fn prompts_of_sentence_transformers_are_put_before_texts() {
     assert_eq!(with, running.ok("/embed", r#"{"inputs": [2, 61, 3]}"#));
     let unknown = running.post("/embed", r#"{"inputs": "play", "prompt_name": "other"}"#);
     assert!(unknown.status == 422 && unknown.text().contains("document, query"), "{}", unknown.text());
+    let (_directory, running, _model) = served("model");
+    let none = running.post("/embed", r#"{"inputs": "play", "prompt_name": "query"}"#);
+    assert!(none.status == 422 && none.text().contains("nor any other"), "{}", none.text());
 }
 
 /// all-MiniLM-L6-v2 against sentence-transformers. `cargo xtask minilm` fetches the model.

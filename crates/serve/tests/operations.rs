@@ -472,6 +472,9 @@ fn runs_are_shown_where_asked() {
     let log = running.get("/runs/one").json();
     assert_eq!((&log["lines"][0]["step"], &log["next"]), (&json!(1), &json!(29)));
     assert_eq!(running.get("/runs/one?from=29").json()["lines"], json!([]));
+    // Beyond its end it begins again, and says so.
+    let again = running.get("/runs/one?from=99999999999").json();
+    assert_eq!((&again["from"], &again["next"], &again["lines"][0]["step"]), (&json!(0), &json!(29), &json!(1)));
     for path in ["/runs/other", "/runs/..", "/runs/%2e%2e%2fone", "/runs/one%2f..%2fone"] {
         assert_eq!(running.get(path).status, 404, "{path}");
     }

@@ -1,10 +1,11 @@
 //! `henson serve`.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use henson_serve::{Handle, Server, Settings, Source};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -28,6 +29,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     if let Some(runs) = &flags.runs {
         anyhow::ensure!(runs.is_dir(), "--runs {}: there is no such directory", runs.display());
     }
+    let host = host(&flags.host)?;
     let device = flags.compute.device()?;
     let sources = if flags.models.is_empty() {
         built_in(flags.runs.is_some())?
@@ -39,7 +41,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         DeviceName::Cpu => (2048, 2),
         DeviceName::Cuda => (16384, std::thread::available_parallelism().map_or(2, |cores| cores.get().min(8))),
     };
-    let settings = Settings {
+    let mut settings = Settings {
         batch_tokens: flags.batch_tokens.unwrap_or(batch_tokens),
         queue_tokens: flags.queue_tokens,
         queue_requests: flags.queue_requests,
@@ -56,21 +58,42 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         http_threads: flags.http_threads.unwrap_or(http_threads),
         ..Settings::default()
     };
-    if !flags.host.is_loopback() && settings.api_key.is_none() {
+    // Who gives this machine a name of its own calls it by that name.
+    if host.is_loopback() && flags.host.parse::<IpAddr>().is_err() {
+        settings.allowed_hosts.push(flags.host.clone());
+    }
+    if !host.is_loopback() && settings.api_key.is_none() {
         output::warn("other machines can reach this server, and it asks for no key: --api-key sets one");
     }
-    let address = SocketAddr::new(flags.host, flags.port);
+    let address = SocketAddr::new(host, flags.port);
     let server = Server::bind(address, sources, device, flags.compute.dtype, settings)?;
     log(flags);
     listen_to_signals(server.handle())?;
     let address = format!("http://{}", server.address());
-    if flags.json {
-        output::json(&Line { address })?;
-    } else {
-        eprintln!("serving on {address}; ctrl-C stops it");
-    }
-    server.run()?;
+    let as_json = flags.json;
+    server.run(move || {
+        if !as_json {
+            eprintln!("serving on {address}; ctrl-C stops it");
+        } else if let Err(error) = output::json(&Line { address }) {
+            output::warn(&format!("cannot print the address: {error:#}"));
+        }
+    })?;
     Ok(())
+}
+
+/// The address that a name means.
+fn host(name: &str) -> anyhow::Result<IpAddr> {
+    if name.eq_ignore_ascii_case("localhost") {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    if let Ok(address) = name.parse() {
+        return Ok(address);
+    }
+    let found =
+        (name, 0).to_socket_addrs().with_context(|| format!("--host {name}: no address, and no name of one"))?;
+    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.copied().with_context(|| format!("--host {name}: the name has no address"))
 }
 
 /// The models that come with henson. The one for vectors is first: it answers wherever both could.

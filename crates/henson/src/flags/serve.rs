@@ -1,6 +1,5 @@
 //! The flags of `henson serve`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -24,9 +23,9 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) download: bool,
 
-    /// The address to listen on; other machines reach 0.0.0.0
+    /// The address to listen on, or a name of it; localhost is 127.0.0.1, and other machines reach 0.0.0.0
     #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: IpAddr,
+    pub(crate) host: String,
 
     /// The port; 0 takes any free one
     #[arg(long, default_value_t = 8080)]

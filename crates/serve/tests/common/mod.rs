@@ -60,7 +60,7 @@ impl Running {
         let device = Device::cpu(None, Some(2)).unwrap();
         let server = Server::bind("127.0.0.1:0".parse().unwrap(), sources, device, DType::F32, settings).unwrap();
         let (address, handle) = (server.address(), server.handle());
-        Self { address, handle, thread: Some(std::thread::spawn(move || server.run())) }
+        Self { address, handle, thread: Some(std::thread::spawn(move || server.run(|| ()))) }
     }
 
     /// Stops it and waits until it has.
