@@ -250,6 +250,36 @@ fn convert_keeps_what_sentence_transformers_needs() {
     assert_eq!(ask(from), ask(to));
 }
 
+#[test]
+fn convert_keeps_a_tagger() {
+    let encoder = model("model");
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("tags.conll"), "word40 B-PER\nword41 I-PER\na O\n\nb O\nword40 B-PER\n").unwrap();
+    let (data, tagger, new) = (at("tags.conll"), at("tagger"), at("new"));
+    let features = ["--frozen", "--layers", "concat-last-2", "--set", "epochs=1"];
+    let mut arguments = vec!["finetune", "--task", "ner", "--model", encoder.path().to_str().unwrap()];
+    arguments.extend(["--train", &data, "--dev", &data, "--out", &tagger]);
+    arguments.extend(features);
+    let output = henson(&arguments, b"");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = henson(&["convert", &tagger, &new], b"");
+    assert!(output.status.success() && text(&output.stderr).contains("tagger.json"), "{}", text(&output.stderr));
+    let ask = |model: &str| lines(&["tag", "--model", model, "--json", "word40 a word41"], b"");
+    assert_eq!(ask(&tagger), ask(&new));
+    for name in ["tagger.json", "tagger.safetensors"] {
+        let read = |directory: &str| std::fs::read(Path::new(directory).join(name)).unwrap();
+        assert!(read(&tagger) == read(&new), "{name}");
+    }
+    // The encoder may change its precision under it, and what was converted may be replaced.
+    let output = henson(&["convert", &tagger, &new, "--overwrite", "--dtype", "bf16"], b"");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    ask(&new);
+    // A part of a tagger is no tagger.
+    std::fs::remove_file(Path::new(&tagger).join("tagger.safetensors")).unwrap();
+    fails(1, &["convert", &tagger, &at("other")], b"", &["tagger.safetensors"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_written_to_and_not_replaced() {

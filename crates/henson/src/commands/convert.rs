@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use anyhow::Context;
 use henson_checkpoint::{Existing, SaveDType, SaveOptions, read_json, save};
 use henson_infer::{EmbedSettings, Model, Want};
+use henson_tasks::Tagger;
 use henson_tensor::{DType, Device};
 use serde_json::Value;
 
@@ -24,6 +26,11 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     }
     let mut files = model.tokenizer().files(Some(model.most_tokens()))?;
     files.extend(sentence_transformer_files(&path)?);
+    let tagger = tagger_files(&path)?;
+    if !tagger.is_empty() {
+        eprintln!("the tagger on the encoder (tagger.json, tagger.safetensors) comes along as it is");
+    }
+    files.extend(tagger);
     let dtype = match flags.dtype {
         SavedDType::F32 => SaveDType::F32,
         SavedDType::Bf16 => SaveDType::Bf16,
@@ -61,6 +68,19 @@ fn sentence_transformer_files(directory: &Path) -> anyhow::Result<Vec<(String, V
         }
     }
     Ok(files)
+}
+
+/// The files of a tagger on a frozen encoder, byte for byte; nothing for other models.
+fn tagger_files(directory: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    if !Tagger::is_in(directory) {
+        return Ok(Vec::new());
+    }
+    let read = |name: &str| {
+        let path = directory.join(name);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {} of the tagger", path.display()))?;
+        Ok((name.to_owned(), bytes))
+    };
+    ["tagger.json", "tagger.safetensors"].into_iter().map(read).collect()
 }
 
 /// These files have a few hundred bytes.
