@@ -46,16 +46,27 @@ pub enum Format {
 
 impl Format {
     /// What a file's name says, and nothing where it says nothing.
-    fn of(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_str()?.to_lowercase();
-        let plain = [".gz", ".zst", ".gzip", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending));
-        match plain.unwrap_or(&name).rsplit_once('.')?.1 {
+    pub fn of(path: &Path) -> Option<Self> {
+        match ending(path)?.as_str() {
             "txt" | "text" => Some(Self::Text),
             "jsonl" | "ndjson" | "json" => Some(Self::JsonLines),
             "parquet" => Some(Self::Parquet),
             _ => None,
         }
     }
+
+    /// Whether a file's name says that it is a table of a kind that documents are not read from: as text, all of its cells
+    /// and commas would be.
+    pub fn is_other_table(path: &Path) -> bool {
+        matches!(ending(path).as_deref(), Some("csv" | "tsv"))
+    }
+}
+
+/// How a name ends, that of its compression aside, in lower case.
+fn ending(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_string_lossy().to_lowercase();
+    let plain = [".gz", ".zst", ".gzip", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending));
+    Some(plain.unwrap_or(&name).rsplit_once('.')?.1.to_owned())
 }
 
 /// How files are read.

@@ -206,6 +206,50 @@ fn nothing_is_overwritten_or_left_half_made() {
     assert_eq!(left, ["bad.txt", "bpe", "cut.zst", "lines.jsonl"]);
 }
 
+/// A vocabulary of JSON's or a table's syntax is none: names say what files hold, as they do for `data build`.
+#[test]
+fn files_are_read_as_their_names_say() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let novels = text(&std::fs::read(NOVELS).unwrap());
+    let train = |out: &str, files: &[&Path], input: &[u8]| {
+        let mut arguments = vec!["train", "--vocab-size", "600", "--out", out];
+        arguments.extend(files.iter().map(|path| name(path)));
+        henson(&arguments, input)
+    };
+    let expected = path("expected");
+    assert!(train(name(&expected), &[Path::new(NOVELS)], b"").status.success());
+    // JSON lines have their text under `text` unless told; lines without one are no text, nor are empty ones.
+    let jsonl: String = novels.lines().map(|line| json!({"key": "value", "text": line}).to_string() + "\n").collect();
+    let jsonl = jsonl + "\n{\"text\": null}\n";
+    std::fs::write(path("packed.jsonl.gzip"), zstd::encode_all(jsonl.as_bytes(), 1).unwrap()).unwrap();
+    for file in ["lines.jsonl", "lines.ndjson", "lines.JSON", "packed.jsonl.gzip"] {
+        if file != "packed.jsonl.gzip" {
+            std::fs::write(path(file), &jsonl).unwrap();
+        }
+        let out = path(&format!("from-{file}"));
+        let output = train(name(&out), &[&path(file)], b"");
+        assert!(output.status.success(), "{file}: {}", text(&output.stderr));
+        assert!(contents(&out) == contents(&expected), "{file}");
+    }
+    // Tables are refused before anything is read.
+    let out = path("none");
+    for (file, said) in [
+        ("table.csv", "table.csv is a table"),
+        ("table.TSV", "table.TSV is a table"),
+        ("table.csv.gz", "table.csv.gz is a table"),
+        ("texts.parquet", "texts.parquet is parquet"),
+    ] {
+        std::fs::write(path(file), &novels).unwrap();
+        let output = train(name(&out), &[Path::new(NOVELS), &path(file)], b"");
+        assert_eq!(output.status.code(), Some(1), "{file}");
+        assert!(text(&output.stderr).contains(said), "{file}: {}", text(&output.stderr));
+        fails(1, &["info", "--model", name(&expected), name(&path(file))], b"", &[said]);
+    }
+    let output = train(name(&out), &[Path::new("-")], novels.as_bytes());
+    assert!(output.status.success() && contents(&out) == contents(&expected), "{}", text(&output.stderr));
+}
+
 #[test]
 fn what_was_left_out_is_said() {
     let directory = TempDir::new().unwrap();

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use henson_checkpoint::{CheckpointError, Existing, save_files};
+use henson_data::Format;
 use henson_text::{
     Kind, Pieces, Regularisation, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, code_point_offsets,
     train,
@@ -70,7 +71,7 @@ fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
         threads: flags.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
         ..TrainingSettings::new(kind, flags.vocab_size)
     };
-    let blocks = Blocks::new(&flags.files, flags.field.as_deref());
+    let blocks = Blocks::new(&flags.files, flags.field.as_deref())?;
     let mut reading = Progress::new("MB read", None);
     let mut learning = Progress::new("pieces", Some(flags.vocab_size as u64));
     let mut show = |progress| {
@@ -284,7 +285,7 @@ fn run_info(flags: &TokenizerInfo) -> anyhow::Result<()> {
         longest_pieces: longest_pieces(&tokenizer),
         text: match flags.files.is_empty() {
             true => None,
-            false => Some(fit(&tokenizer, Blocks::new(&flags.files, flags.field.as_deref()))?),
+            false => Some(fit(&tokenizer, Blocks::new(&flags.files, flags.field.as_deref())?)?),
         },
     };
     if flags.json { output::json(&facts) } else { facts.print() }
@@ -405,34 +406,38 @@ const BLOCK: usize = 1 << 20;
 
 /// The lines of files, some at a time.
 struct Blocks<'a> {
-    files: std::slice::Iter<'a, PathBuf>,
-    field: Option<&'a str>,
-    current: Option<Lines>,
+    /// With the key of the text, where lines are JSON objects.
+    files: std::vec::IntoIter<(&'a Path, Option<&'a str>)>,
+    current: Option<(Lines, Option<&'a str>)>,
 }
 
 impl<'a> Blocks<'a> {
-    fn new(files: &'a [PathBuf], field: Option<&'a str>) -> Self {
-        Self { files: files.iter(), field, current: None }
+    /// `field` says that all files are JSON lines; without it, their names say what they are.
+    fn new(files: &'a [PathBuf], field: Option<&'a str>) -> anyhow::Result<Self> {
+        let key = |path: &'a PathBuf| Ok((path.as_path(), if field.is_some() { field } else { key_of_name(path)? }));
+        let files: Vec<_> = files.iter().map(key).collect::<anyhow::Result<_>>()?;
+        Ok(Self { files: files.into_iter(), current: None })
     }
 
     fn next_block(&mut self) -> anyhow::Result<Option<String>> {
         let mut block = String::new();
         while block.len() < BLOCK {
-            let lines = match &mut self.current {
-                Some(lines) => lines,
+            let (lines, key) = match &mut self.current {
+                Some(current) => current,
                 None => match self.files.next() {
-                    Some(path) => self.current.insert(Lines::open(path)?),
+                    Some((path, key)) => self.current.insert((Lines::open(path)?, key)),
                     None => break,
                 },
             };
-            match (lines.next_line()?, self.field) {
+            match (lines.next_line()?, *key) {
                 (None, _) => self.current = None,
                 (Some(line), None) => {
                     block.push_str(&line);
                     block.push('\n');
                 }
-                (Some(line), Some(field)) => {
-                    block.push_str(&text_of(&line, field).with_context(|| lines.place())?);
+                (Some(line), Some(_)) if line.trim().is_empty() => {}
+                (Some(line), Some(key)) => {
+                    block.push_str(&text_of(&line, key).with_context(|| lines.place())?);
                     block.push('\n');
                 }
             }
@@ -449,20 +454,36 @@ impl Iterator for Blocks<'_> {
     }
 }
 
+/// The key of the text in a file whose name says that it holds JSON lines; none for text. The rules are those of `data
+/// build`, so that a vocabulary is made of what a corpus is made of.
+fn key_of_name(path: &Path) -> anyhow::Result<Option<&'static str>> {
+    let next = "write the texts alone into a file, one a line or as JSON lines";
+    match Format::of(path) {
+        Some(Format::JsonLines) => Ok(Some("text")),
+        Some(Format::Parquet) => anyhow::bail!("{} is parquet, which is not read here: {next}", path.display()),
+        None if Format::is_other_table(path) => anyhow::bail!(
+            "{} is a table, whose cells would all be read as text: {next}; on standard input (-) it is read as it is",
+            path.display()
+        ),
+        Some(Format::Text) | None => Ok(None),
+    }
+}
+
 /// The text of a JSON object.
 fn text_of(line: &str, field: &str) -> anyhow::Result<String> {
     let mut value: Value = serde_json::from_str(line).context("not a JSON object")?;
     match value.get_mut(field).map(Value::take) {
         Some(Value::String(text)) => Ok(text),
+        Some(Value::Null) => Ok(String::new()),
         Some(other) => anyhow::bail!("expected a text under {field:?}, got {other}"),
         None => {
             let names: Vec<&str> = value.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
-            anyhow::bail!("no {field:?} in it; it has: {}", names.join(", "))
+            anyhow::bail!("no {field:?} in it; it has: {}; --field names the text", names.join(", "))
         }
     }
 }
 
-/// Lines of one file, unpacked by the ending of its name.
+/// Lines of one file, unpacked where its first bytes say that it is packed.
 struct Lines {
     name: String,
     reader: Box<dyn BufRead>,
@@ -471,17 +492,19 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> anyhow::Result<Self> {
-        let name = path.display().to_string();
-        let cannot = || format!("cannot open {name}");
-        if path.as_os_str() == "-" {
-            let reader = Box::new(BufReader::new(io::stdin()));
-            return Ok(Self { name: "standard input".to_owned(), reader, number: 0 });
-        }
-        let file = File::open(path).with_context(cannot)?;
-        let unpacked: Box<dyn Read> = match path.extension().and_then(|ending| ending.to_str()) {
-            Some("gz") => Box::new(flate2::read::MultiGzDecoder::new(BufReader::with_capacity(1 << 16, file))),
-            Some("zst") => Box::new(zstd::Decoder::new(file).with_context(cannot)?),
-            _ => Box::new(file),
+        let (name, source): (String, Box<dyn Read>) = match path.as_os_str() == "-" {
+            true => ("standard input".to_owned(), Box::new(io::stdin())),
+            false => {
+                let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+                (path.display().to_string(), Box::new(file))
+            }
+        };
+        let cannot = || format!("cannot read {name}");
+        let mut source = BufReader::with_capacity(1 << 16, source);
+        let unpacked: Box<dyn Read> = match source.fill_buf().with_context(cannot)? {
+            [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(zstd::Decoder::with_buffer(source).with_context(cannot)?),
+            _ => return Ok(Self { name, reader: Box::new(source), number: 0 }),
         };
         Ok(Self { name, reader: Box::new(BufReader::with_capacity(1 << 16, unpacked)), number: 0 })
     }

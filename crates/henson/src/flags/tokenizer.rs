@@ -17,10 +17,11 @@ pub(crate) struct Tokenizer {
 pub(crate) enum TokenizerAction {
     /// Make a vocabulary out of text
     #[command(
-        after_help = "FILES hold one text a line, plain or as .gz or .zst; with --field, one JSON object a line.\n\
+        after_help = "FILES hold one text a line, or JSON lines (.jsonl, .ndjson, .json; others with --field), plain or as .gz or \
+.zst. As by `data build`, other tables (.csv, .tsv) are refused.\n\
 The same text gives the same files, byte for byte, whatever the number of threads.\n\n\
 Examples:\n  henson tokenizer train --kind wordpiece --vocab-size 30000 --out tokenizer corpus/*.txt\n  \
-henson tokenizer train --kind byte-bpe --vocab-size 50000 --out tokenizer news.jsonl.zst --field text\n\n\
+henson tokenizer train --kind byte-bpe --vocab-size 50000 --out tokenizer news.jsonl.zst --field body\n\n\
 Then look at it with `henson tokenizer info --model tokenizer corpus/held-out.txt`, and turn the text into shards with \
 `henson data build --tokenizer tokenizer`."
     )]
@@ -39,7 +40,7 @@ henson tokenizer encode --model DIR --sample 1 --dropout 0.2 'puppeteers'"
     Encode(TokenizerEncode),
     /// Show what a tokenizer is, and how well it fits a text
     #[command(
-        after_help = "On FILES (one text a line, plain or as .gz or .zst) it says how much of the text it can write, \
+        after_help = "On FILES (one text a line or JSON lines, plain or as .gz or .zst) it says how much of the text it can write, \
 into how many pieces it cuts words, and what it cannot write. Few pieces a word and nearly no unknown ones are good; \
 compare tokenizers on text that they were not trained on.\n\n\
 Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model DIR held-out.txt"
@@ -123,7 +124,7 @@ pub(crate) struct TokenizerTrain {
     #[arg(long)]
     pub(crate) overwrite: bool,
 
-    /// Lines are JSON objects with the text under this name
+    /// Lines are JSON objects with the text under this name [default: by the files' names; text]
     #[arg(long, value_name = "NAME")]
     pub(crate) field: Option<String>,
 
@@ -171,7 +172,7 @@ pub(crate) struct TokenizerInfo {
     #[command(flatten)]
     pub(crate) model: ModelName,
 
-    /// Lines are JSON objects with the text under this name
+    /// Lines are JSON objects with the text under this name [default: by the files' names; text]
     #[arg(long, value_name = "NAME", requires = "files")]
     pub(crate) field: Option<String>,
 

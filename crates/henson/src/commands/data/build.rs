@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
-use henson_data::{BuildOptions, BuildReport, Counts, DataError, SourceFiles, build};
+use henson_data::{BuildOptions, BuildReport, Counts, DataError, Format, SourceFiles, build};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
@@ -72,7 +72,9 @@ pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
 /// What the flags mean.
 fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
     let named = flags.files.iter().chain(flags.source.iter().flat_map(|source| &source.paths));
-    if let Some(table) = named.chain(&flags.held_out_files).find(|path| flags.format.is_none() && is_table(path)) {
+    if let Some(table) =
+        named.chain(&flags.held_out_files).find(|path| flags.format.is_none() && Format::is_other_table(path))
+    {
         anyhow::bail!(
             "{} is a table, whose cells would all be read as text: write the texts alone into a file, one a line (with \
              --document-per-line) or as JSON lines; --format text reads the table as it is",
@@ -114,13 +116,6 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
         shard_size: (flags.shard_size as u64) << 20,
         overwrite: flags.overwrite,
     })
-}
-
-/// Whether a file's name says that it is a table of a kind that is not read here.
-fn is_table(path: &Path) -> bool {
-    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-    let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
-    name.ends_with(".csv") || name.ends_with(".tsv")
 }
 
 fn warn(report: &BuildReport) {
