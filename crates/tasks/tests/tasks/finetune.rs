@@ -234,8 +234,13 @@ fn a_trained_model_reads_as_it_was_trained() {
     fs::write(&columns, DOCUMENTS).unwrap();
     let questions = data("finetune/qa.json");
     let cases = [
-        ("classify", &texts, &["max_length=12"][..], json!({"max_length": 12, "windows": false})),
-        ("classify", &texts, &["max_length=12", "windows=true"], json!({"max_length": 12, "windows": true})),
+        ("classify", &texts, &["max_length=12"][..], json!({"max_length": 12, "windows": false, "pairs": false})),
+        (
+            "classify",
+            &texts,
+            &["max_length=12", "windows=true"],
+            json!({"max_length": 12, "windows": true, "pairs": false}),
+        ),
         ("ner", &columns, &["max_length=9"], json!({"max_length": 9, "windows": true})),
         (
             "ner",
