@@ -2,8 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// How long an interruption may take before a word is said about it.
+const SOON: Duration = Duration::from_secs(1);
 
 /// The flag of the process: a command of several runs must not lose a signal that comes between two of them.
 static STOP: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
@@ -19,6 +24,15 @@ pub(crate) fn stop() -> anyhow::Result<Arc<AtomicBool>> {
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            std::thread::sleep(SOON);
+            eprintln!(
+                "interrupted: the step or evaluation under way is finished first, then all is saved; again ends it at once"
+            );
+        }
+    });
     Ok(Arc::clone(known.insert(stop)))
 }
 
