@@ -28,9 +28,7 @@ pub(crate) fn stop() -> anyhow::Result<Arc<AtomicBool>> {
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             std::thread::sleep(SOON);
-            eprintln!(
-                "interrupted: the step or evaluation under way is finished first, then all is saved; again ends it at once"
-            );
+            eprintln!("interrupted: what is under way is finished first; a second signal ends it at once");
         }
     });
     Ok(Arc::clone(known.insert(stop)))

@@ -175,12 +175,13 @@ impl RunDirectory {
         self.read(state, parameters, updater).map_err(|error| self.damaged(state.step, error))
     }
 
-    /// Says what to do about a checkpoint that cannot be read.
+    /// Says what to do about a checkpoint whose files cannot be used. Other errors are none of its own.
     fn damaged(&self, step: u64, error: TrainError) -> TrainError {
+        let TrainError::Checkpoint(error) = error else { return error };
         let steps = self.steps().unwrap_or_default();
         let before = steps.iter().rev().find(|other| **other < step);
         let next = before.map_or("to begin anew".to_owned(), |before| format!("to go on from step {before}"));
-        let problem = format!("this checkpoint cannot be read; delete it {next}\n{error}");
+        let problem = format!("this checkpoint cannot be read; if it is damaged, delete it {next}\n{error}");
         TrainError::State { path: self.checkpoint(step), problem }
     }
 

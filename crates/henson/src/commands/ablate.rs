@@ -41,24 +41,23 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     }
     let device = flags.machine.device()?;
     // All is read before the first recipe is run: a mistake in the last shall not show after hours.
-    let mut recipes = Vec::new();
+    let mut plans = Vec::new();
     for (name, layers) in &variants {
         let layers: Vec<(&str, &str)> = layers.iter().map(|(text, place)| (text.as_str(), place.as_str())).collect();
         for &seed in &flags.seeds {
             let mut recipe = Recipe::parse_layers(&layers, &flags.sets)?;
             (recipe.data, recipe.seed) = (flags.data.clone(), seed);
             let directory = if flags.seeds.len() > 1 { format!("{name}-seed{seed}") } else { name.clone() };
-            plan(recipe.clone(), device.threads()).with_context(|| format!("the variant {name}"))?;
-            recipes.push((name.clone(), flags.out.join(directory), recipe));
+            let plan = plan(recipe, device.threads()).with_context(|| format!("the variant {name}"))?;
+            plans.push((name.clone(), flags.out.join(directory), plan));
         }
     }
     let pairs = flags.blimp.as_ref().map(|file| read_blimp(file, flags.blimp_limit, false)).transpose()?;
     let (mut rows, mut runs) = (Vec::new(), Vec::new());
-    let count = recipes.len();
-    for (i, (variant, out, recipe)) in recipes.into_iter().enumerate() {
-        let seed = recipe.seed;
+    let count = plans.len();
+    for (i, (variant, out, plan)) in plans.into_iter().enumerate() {
+        let seed = plan.recipe.seed;
         eprintln!("{variant}, seed {seed} ({} of {count})", i + 1);
-        let plan = plan(recipe, device.threads())?;
         let options = Options { stop_at: None, loader_threads: 1, show: Show::Bar };
         if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &out, &options)? {
             return Err(output::Interrupted::saved(step).into());

@@ -28,7 +28,7 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     files.extend(sentence_transformer_files(&path)?);
     let tagger = tagger_files(&path)?;
     if !tagger.is_empty() {
-        eprintln!("the tagger on the encoder (tagger.json, tagger.safetensors) comes along as it is");
+        eprintln!("the tagger on the encoder ({}) comes along as it is", Tagger::FILES.join(", "));
     }
     files.extend(tagger);
     let dtype = match flags.dtype {
@@ -80,7 +80,7 @@ fn tagger_files(directory: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {} of the tagger", path.display()))?;
         Ok((name.to_owned(), bytes))
     };
-    ["tagger.json", "tagger.safetensors"].into_iter().map(read).collect()
+    Tagger::FILES.into_iter().map(read).collect()
 }
 
 /// These files have a few hundred bytes.

@@ -92,6 +92,9 @@ pub struct Tagger {
 type Told = Vec<Option<(u32, Vec<f32>)>>;
 
 impl Tagger {
+    /// What it is, beside the files of its encoder.
+    pub const FILES: [&str; 2] = [DESCRIPTION, WEIGHTS];
+
     /// Whether a directory holds one.
     pub fn is_in(path: &Path) -> bool {
         path.join(DESCRIPTION).is_file()
