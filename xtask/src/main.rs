@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool for the terminal")]
 
+mod baseline;
 mod kernels;
 mod layers;
 mod minilm;
@@ -44,6 +45,14 @@ const ALONE: [Step; 1] =
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [name, rest @ ..] = arguments.as_slice()
+        && name == "baseline"
+    {
+        return match Workspace::find().and_then(|workspace| baseline::run(&workspace, rest)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error),
+        };
+    }
     let [name] = arguments.as_slice() else {
         return usage();
     };
@@ -116,6 +125,7 @@ fn help() -> String {
     for step in ALONE {
         text += &format!("  {:<8} {}\n", step.name, step.what);
     }
+    text += &format!("  baseline the same bits and speed as an older binary: {}\n", baseline::USAGE);
     text
 }
 
