@@ -108,8 +108,10 @@ fn expected(
             let keep = |i: usize| dropout.keeps(row(i / s), s, i % s);
             (0..s * s).map(|i| if keep(i) { f64::from(dropout.scale()) } else { 0.0 }).collect()
         });
-        let output = reference::forward(&q, &k, &v, d, causal, mask.as_deref());
-        let gradients = reference::backward(&q, &k, &v, d, &output, mask.as_deref(), &take(dout, h, head * d));
+        let (scale, hidden) = (1.0 / (d as f64).sqrt(), causal.then(|| reference::causal(q.len() / d)));
+        let output = reference::forward(&q, &k, &v, d, scale, hidden.as_deref(), mask.as_deref());
+        let dout = take(dout, h, head * d);
+        let gradients = reference::backward(&q, &k, &v, d, scale, &output, mask.as_deref(), &dout);
         // The log-sum from any probability: the first key is seen by all.
         let log_sum = |i: usize| {
             let score: f64 = (0..d).map(|c| q[i * d + c] * k[c]).sum::<f64>() / (d as f64).sqrt();
@@ -271,7 +273,8 @@ fn maps<E: Number>(checks: &mut Checks<'_>) -> Result<()> {
                     (0..*s).flat_map(|i| exact(&qkv[(start + i) * 3 * h + which * h + head * d..][..d])).collect()
                 };
                 let [q, k, v] = [take(0), take(1), take(2)];
-                expected.extend(reference::forward(&q, &k, &v, d, causal, None).probabilities);
+                let (scale, hidden) = (1.0 / (d as f64).sqrt(), causal.then(|| reference::causal(q.len() / d)));
+                expected.extend(reference::forward(&q, &k, &v, d, scale, hidden.as_deref(), None).probabilities);
             }
         }
         let shape = Attention { table: table.view(), room, tokens: t, heads, head_size: d, causal };

@@ -91,7 +91,7 @@ impl std::fmt::Debug for Cpu {
 /// A pointer that tasks share to write disjoint parts of one output.
 ///
 /// The kernels hand each task its own rows or tiles; this only carries the pointer across the thread border.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedMut<T>(*mut T, usize);
 
 // SAFETY: whoever makes references or writes through it keeps the contract of `slice` and `part`: what different tasks

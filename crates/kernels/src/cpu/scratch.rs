@@ -17,10 +17,12 @@ pub(crate) enum Purpose {
     Sums,
     /// Anything else, of the outermost kernel.
     Kernel,
+    /// What the tasks of a kernel share while each has work space of its own.
+    Outer,
 }
 
 thread_local! {
-    static BUFFERS: [RefCell<Option<Buffer>>; 4] = const { [const { RefCell::new(None) }; 4] };
+    static BUFFERS: [RefCell<Option<Buffer>>; 5] = const { [const { RefCell::new(None) }; 5] };
 }
 
 /// Lends `len` elements of undefined (but initialised) content to `body`.

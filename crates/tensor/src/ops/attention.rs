@@ -25,8 +25,8 @@ impl Pass<'_> {
         match self.device() {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => kernels::forward(
                 &cpu.kernels,
-                qkv.tensor().slice::<E>(),
-                sizes.shape(layout),
+                &sizes.attention(),
+                &kernels::Inputs::fused(&sizes.attention(), qkv.tensor().slice::<E>(), layout.offsets()),
                 dropout.as_ref().and_then(Dropout::on_cpu).map(|dropout| (dropout, layout.numbers().slice())),
                 out.slice_mut::<E>(),
                 log_sums.slice_mut(),
@@ -58,15 +58,17 @@ impl Pass<'_> {
     /// The probabilities that [`Pass::attention`] weighs with, before dropout: A×S×S for each sequence in turn.
     pub fn attention_maps(&mut self, qkv: &Var, layout: &Layout, heads: usize, causal: bool) -> Result<Tensor> {
         let sizes = Sizes::new(qkv.tensor(), layout, heads, causal)?;
-        let shape = sizes.shape(layout);
-        let out = Tensor::empty(self.device(), [shape.probabilities()], DType::F32)?;
+        let attention = sizes.attention();
+        let offsets = layout.offsets();
+        let out = Tensor::empty(self.device(), [attention.probabilities(offsets, offsets)], DType::F32)?;
         match self.device() {
             Device::Cpu(cpu) => with_float!(qkv.tensor().dtype(), E => {
-                kernels::probabilities(&cpu.kernels, qkv.tensor().slice::<E>(), shape, out.slice_mut());
+                let inputs = kernels::Inputs::fused(&attention, qkv.tensor().slice::<E>(), offsets);
+                kernels::probabilities(&cpu.kernels, &attention, &inputs, out.slice_mut());
             }),
             Device::Cuda(cuda) => {
                 sizes.check_on_gpu()?;
-                let (shape, offsets) = (sizes.shape_on_gpu(layout)?, layout.offsets());
+                let shape = sizes.shape_on_gpu(layout)?;
                 cuda_kernels::probabilities(&cuda.gpu, qkv.tensor().on_gpu(), shape, offsets, out.on_gpu())?;
             }
         }
@@ -101,9 +103,9 @@ impl Sizes {
         self.heads * self.head_size
     }
 
-    fn shape<'a>(&self, layout: &'a Layout) -> kernels::Attention<'a> {
-        let Self { heads, head_size, causal } = *self;
-        kernels::Attention { offsets: layout.offsets(), heads, head_size, causal }
+    fn attention(&self) -> kernels::Attention {
+        let window = if self.causal { kernels::Window::CAUSAL } else { kernels::Window::FULL };
+        kernels::Attention { window, ..kernels::Attention::new(self.heads, self.head_size) }
     }
 
     fn shape_on_gpu<'a>(&self, layout: &'a Layout) -> Result<cuda_kernels::Attention<'a>> {
@@ -144,12 +146,12 @@ impl Attention {
         match back.device() {
             Device::Cpu(cpu) => with_float!(qkv.dtype(), E => kernels::backward(
                 &cpu.kernels,
-                qkv.slice::<E>(),
-                self.sizes.shape(&self.layout),
+                &self.sizes.attention(),
+                &kernels::Inputs::fused(&self.sizes.attention(), qkv.slice::<E>(), self.layout.offsets()),
                 self.dropout.as_ref().and_then(Dropout::on_cpu).map(|d| (d, self.layout.numbers().slice())),
                 self.log_sums.slice(),
                 dout.slice::<E>(),
-                dqkv.slice_mut::<E>(),
+                kernels::Gradients::fused(&self.sizes.attention(), dqkv.slice_mut::<E>()),
             )),
             Device::Cuda(cuda) => cuda_kernels::backward(
                 &cuda.gpu,
