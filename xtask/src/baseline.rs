@@ -13,8 +13,12 @@ use sha2::{Digest, Sha256};
 use crate::Result;
 use crate::workspace::Workspace;
 
+/// For the help text.
+pub(crate) const WHAT: &str =
+    "the same bits and speed as an older binary: OLD_BINARY NEW_BINARY [--speed] [--device cuda]";
+
 /// How the step is called.
-pub(crate) const USAGE: &str = "cargo xtask baseline OLD_BINARY NEW_BINARY [--speed] [--device cuda]";
+const USAGE: &str = "cargo xtask baseline OLD_BINARY NEW_BINARY [--speed] [--device cuda]";
 
 /// Pairs of timings for each row of the table.
 const PAIRS: usize = 9;

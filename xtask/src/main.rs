@@ -6,10 +6,12 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool for the terminal")]
 
 mod baseline;
+mod faults;
 mod kernels;
 mod layers;
 mod minilm;
 mod readme;
+mod strace;
 mod wheel;
 mod workspace;
 
@@ -25,35 +27,52 @@ struct Step {
     name: &'static str,
     /// One line for the help text.
     what: &'static str,
-    run: fn(&Workspace) -> Result,
+    run: Run,
 }
+
+/// How a step is run.
+enum Run {
+    Plain(fn(&Workspace) -> Result),
+    /// With what stands after its name; in `ci`, nothing.
+    WithOptions(fn(&Workspace, &[String]) -> Result),
+}
+use Run::{Plain, WithOptions};
 
 /// The steps of `ci`, those that fail fastest first.
 const CI: [Step; 7] = [
-    Step { name: "fmt", what: "the code is formatted", run: fmt },
-    Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: layers::run },
-    Step { name: "clippy", what: "no lint warns", run: clippy },
-    Step { name: "test", what: "all tests pass; fetches MiniLM first", run: test },
-    Step { name: "kernels", what: "the CUDA kernels compile; fetches NVRTC first", run: kernels::run },
-    Step { name: "doc", what: "the API documentation builds without a warning", run: doc },
-    Step { name: "readme", what: "the documents' links lead somewhere and their commands work", run: readme::run },
+    Step { name: "fmt", what: "the code is formatted", run: Plain(fmt) },
+    Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: Plain(layers::run) },
+    Step { name: "clippy", what: "no lint warns", run: Plain(clippy) },
+    Step { name: "test", what: "all tests pass; fetches MiniLM first", run: Plain(test) },
+    Step { name: "kernels", what: "the CUDA kernels compile; fetches NVRTC first", run: Plain(kernels::run) },
+    Step { name: "doc", what: "the API documentation builds without a warning", run: Plain(doc) },
+    Step {
+        name: "readme",
+        what: "the documents' links lead somewhere and their commands work",
+        run: Plain(readme::run),
+    },
 ];
 
-/// Steps that are part of another one in `ci`.
-const ALONE: [Step; 1] =
-    [Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: minilm::run }];
+/// Steps that are part of another one in `ci`, and those that need more than the CI machine has.
+const ALONE: [Step; 3] = [
+    Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: Plain(minilm::run) },
+    Step { name: "faults", what: faults::WHAT, run: WithOptions(faults::run) },
+    Step { name: "baseline", what: baseline::WHAT, run: WithOptions(baseline::run) },
+];
+
+impl Step {
+    fn run(&self, workspace: &Workspace, options: &[String]) -> Result {
+        match self.run {
+            Plain(run) if options.is_empty() => run(workspace),
+            Plain(_) => Err(format!("{} takes no options", self.name)),
+            WithOptions(run) => run(workspace, options),
+        }
+    }
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [name, rest @ ..] = arguments.as_slice()
-        && name == "baseline"
-    {
-        return match Workspace::find().and_then(|workspace| baseline::run(&workspace, rest)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failed(&error),
-        };
-    }
-    let [name] = arguments.as_slice() else {
+    let Some((name, options)) = arguments.split_first() else {
         return usage();
     };
     if matches!(name.as_str(), "help" | "-h" | "--help") {
@@ -61,20 +80,17 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let step = CI.iter().chain(&ALONE).find(|step| step.name == name);
-    if step.is_none() && name != "ci" {
+    if step.is_none() && (name != "ci" || !options.is_empty()) {
         return usage();
     }
     let workspace = match Workspace::find() {
         Ok(workspace) => workspace,
         Err(error) => return failed(&error),
     };
-    match step {
-        Some(step) => match (step.run)(&workspace) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failed(&error),
-        },
-        None => ci(&workspace),
-    }
+    let Some(step) = step else {
+        return ci(&workspace);
+    };
+    step.run(&workspace, options).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }
 
 /// Runs all steps up to the first that fails. The last line counts them.
@@ -83,7 +99,7 @@ fn ci(workspace: &Workspace) -> ExitCode {
     for (passed, step) in CI.iter().enumerate() {
         println!("== {}: {}", step.name, step.what);
         let start = Instant::now();
-        if let Err(error) = (step.run)(workspace) {
+        if let Err(error) = step.run(workspace, &[]) {
             let code = failed(&format!("{error}\n`cargo xtask {}` runs this step alone", step.name));
             println!("{passed} passed, 1 failed");
             return code;
@@ -118,14 +134,13 @@ fn doc(workspace: &Workspace) -> Result {
 }
 
 fn help() -> String {
-    let mut text = "Usage: cargo xtask <STEP>\n\n  ci       all of these, in this order:\n".to_owned();
+    let mut text = "Usage: cargo xtask <STEP> [OPTIONS]\n\n  ci        all of these, in this order:\n".to_owned();
     for step in CI {
-        text += &format!("    {:<8} {}\n", step.name, step.what);
+        text += &format!("    {:<9} {}\n", step.name, step.what);
     }
     for step in ALONE {
-        text += &format!("  {:<8} {}\n", step.name, step.what);
+        text += &format!("  {:<9} {}\n", step.name, step.what);
     }
-    text += &format!("  baseline the same bits and speed as an older binary: {}\n", baseline::USAGE);
     text
 }
 
