@@ -76,7 +76,7 @@ pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Resu
 }
 
 /// Reads a regular file of at most `limit` bytes.
-pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, CheckpointError> {
+pub fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, CheckpointError> {
     let io = || CheckpointError::io("read", path);
     // Asked before opening: a pipe would block there.
     if !std::fs::metadata(path).map_err(io())?.is_file() {

@@ -20,7 +20,7 @@ mod save;
 mod weights;
 
 pub use atomic::{Existing, write_atomic};
-pub use directory::{ModelDirectory, read_json};
+pub use directory::{ModelDirectory, read_json, read_limited};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};
 pub use load::{LoadMode, LoadOptions, load, open_parameters};

@@ -224,3 +224,130 @@ fn mistakes_are_told() {
     fails(&place.henson(&eval), 1, &["unknown label"]);
     assert!(!Path::new(&place.at("out")).exists());
 }
+
+/// Files with columns of their own: a task, a file's name and text, and the flags that describe it.
+type OwnFile = (&'static str, &'static str, &'static str, &'static [&'static str]);
+
+const OWN_FILES: [OwnFile; 7] = [
+    (
+        "classify",
+        "notes.dat",
+        "nr,body,urgent\n7,the cat sat,yes\n8,a dog,no\n9,\"a man, old\",yes\n10,who sings,no\n",
+        &[
+            "--format",
+            "csv",
+            "--text-column",
+            "body",
+            "--label-column",
+            "urgent",
+            "--id-column",
+            "nr",
+            "--labels",
+            "yes,no",
+        ],
+    ),
+    (
+        "multilabel",
+        "marks.csv",
+        "the cat sat,1,0\na dog,0,1\na man,1,1\nwho sings,0,0\n",
+        &["--header", "false", "--text-column", "0", "--label-column", "1,2"],
+    ),
+    (
+        "ner",
+        "words.jsonl",
+        "{\"w\": [\"jim\", \"sat\"], \"t\": [\"B-PER\", \"O\"]}\n{\"w\": [\"a\", \"man\", \"henson\"], \"t\": [\"O\", \"O\", \"B-PER\"]}\n",
+        &["--text-column", "w", "--label-column", "t"],
+    ),
+    (
+        "ner",
+        "tagger.txt",
+        "B-PER jim x\nO sat x\n\nO a y\nB-PER man y\n",
+        &["--text-column", "1", "--label-column", "0", "--frozen", "--layers", "last", "--head", "linear"],
+    ),
+    (
+        "qa",
+        "asked.jsonl",
+        "{\"q\": \"who sat?\", \"p\": \"the cat sat\", \"a\": {\"text\": [\"cat\"], \"answer_start\": [4]}}\n\
+         {\"q\": \"who ran?\", \"p\": \"a dog ran\", \"a\": {\"text\": [\"dog\"], \"answer_start\": [2]}}\n",
+        &["--text-column", "q", "--second-column", "p", "--label-column", "a"],
+    ),
+    (
+        "choice",
+        "ends.csv",
+        "start,a,b,best\nthe man sat on,the dog,walked,0\nwho sings,new,the puppets,1\n",
+        &["--text-column", "start", "--choice-columns", "a,b", "--label-column", "best"],
+    ),
+    (
+        "embed",
+        "pairs.csv",
+        "x,y,z\nthe cat sat,cats are dogs,the sea\na woman ran,the man walked,\nwho was jim,jim,old\n",
+        &["--text-column", "x", "--second-column", "y", "--negative-column", "z"],
+    ),
+];
+
+#[test]
+fn a_run_from_the_recipe_of_another_has_the_same_bits() {
+    for (task, name, content, flags) in OWN_FILES {
+        let place = Place::new("sequence");
+        let (file, first, second) = (place.at(name), place.at("first"), place.at("second"));
+        std::fs::write(&file, content).unwrap();
+        let tune = ["finetune", "--task", task, "--model", place.model.to_str().unwrap(), "--train", &file];
+        let more = ["--dev", &file, "--out", &first, "--set", "epochs=2", "--set", "batch_size=2", "--seed", "3"];
+        let results = lines(&place.henson(&[&tune[..], &more, &["--json"], flags].concat())).pop().unwrap();
+        let recipe = format!("{first}/recipe.toml");
+        lines(&place.henson(&["finetune", &recipe, "--out", &second, "--json"]));
+        for weights in ["model.safetensors", "tagger.safetensors", "recipe.toml", "results.json"] {
+            let bytes = |run: &str| std::fs::read(Path::new(run).join(weights)).unwrap_or_default();
+            let (ours, theirs) = (bytes(&first), bytes(&second));
+            if weights == "results.json" {
+                let scores = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap()["scores"].clone();
+                assert_eq!(scores(&ours), scores(&theirs), "{name}");
+            } else {
+                assert!(ours == theirs, "{name}: {weights} differs");
+            }
+        }
+        // The model knows what it was trained for, and how its files are written.
+        let eval = lines(&place.henson(&["eval", "--model", &first, "--data", &file, "--json"])).remove(0);
+        let metric = results["metric"].as_str().unwrap();
+        assert_eq!((&eval["task"], &eval[metric]), (&Value::from(task), &results["value"]), "{name}");
+        lines(&place.henson(&["predict", "--model", &first, "--data", &file, "--out", &place.at("said")]));
+    }
+}
+
+#[test]
+fn columns_of_the_training_hold_until_flags_name_others() {
+    let (task, name, content, flags) = OWN_FILES[0];
+    let place = Place::new("sequence");
+    let (file, run, model) = (place.at(name), place.at("run"), place.model.to_str().unwrap());
+    std::fs::write(&file, content).unwrap();
+    let tune = ["finetune", "--task", task, "--model", model, "--train", &file, "--out", &run, "--set", "epochs=1"];
+    lines(&place.henson(&[&tune[..], flags].concat()));
+    // Predictions need no labels, and ids come from the same column. A name says more about a format than the recipe does.
+    let bare = place.at("new.tsv");
+    std::fs::write(&bare, "nr\tbody\n41\ta cat\n").unwrap();
+    lines(&place.henson(&["predict", "--model", &run, "--data", &bare, "--out", &place.at("said")]));
+    let said = std::fs::read_to_string(place.at("said/predictions.jsonl")).unwrap();
+    assert!(said.contains("\"41\""), "{said}");
+    // Other columns are an error that says where the names are from; flags overrule them.
+    let other = place.at("other.csv");
+    std::fs::write(&other, "text,label\na cat,yes\na dog,no\n").unwrap();
+    let eval = ["eval", "--model", &run, "--data", &other];
+    fails(&place.henson(&eval), 1, &["expected \"body\"", "those of the training", "recipe.toml", "--text-column"]);
+    let named = ["--text-column", "text", "--label-column", "label", "--json"];
+    assert_eq!(lines(&place.henson(&[&eval[..], &named].concat()))[0]["examples"], 2);
+    // Keys of the recipe are checked as others are, and a run of version 0.1 has none of them.
+    let recipe = format!("{run}/recipe.toml");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    let again = place.at("again");
+    for (wrong, expected) in
+        [("text_colum = \"x\"", "unknown field `text_colum`"), ("text_column = 1.5", "name of a column")]
+    {
+        std::fs::write(&recipe, text.replace("text_column = \"body\"", wrong)).unwrap();
+        fails(&place.henson(&["finetune", &recipe, "--out", &again]), 1, &[expected]);
+        fails(&place.henson(&eval), 1, &["recipe.toml", expected]);
+    }
+    std::fs::write(&recipe, text.split("\n[files]").next().unwrap()).unwrap();
+    assert_eq!(lines(&place.henson(&[&eval[..], &["--json"]].concat()))[0]["examples"], 2);
+    std::fs::remove_file(&recipe).unwrap();
+    fails(&place.henson(&eval), 1, &["--task is missing", "recipe.toml"]);
+}

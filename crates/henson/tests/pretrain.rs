@@ -335,3 +335,15 @@ fn words_are_added_to_a_vocabulary_and_pre_training_goes_on_with_them() {
     let info: Value = serde_json::from_str(&works(&["info", &at("second"), "--json"])).unwrap();
     assert_eq!(info["vocab_size"], 602);
 }
+
+#[test]
+fn a_run_from_the_recipe_of_another_has_the_same_bits() {
+    let place = TempDir::new().unwrap();
+    let (first, second) = (place.path().join("first"), place.path().join("second"));
+    let more = ["--seed", "5", "--set", "dropout=0.1", "--set", "masking=whole-words", "--set", "warmup_steps=3"];
+    works(&[&borrowed(&arguments(&first))[..], &more].concat());
+    let recipe = first.join("recipe.toml");
+    works(&["pretrain", recipe.to_str().unwrap(), "--out", second.to_str().unwrap()]);
+    assert!(weights(&first) == weights(&second), "the weights differ");
+    assert_eq!(std::fs::read(&recipe).unwrap(), std::fs::read(second.join("recipe.toml")).unwrap());
+}

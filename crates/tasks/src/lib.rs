@@ -39,7 +39,7 @@ pub use finetune::{
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, Wanted, instances};
-pub use read::{Columns, Reading, read};
+pub use read::{Files, Reading, Trained, read};
 pub use score::{LabelScore, Mistake, Score, score};
 pub use tags::{Scheme, convert_tags};
 pub use task::{Split, TASKS, Task, TaskKind};

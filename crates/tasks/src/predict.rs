@@ -35,8 +35,8 @@ pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
     let learnt =
         matches!(reading.task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Tag)
             && reading.task.labels.is_empty();
-    if learnt && reading.labels.is_empty() {
-        reading.labels = model.labels();
+    if learnt && reading.files.labels.is_empty() {
+        reading.files.labels = model.labels();
     }
     reading
 }

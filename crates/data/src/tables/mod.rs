@@ -15,6 +15,7 @@ mod parquet;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use columns::{Sentence, read_sentences};
@@ -24,13 +25,15 @@ use crate::DataError;
 use crate::documents::{Lines, Meter, open};
 
 /// How a table is written. Compression is seen by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum TableFormat {
     /// Cells between tabs, a row a line. Quotes are ordinary characters, as in GLUE's files.
     Tsv,
     /// Cells between commas. Quotes go around cells with commas, quotes (doubled) or line breaks in them.
     Csv,
     /// A JSON object a line.
+    #[serde(rename = "jsonl")]
     JsonLines,
     /// A parquet file.
     Parquet,
@@ -75,12 +78,13 @@ pub enum Header {
 }
 
 /// A column of a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected the name of a column, or its number from 0")]
 pub enum Column {
-    /// By its name in the header, or its key.
-    Name(String),
     /// By its number, from 0.
     Number(usize),
+    /// By its name in the header, or its key.
+    Name(String),
 }
 
 impl std::fmt::Display for Column {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use henson_tasks::{
-    Cell, Ended, FineTuneRecipe, Plan, Reading, Results, Search, SearchEnded, Set, Split, Table, Task, TaskError,
+    Cell, Ended, FineTuneRecipe, Plan, Results, Search, SearchEnded, Set, Split, Table, TaggerRecipe, Task, TaskError,
     TaskKind, finetune, search,
 };
 use henson_tensor::{DType, Device};
@@ -23,18 +23,16 @@ use crate::{models, output, signals};
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
-    if flags.features.are_wanted() {
+    if flags.features.are_wanted() || TaggerRecipe::is_written_in(&recipe_text(flags)?.0) {
         return tagger::run(flags);
     }
     let recipe = recipe(flags)?;
-    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-    let reading = flags.labelled.reading(task);
     let device = flags.machine.device()?;
     let stop = signals::stop()?;
     if flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1) {
-        return run_search(flags, recipe, &reading, &device, &stop);
+        return run_search(flags, recipe, &device, &stop);
     }
-    let plan = Plan::new(recipe, &reading, device.threads())?;
+    let plan = Plan::new(recipe, device.threads())?;
     introduce(&plan, &device);
     let mut watcher = Watcher::new(&plan, flags.json);
     let mut on = |event: Event<'_>| watcher.on(&event);
@@ -91,6 +89,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
+    recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.freeze |= flags.frozen;
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
     recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
@@ -193,13 +192,7 @@ fn warn_of_bad_rows(train: &Set, dev: Option<&Set>) {
     }
 }
 
-fn run_search(
-    flags: &Finetune,
-    recipe: FineTuneRecipe,
-    reading: &Reading,
-    device: &Device,
-    stop: &AtomicBool,
-) -> anyhow::Result<()> {
+fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &AtomicBool) -> anyhow::Result<()> {
     let grid = match flags.grid.as_deref() {
         None => Vec::new(),
         Some([]) => Search::papers_grid(),
@@ -227,7 +220,7 @@ fn run_search(
         let failed = cell.failed.as_ref().map_or(String::new(), |reason| format!("  ({reason})"));
         eprintln!("  {value}{failed}");
     };
-    let ended = search(&wanted, reading, device, &flags.out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
+    let ended = search(&wanted, device, &flags.out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
     match ended {
         SearchEnded::Stopped(_, step) => Err(output::Interrupted::saved(step).into()),
         SearchEnded::Finished(table) => {

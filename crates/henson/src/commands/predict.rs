@@ -1,27 +1,28 @@
 //! `henson predict`: fine-tuned models and a file in, the benchmark's own prediction files out.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_infer::{Model, Task as Ability, Want};
 use henson_tasks::{
-    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskKind, missing_documents, predict, prediction_files,
-    read, reading_for,
+    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskError, TaskKind, Trained, missing_documents, predict,
+    prediction_files, read, reading_for,
 };
 
 use crate::built_in::BuiltIn;
 use crate::flags::finetune::Predict;
+use crate::flags::labelled::Labelled;
 use crate::flags::{Compute, LengthFlags};
 use crate::output::Progress;
 use crate::{models, output};
 
 pub(crate) fn run(flags: &Predict) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
-    let task = Task::named(&flags.task).context("the parser knows the tasks")?;
-    let reading = Reading { places_needed: false, labels_wanted: false, ..flags.labelled.reading(task) };
-    let asked = Asked { names: &flags.model, download: false, compute: &flags.compute, length: flags.length };
+    let task = flags.task.as_deref().and_then(Task::named);
+    let asked = Asked::find(task, &flags.model, false, &flags.compute, flags.length)?;
+    let reading = Reading { labels_wanted: false, ..asked.reading(&flags.data, &flags.labelled) };
     let (set, predictions, _) = asked.predict(&flags.data, reading, flags.no_answer)?;
     let files = prediction_files(&set, &predictions)?;
     std::fs::create_dir_all(&flags.out).with_context(|| format!("cannot make {}", flags.out.display()))?;
@@ -43,30 +44,80 @@ pub(crate) fn run(flags: &Predict) -> anyhow::Result<()> {
 
 /// Models that are asked about a file.
 pub(crate) struct Asked<'a> {
-    pub(crate) names: &'a [String],
-    pub(crate) download: bool,
-    pub(crate) compute: &'a Compute,
-    pub(crate) length: LengthFlags,
+    /// What they are asked.
+    pub(crate) task: &'static Task,
+    paths: Vec<PathBuf>,
+    /// What the first one says about the files that it was trained on, where that was for the same task.
+    trained: Trained,
+    compute: &'a Compute,
+    length: LengthFlags,
 }
 
-impl Asked<'_> {
+impl<'a> Asked<'a> {
+    /// Finds models by their names. Without a `task` it is the one that the first of them was trained for.
+    pub(crate) fn find(
+        task: Option<&'static Task>,
+        names: &[String],
+        download: bool,
+        compute: &'a Compute,
+        length: LengthFlags,
+    ) -> anyhow::Result<Self> {
+        let is_embed = task.is_some_and(|task| task.kind == TaskKind::Embed);
+        let paths: Vec<PathBuf> = match names {
+            // Nothing needs to be learnt to compare texts.
+            [] if is_embed => vec![models::built_in(BuiltIn::Sentences)?.1],
+            names => names.iter().map(|name| models::resolve(name, download)).collect::<anyhow::Result<_>>()?,
+        };
+        let first = paths.first().with_context(|| match task {
+            Some(task) => format!("--task {} needs --model DIR", task.name),
+            None => "--model DIR is missing: which model to ask".to_owned(),
+        })?;
+        let mut trained = Trained::of_directory(first)?;
+        let task = task.or(trained.task).with_context(|| {
+            format!("--task is missing: {} has no recipe.toml of `henson finetune` that names it", first.display())
+        })?;
+        if trained.task != Some(task) {
+            trained = Trained::default();
+        }
+        Ok(Self { task, paths, trained, compute, length })
+    }
+
+    /// How a file is read for them: as those of the training were, where no flag says otherwise. Neither scores nor
+    /// predictions depend on where in a passage an answer stands.
+    pub(crate) fn reading(&self, data: &Path, flags: &Labelled) -> Reading {
+        let files = self.trained.clone().files_for(data, flags.files());
+        Reading { files, places_needed: false, ..Reading::new(self.task) }
+    }
+
+    /// Reads a file for them.
+    fn read(&self, data: &Path, reading: &Reading) -> anyhow::Result<Set> {
+        let set = read(data, reading).map_err(|error| {
+            let as_trained = matches!(error, TaskError::NoColumn { .. }) && !self.trained.files.is_usual();
+            let error = anyhow::Error::from(error);
+            let hint = || {
+                format!(
+                    "columns are those of the training unless flags name others ({})",
+                    self.paths[0].join("recipe.toml").display()
+                )
+            };
+            if as_trained { error.context(hint()) } else { error }
+        })?;
+        set.problems.iter().for_each(|problem| output::warn(problem));
+        Ok(set)
+    }
+
     /// Reads the file and predicts all of it. `no_answer` overrules the models' own threshold, which is given, too.
     pub(crate) fn predict(
         &self,
-        data: &std::path::Path,
+        data: &Path,
         reading: Reading,
         no_answer: Option<f64>,
     ) -> anyhow::Result<(Set, Vec<Prediction>, f64)> {
         let device = self.compute.device()?;
-        let kind = reading.task.kind;
-        let paths: Vec<PathBuf> = match self.names {
-            // Nothing needs to be learnt to compare texts.
-            [] if kind == TaskKind::Embed => vec![models::built_in(BuiltIn::Sentences)?.1],
-            names => names.iter().map(|name| models::resolve(name, self.download)).collect::<anyhow::Result<_>>()?,
-        };
-        if let Some(path) = paths.iter().find(|path| kind == TaskKind::Tag && Tagger::is_in(path)) {
+        let kind = self.task.kind;
+        if let Some(path) = self.paths.iter().find(|path| kind == TaskKind::Tag && Tagger::is_in(path)) {
             anyhow::ensure!(
-                paths.len() == 1,
+                self.paths.len() == 1,
                 "{} is a tagger on a frozen encoder, which is not averaged",
                 path.display()
             );
@@ -84,12 +135,11 @@ impl Asked<'_> {
             TaskKind::Embed => Want::Encoder,
         };
         let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
-        let opened: Vec<Model> = paths.iter().map(open).collect::<Result<_, _>>()?;
-        let first = opened.first().with_context(|| format!("--task {} needs --model DIR", reading.task.name))?;
+        let opened: Vec<Model> = self.paths.iter().map(open).collect::<Result<_, _>>()?;
+        let first = opened.first().context("there is a first model")?;
         output::warn_of_length(self.length.max_length, first.most_tokens());
-        let may_be_unanswerable = reading.task.may_be_unanswerable;
-        let set = read(data, &reading_for(first, reading))?;
-        set.problems.iter().for_each(|problem| output::warn(problem));
+        let may_be_unanswerable = self.task.may_be_unanswerable;
+        let set = self.read(data, &reading_for(first, reading))?;
         let amid_documents =
             |model: &Model| model.bert().config().reading.is_some_and(|reading| reading.document_context);
         if let Some(expected) = missing_documents(&set).filter(|_| opened.iter().any(amid_documents)) {
@@ -113,14 +163,8 @@ impl Asked<'_> {
     }
 
     /// The same by a tagger on a frozen encoder, which always reads by windows.
-    fn tagged(
-        &self,
-        tagger: &Tagger,
-        data: &std::path::Path,
-        reading: Reading,
-    ) -> anyhow::Result<(Set, Vec<Prediction>)> {
-        let set = read(data, &tagger.reading(reading))?;
-        set.problems.iter().for_each(|problem| output::warn(problem));
+    fn tagged(&self, tagger: &Tagger, data: &Path, reading: Reading) -> anyhow::Result<(Set, Vec<Prediction>)> {
+        let set = self.read(data, &tagger.reading(reading))?;
         let mut progress = Progress::new("examples", Some(set.examples.len() as u64));
         let predictions = tagger.predict(&set, self.length.max_length, |done| {
             progress.at(done as u64, done);

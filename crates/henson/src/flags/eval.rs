@@ -23,14 +23,14 @@ A masked LM scores a text by its pseudo-log-likelihood, each piece masked in tur
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
 Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \
 henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json\n  \
-henson eval --task rte --model run1,run2 --data RTE/dev.tsv\n  \
+henson eval --model run --data notes.csv\n  henson eval --task rte --model run1,run2 --data RTE/dev.tsv\n  \
 henson eval --task mrpc --predictions MRPC.tsv --data MRPC/dev.tsv\n  \
 henson eval --task squad2 --predictions predictions.json --null-odds null_odds.json --data dev-v2.0.json\n  \
 henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
 pub(crate) struct Eval {
-    /// What to measure, see below
+    /// What to measure, see below [default: what --model was fine-tuned for]
     #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp"]).map(|name| Task::named(&name)))]
-    pub(crate) task: Task,
+    pub(crate) task: Option<Task>,
 
     #[command(flatten)]
     pub(crate) model: ModelName,

@@ -142,11 +142,11 @@ and null_odds.json) for SQuAD, predictions.conll, predictions.csv for choices, p
 `henson eval --predictions` scores them.\n\n\
 Examples:\n  henson predict --task mrpc --model run --data glue/MRPC/test.tsv --out submission\n  \
 henson predict --task squad2 --model run1,run2,run3 --data dev-v2.0.json --out answers\n  \
-henson predict --task classify --model run --data new.csv --text-column body --out labels")]
+henson predict --model run --data new.csv --out labels")]
 pub(crate) struct Predict {
-    /// What the models were trained for
+    /// What the models were trained for [default: what the first one's recipe.toml says]
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]))]
-    pub(crate) task: String,
+    pub(crate) task: Option<String>,
 
     /// The model; several with commas between them are averaged [default: for embed, the one for sentences that comes with
     /// henson]

@@ -3,9 +3,9 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use henson_data::tables::{Column, TableFormat};
-use henson_tasks::{Columns, Reading, TASKS, Task};
+use henson_tasks::{Files, TASKS};
 
-/// How a labelled file is read, where it is not as the task's own files are.
+/// How a labelled file is read, where it is not as the task's own files are; for a model, as the files of its training.
 #[derive(Args, Debug, Clone, Default, PartialEq)]
 #[command(next_help_heading = "Labelled files")]
 pub(crate) struct Labelled {
@@ -55,17 +55,15 @@ pub(crate) struct Labelled {
 }
 
 impl Labelled {
-    /// How to read a file of a task.
-    pub(crate) fn reading(&self, task: &'static Task) -> Reading {
-        Reading {
-            columns: Columns {
-                text: self.text_column.clone(),
-                second: self.second_column.clone(),
-                labels: self.label_column.clone(),
-                id: self.id_column.clone(),
-                choices: self.choice_columns.clone(),
-                negative: self.negative_column.clone(),
-            },
+    /// The same, as recipes have it.
+    pub(crate) fn files(&self) -> Files {
+        Files {
+            text_column: self.text_column.clone(),
+            second_column: self.second_column.clone(),
+            label_column: self.label_column.clone(),
+            id_column: self.id_column.clone(),
+            choice_columns: self.choice_columns.clone(),
+            negative_column: self.negative_column.clone(),
             format: self.format.map(|format| match format {
                 FormatName::Tsv => TableFormat::Tsv,
                 FormatName::Csv => TableFormat::Csv,
@@ -76,7 +74,6 @@ impl Labelled {
             header: self.header,
             labels: self.labels.clone(),
             skip_bad: self.skip_bad,
-            ..Reading::new(task)
         }
     }
 }

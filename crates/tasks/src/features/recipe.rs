@@ -7,6 +7,7 @@ use henson_train::{Precision, Result, ScheduleKind, TrainError, check_counts, ch
 use serde::{Deserialize, Serialize};
 
 use super::layers::FeatureLayers;
+use crate::read::Files;
 
 /// What stands on the vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +77,10 @@ pub struct TaggerRecipe {
     pub clip: f64,
     /// Stop after so many epochs without a better score; 0 never.
     pub patience: u64,
+
+    /// How both files are written, where they are not as the task's own are.
+    #[serde(skip_serializing_if = "Files::is_usual")]
+    pub files: Files,
 }
 
 impl Default for TaggerRecipe {
@@ -105,13 +110,14 @@ impl Default for TaggerRecipe {
             weight_decay: 0.01,
             clip: 1.0,
             patience: 0,
+            files: Files::default(),
         }
     }
 }
 
 impl TaggerRecipe {
     /// What says where the data lies, which is compared by its content.
-    pub(super) const MAY_CHANGE: [&'static str; 2] = ["train", "dev"];
+    pub(super) const MAY_CHANGE: [&'static str; 3] = ["train", "dev", "files"];
 
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
@@ -138,6 +144,12 @@ impl TaggerRecipe {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a text is such a recipe, and not one of [`crate::FineTuneRecipe`]: it alone names layers. What is not TOML is
+    /// reported by whoever parses all of it.
+    pub fn is_written_in(text: &str) -> bool {
+        text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("layers"))
     }
 
     /// The directory of the model.

@@ -131,8 +131,8 @@ impl Tagger {
 
     /// How a file is read for it: with its labels, where none are given.
     pub fn reading(&self, mut reading: Reading) -> Reading {
-        if reading.labels.is_empty() {
-            reading.labels = self.description.labels.clone();
+        if reading.files.labels.is_empty() {
+            reading.files.labels = self.description.labels.clone();
         }
         reading
     }

@@ -53,8 +53,8 @@ pub struct TaggerPlan {
 }
 
 impl TaggerPlan {
-    /// Reads the files of a recipe; `reading` says how, where they are not as the task's own are.
-    pub fn new(recipe: TaggerRecipe, reading: &Reading) -> Result<Self, TaskError> {
+    /// Reads the files of a recipe.
+    pub fn new(recipe: TaggerRecipe) -> Result<Self, TaskError> {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
         if task.kind != TaskKind::Tag {
@@ -62,7 +62,7 @@ impl TaggerPlan {
                             encoder of other tasks as it is)";
             return Err(TrainError::setting("task", task.name, expected).into());
         }
-        let reading = Reading { task, ..reading.clone() };
+        let reading = Reading { files: recipe.files.clone(), ..Reading::new(task) };
         let (train, dev) = read_both(&recipe.train, &recipe.dev, recipe.limit, &reading)?;
         if recipe.document_context {
             check_documents(&train, dev.as_ref())?;

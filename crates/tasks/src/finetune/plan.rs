@@ -17,7 +17,7 @@ use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::prepare::{Instance, Lengths, instances};
-use crate::read::{Reading, listed, read};
+use crate::read::{Files, Reading, listed, read};
 use crate::task::{Task, TaskKind};
 
 /// A run before it begins.
@@ -42,11 +42,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Reads the files of a recipe; `reading` says how, where they are not as the task's own are.
-    pub fn new(recipe: FineTuneRecipe, reading: &Reading, threads: usize) -> Result<Self, TaskError> {
+    /// Reads the files of a recipe.
+    pub fn new(recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-        let reading = Reading { task, ..reading.clone() };
+        let reading = Reading { files: recipe.files.clone(), ..Reading::new(task) };
         // Of pairs, those with too low a score are left out first.
         let limit = recipe.limit.filter(|_| task.kind != TaskKind::Embed);
         let (mut train, dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
@@ -214,17 +214,18 @@ pub(crate) fn read_both(
         });
     }
     // Answers of dev files need no place: they are only compared.
-    let of_dev = |labels: &[String]| Reading { labels: labels.to_vec(), places_needed: false, ..reading.clone() };
+    let with = |labels: &[String]| Files { labels: labels.to_vec(), ..reading.files.clone() };
+    let of_dev = |labels: &[String]| Reading { files: with(labels), places_needed: false, ..reading.clone() };
     let mut dev = match dev.is_empty() {
         true => None,
-        false => Some(read(&dev_path, &of_dev(&reading.labels))?),
+        false => Some(read(&dev_path, &of_dev(&reading.files.labels))?),
     };
     if let Some(found) = dev.as_mut().filter(|dev| dev.labels != train.labels) {
         let mut labels = train.labels.clone();
         labels.extend(found.labels.iter().filter(|label| !train.labels.contains(label)).cloned());
         sort(&mut labels);
         if labels != train.labels {
-            train = read(&train_path, &Reading { labels: labels.clone(), ..reading.clone() })?;
+            train = read(&train_path, &Reading { files: with(&labels), ..reading.clone() })?;
         }
         *found = read(&dev_path, &of_dev(&labels))?;
     }

@@ -9,6 +9,7 @@ use henson_train::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::read::Files;
 use crate::task::{Task, TaskKind};
 
 /// A fine-tuning run.
@@ -97,6 +98,10 @@ pub struct FineTuneRecipe {
     pub patience: u64,
     /// Steps between lines of the log.
     pub log_every: u64,
+
+    /// How both files are written, where they are not as the task's own are.
+    #[serde(skip_serializing_if = "Files::is_usual")]
+    pub files: Files,
 }
 
 impl Default for FineTuneRecipe {
@@ -136,13 +141,14 @@ impl Default for FineTuneRecipe {
             evals_per_epoch: 1,
             patience: 0,
             log_every: 10,
+            files: Files::default(),
         }
     }
 }
 
 impl FineTuneRecipe {
     /// What only watches a run, or says where its data lies (which is compared by its content).
-    pub(crate) const MAY_CHANGE: [&'static str; 3] = ["train", "dev", "log_every"];
+    pub(crate) const MAY_CHANGE: [&'static str; 4] = ["train", "dev", "files", "log_every"];
 
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {

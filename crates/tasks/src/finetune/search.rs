@@ -13,7 +13,6 @@ use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use super::run::{Ended, Results, finetune};
 use crate::error::TaskError;
-use crate::read::Reading;
 
 /// What a search tries.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,7 +134,6 @@ impl Search {
 /// are, `ends` when it is done.
 pub fn search(
     search: &Search,
-    reading: &Reading,
     device: &Device,
     out: &Path,
     begins: &mut dyn FnMut(&Cell, usize, usize, &Plan),
@@ -150,7 +148,7 @@ pub fn search(
     let mut best: Option<(bool, f64, usize)> = None;
     for (number, (mut cell, recipe)) in runs.into_iter().enumerate() {
         let directory = out.join(&cell.directory);
-        let plan = Plan::new(recipe, reading, device.threads())?;
+        let plan = Plan::new(recipe, device.threads())?;
         // Nothing is written before the first run can begin, so that a mistake is corrected in the same directory.
         if number == 0 {
             if plan.dev.is_none() {

@@ -2,6 +2,7 @@
 //!
 //! A row that is wrong is the error, with its file and line; with `skip_bad` it is counted instead.
 
+mod files;
 mod questions;
 mod rows;
 mod sentences;
@@ -10,12 +11,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use henson_data::DataError;
-use henson_data::tables::{Column, TableFormat};
+use henson_data::tables::TableFormat;
 use serde_json::Value;
 
 use crate::error::TaskError;
 use crate::example::{Example, Set, Target};
 use crate::task::{Task, TaskKind};
+
+pub use files::{Files, Trained};
 
 /// Problems whose messages are kept when bad rows are skipped.
 const KEPT_PROBLEMS: usize = 5;
@@ -25,19 +28,8 @@ const KEPT_PROBLEMS: usize = 5;
 pub struct Reading {
     /// What it is read as.
     pub task: &'static Task,
-    /// Which columns hold what, where they are not named as usual.
-    pub columns: Columns,
-    /// How the table is written; none: what the file's name says.
-    pub format: Option<TableFormat>,
-    /// Whether quotes go around cells; none: in csv, and not in tsv.
-    pub quotes: Option<bool>,
-    /// Whether the first row names the columns; none: as the task has it.
-    pub header: Option<bool>,
-    /// The labels, in the order of their numbers; empty: the official ones, or those of the file, sorted. Any other in the
-    /// file is then an error.
-    pub labels: Vec<String>,
-    /// Whether rows that are wrong are counted instead of being an error.
-    pub skip_bad: bool,
+    /// What differs from the task's own files.
+    pub files: Files,
     /// Whether every answer must say where in the passage it stands, as training needs it.
     pub places_needed: bool,
     /// Whether the labels of texts are read; predictions need none, and a table may hold others than the model's.
@@ -47,42 +39,17 @@ pub struct Reading {
 impl Reading {
     /// As the task has it; nothing is skipped.
     pub fn new(task: &'static Task) -> Self {
-        Self {
-            task,
-            columns: Columns::default(),
-            format: None,
-            quotes: None,
-            header: None,
-            labels: Vec::new(),
-            skip_bad: false,
-            places_needed: true,
-            labels_wanted: true,
-        }
+        Self { task, files: Files::default(), places_needed: true, labels_wanted: true }
     }
-}
-
-/// The columns of a table, where they are not those of the task.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Columns {
-    /// The text, the first of two, the question, the context, or the words.
-    pub text: Option<Column>,
-    /// The second text, or the passage.
-    pub second: Option<Column>,
-    /// The label, number, answer or tags. Several: each is 0 or 1 for the label that it is named after.
-    pub labels: Vec<Column>,
-    /// What predictions are known by.
-    pub id: Option<Column>,
-    /// The choices.
-    pub choices: Vec<Column>,
-    /// A text that means something else than the first.
-    pub negative: Option<Column>,
 }
 
 /// Reads a labelled file, or one without labels. Standard input where the path is `-`.
 pub fn read(path: &Path, reading: &Reading) -> Result<Set, TaskError> {
     let collector = Collector::new(path, reading);
-    let rows =
-        matches!(reading.format.or_else(|| TableFormat::of(path)), Some(TableFormat::JsonLines | TableFormat::Parquet));
+    let rows = matches!(
+        reading.files.format.or_else(|| TableFormat::of(path)),
+        Some(TableFormat::JsonLines | TableFormat::Parquet)
+    );
     let document = path.file_name().is_some_and(|name| {
         let name = name.to_string_lossy().to_lowercase();
         [".json", ".json.gz", ".json.zst"].iter().any(|ending| name.ends_with(ending))
@@ -113,9 +80,9 @@ struct Collector<'r> {
 
 impl<'r> Collector<'r> {
     fn new(path: &'r Path, reading: &'r Reading) -> Self {
-        let labels: Vec<String> = match reading.labels.is_empty() {
+        let labels: Vec<String> = match reading.files.labels.is_empty() {
             true => reading.task.labels.iter().map(|label| (*label).to_owned()).collect(),
-            false => reading.labels.clone(),
+            false => reading.files.labels.clone(),
         };
         let numbers = labels.iter().zip(0..).map(|(label, number)| (label.clone(), number)).collect();
         let labels_are_final = !labels.is_empty();
@@ -150,7 +117,7 @@ impl<'r> Collector<'r> {
         });
         match example {
             Ok(example) => self.examples.push(example),
-            Err(problem) if problem.is_row() && self.reading.skip_bad => {
+            Err(problem) if problem.is_row() && self.reading.files.skip_bad => {
                 self.skipped += 1;
                 if self.problems.len() < KEPT_PROBLEMS {
                     self.problems.push(problem.to_string());
@@ -168,7 +135,7 @@ impl<'r> Collector<'r> {
         }
         // The words that config.json has for the benchmark's own.
         let task = self.reading.task;
-        if self.reading.labels.is_empty()
+        if self.reading.files.labels.is_empty()
             && let Some(number) = task.meanings.iter().position(|meaning| *meaning == label)
         {
             return Ok(number as u32);

@@ -109,17 +109,17 @@ pub(super) fn read_rows(path: &Path, mut collector: Collector<'_>) -> Result<Set
     let mut number = 0;
     each_row(path, &mut collector, |collector, row| {
         let row = row?;
-        let columns = &collector.reading.columns;
+        let columns = &collector.reading.files;
         let role = Role { what: "the question", flag: "--text-column", names: &["question", "text"] };
-        let (column, value) = need(path, &row, columns.text.as_ref(), &role, None)?;
+        let (column, value) = need(path, &row, columns.text_column.as_ref(), &role, None)?;
         let question = text_in(path, &row, &column, value)?;
         let role = Role { what: "the passage", flag: "--second-column", names: &["context", "passage", "paragraph"] };
-        let (column, value) = need(path, &row, columns.second.as_ref(), &role, None)?;
+        let (column, value) = need(path, &row, columns.second_column.as_ref(), &role, None)?;
         let passage = Passage::new(text_in(path, &row, &column, value)?);
         let id = id_of(collector, &row, number);
         number += 1;
         let wrong = |problem: String| TaskError::row(path, place(path, &row), problem);
-        let target = match find(&row, columns.labels.first(), &["answers"], None) {
+        let target = match find(&row, columns.label_column.first(), &["answers"], None) {
             None | Some((_, Value::Null)) => Target::None,
             Some((_, value)) => {
                 Target::Answers(row_answers(value, &passage, collector.reading.places_needed).map_err(wrong)?)

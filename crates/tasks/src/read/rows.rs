@@ -31,11 +31,11 @@ pub(super) fn each_row(
 ) -> Result<(), TaskError> {
     let reading = collector.reading;
     let task = &reading.task.columns;
-    let header = match reading.header {
+    let header = match reading.files.header {
         Some(true) => Header::Present,
         Some(false) => Header::Absent,
         None if task.without_header.is_some() => {
-            let user = [&reading.columns.text, &reading.columns.id].into_iter().flatten();
+            let user = [&reading.files.text_column, &reading.files.id_column].into_iter().flatten();
             let user = user.filter_map(|column| match column {
                 Column::Name(name) => Some(name.clone()),
                 Column::Number(_) => None,
@@ -44,7 +44,7 @@ pub(super) fn each_row(
         }
         None => Header::Present,
     };
-    let options = TableOptions { format: reading.format, quotes: reading.quotes, header };
+    let options = TableOptions { format: reading.files.format, quotes: reading.files.quotes, header };
     reading_with(
         |each| tables::read_rows(path, &options, each),
         |row| match make(collector, row) {
@@ -132,14 +132,14 @@ pub(super) fn text_in(path: &Path, row: &Row, column: &Column, value: &Value) ->
 /// What predictions for a row are known by.
 pub(super) fn id_of(collector: &Collector<'_>, row: &Row, number: u64) -> String {
     let reading = collector.reading;
-    let found = find(row, reading.columns.id.as_ref(), reading.task.columns.id, None);
+    let found = find(row, reading.files.id_column.as_ref(), reading.task.columns.id, None);
     let id = found.and_then(|(_, value)| text(value).ok().flatten()).filter(|id| !id.is_empty());
     id.unwrap_or_else(|| number.to_string())
 }
 
 fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Option<Example>, TaskError> {
     let (path, reading) = (collector.path, collector.reading);
-    let (task, columns) = (reading.task, &reading.columns);
+    let (task, columns) = (reading.task, &reading.files);
     let place = place(path, row);
     let wrong = |problem: String| TaskError::row(path, place.clone(), problem);
 
@@ -150,8 +150,8 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
     {
         return Err(wrong(format!("it has {} columns, expected {width}", row.width())));
     }
-    let own_text = columns.text.clone().or(by_number.map(|(text, ..)| Column::Number(text)));
-    let mut own_labels = columns.labels.clone();
+    let own_text = columns.text_column.clone().or(by_number.map(|(text, ..)| Column::Number(text)));
+    let mut own_labels = columns.label_column.clone();
     if let (true, Some((_, label, _))) = (own_labels.is_empty(), by_number) {
         own_labels.push(Column::Number(label));
     }
@@ -162,13 +162,19 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
     let second_names = if task.kind == TaskKind::Classify { &[] } else { task.columns.second };
     let second_role = Role { what: "the second text", flag: "--second-column", names: second_names };
     let second = match task.kind {
-        TaskKind::Pair | TaskKind::Embed => Some(need(path, row, columns.second.as_ref(), &second_role, Some(&first))?),
-        _ if columns.second.is_some() => Some(need(path, row, columns.second.as_ref(), &second_role, None)?),
+        TaskKind::Pair | TaskKind::Embed => {
+            Some(need(path, row, columns.second_column.as_ref(), &second_role, Some(&first))?)
+        }
+        _ if columns.second_column.is_some() => {
+            Some(need(path, row, columns.second_column.as_ref(), &second_role, None)?)
+        }
         _ => find(row, None, second_names, Some(&first)),
     };
 
     let single = match &own_labels[..] {
         [] => find(row, None, task.columns.label, Some(&first)),
+        // A column that only the training needed.
+        [column] if !reading.labels_wanted => find(row, Some(column), &[], None),
         [column] => {
             let role = Role { what: "the label", flag: "--label-column", names: &[] };
             Some(need(path, row, Some(column), &role, None)?)
@@ -183,7 +189,7 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
     let (input, target) = match task.kind {
         TaskKind::Choice => {
             let beginning = second.map(|(column, value)| (column, text(value)));
-            let (column, endings) = choices(path, row, &columns.choices)?;
+            let (column, endings) = choices(path, row, &columns.choice_columns)?;
             let mut texts = Vec::with_capacity(endings.len());
             for (name, ending) in &endings {
                 if ending.trim().is_empty() {
@@ -215,7 +221,7 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                 None => Input::One(first_text),
                 Some((column, value)) if kind == TaskKind::Embed => {
                     let second = text_in(path, row, &column, value)?;
-                    let unlike = unlike(path, row, columns.negative.as_ref())?;
+                    let unlike = unlike(path, row, columns.negative_column.as_ref())?;
                     Input::Alike { first: first_text, second, unlike }
                 }
                 Some((column, value)) => Input::Pair(first_text, text_in(path, row, &column, value)?),

@@ -28,7 +28,7 @@ struct Tagged {
 
 /// Reads columns. The word is the first and the tag the last one; in CoNLL-U they are FORM and UPOS.
 pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<Set, TaskError> {
-    let columns = &collector.reading.columns;
+    let columns = &collector.reading.files;
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let universal = [".conllu", ".conllu.gz", ".conllu.zst"].iter().any(|ending| name.ends_with(ending));
     let number = |column: Option<&Column>, flag: &'static str| match column {
@@ -42,9 +42,9 @@ pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<
             flag,
         }),
     };
-    let word_column = number(columns.text.as_ref(), "--text-column")?.unwrap_or(usize::from(universal));
-    let tag_column = number(columns.labels.first(), "--label-column")?.or(universal.then_some(3));
-    let mut sentences = Vec::new();
+    let word_column = number(columns.text_column.as_ref(), "--text-column")?.unwrap_or(usize::from(universal));
+    let tag_column = number(columns.label_column.first(), "--label-column")?.or(universal.then_some(3));
+    let (mut sentences, labels_wanted) = (Vec::new(), collector.reading.labels_wanted);
     let (mut count, mut width) = (0, None);
     reading_with(
         |each| tables::read_sentences(path, universal, each),
@@ -54,6 +54,8 @@ pub(super) fn read_columns(path: &Path, mut collector: Collector<'_>) -> Result<
             let example = sentence.and_then(|sentence| {
                 let first = sentence.words.first().map_or(0, |(_, cells)| cells.len());
                 let width = *width.get_or_insert(first);
+                // A column that only the training needed.
+                let tag_column = tag_column.filter(|column| labels_wanted || *column < width);
                 tagged(path, sentence, width, universal, word_column, tag_column, id)
             });
             match example {
@@ -127,13 +129,16 @@ pub(super) fn read_rows(path: &Path, mut collector: Collector<'_>) -> Result<Set
     let mut number = 0;
     each_row(path, &mut collector, |collector, row| {
         let row = row?;
-        let (columns, place) = (&collector.reading.columns, place(path, &row));
+        let (columns, place) = (&collector.reading.files, place(path, &row));
         let wrong = |problem: String| TaskError::row(path, place.clone(), problem);
         let role = Role { what: "the words", flag: "--text-column", names: &["tokens", "words", "text"] };
-        let (_, value) = need(path, &row, columns.text.as_ref(), &role, None)?;
+        let (_, value) = need(path, &row, columns.text_column.as_ref(), &role, None)?;
         let words = texts(value).map_err(wrong)?;
         let names = &["tags", "ner_tags", "labels", "pos_tags", "upos"];
-        let tags = match columns.labels.first() {
+        let tags = match columns.label_column.first() {
+            Some(column) if !collector.reading.labels_wanted => {
+                super::rows::find(&row, Some(column), names, None).map(|(_, value)| value)
+            }
             Some(column) => {
                 let role = Role { what: "the tags", flag: "--label-column", names };
                 Some(need(path, &row, Some(column), &role, None)?.1)

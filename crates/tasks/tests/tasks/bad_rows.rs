@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use henson_tasks::{Reading, TaskError, read};
+use henson_tasks::{Files, Reading, TaskError, read};
 
-use crate::support::{Place, read_as, task};
+use crate::support::{Place, read_as, task, written};
 
 /// A file of which one row is wrong: the message has all parts; with `skip_bad` the others are read.
 #[track_caller]
@@ -12,7 +12,7 @@ fn check(name: &str, file: &str, content: &str, parts: &[&str], others: usize) {
     let place = Place::new();
     let path = place.file(file, content);
     says(&read_as(name, &path).unwrap_err(), &path, parts);
-    let set = read(&path, &Reading { skip_bad: true, ..Reading::new(task(name)) }).unwrap();
+    let set = read(&path, &written(name, Files { skip_bad: true, ..Files::default() })).unwrap();
     assert_eq!((set.examples.len(), set.skipped, set.problems.len()), (others, 1, 1), "{:?}", set.problems);
 }
 
@@ -31,7 +31,7 @@ fn refused(name: &str, file: &str, content: &str, parts: &[&str]) {
     let place = Place::new();
     let path = place.file(file, content);
     for skip_bad in [false, true] {
-        says(&read(&path, &Reading { skip_bad, ..Reading::new(task(name)) }).unwrap_err(), &path, parts);
+        says(&read(&path, &written(name, Files { skip_bad, ..Files::default() })).unwrap_err(), &path, parts);
     }
 }
 
@@ -93,7 +93,7 @@ fn sentences() {
     let place = Place::new();
     let path = place.file("endless.conll", "a O\n".repeat(70_000) + "\nb O\n");
     says(&read_as("ner", &path).unwrap_err(), &path, &["line 65537", "empty line"]);
-    let reading = Reading { labels: vec!["O".to_owned(), "B-X".to_owned()], ..Reading::new(task("ner")) };
+    let reading = written("ner", Files { labels: vec!["O".to_owned(), "B-X".to_owned()], ..Files::default() });
     let place = Place::new();
     let path = place.file("y.conll", "a O\n\nb O\nc B-Y\n");
     says(&read(&path, &reading).unwrap_err(), &path, &["line 3", "unknown label \"B-Y\"", "\"O\", \"B-X\""]);

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use henson_infer::{EmbedSettings, Model, Want};
 use henson_tasks::{
-    Columns, FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, Search, SearchEnded, TaskError, predict,
+    Files, FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, Search, SearchEnded, TaskError, predict,
     prediction_files, read, read_predictions, score, search,
 };
 use henson_tensor::{DType, Pooling};
@@ -16,15 +16,15 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::finetune::{data, device, finished, model, plan, recipe, run};
-use crate::support::{short, task};
+use crate::support::{short, task, written};
 
 #[test]
 fn pairs_are_read_with_what_they_have() {
     let place = TempDir::new().unwrap();
-    let check = |name: &str, text: &str, columns: Columns, expected: &[&str]| {
+    let check = |name: &str, text: &str, files: Files, expected: &[&str]| {
         let path = place.path().join(name);
         fs::write(&path, text).unwrap();
-        let set = read(&path, &Reading { columns, ..Reading::new(task("embed")) });
+        let set = read(&path, &written("embed", files));
         let got: Vec<String> = match &set {
             Ok(set) => set.examples.iter().map(|example| short(set, example)).collect(),
             Err(error) => vec![error.to_string()],
@@ -32,7 +32,7 @@ fn pairs_are_read_with_what_they_have() {
         assert!(got.len() == expected.len(), "{got:?}");
         assert!(got.iter().zip(expected).all(|(got, expected)| got.contains(expected)), "{got:?}");
     };
-    let usual = Columns::default;
+    let usual = Files::default;
     check(
         "a.tsv",
         "sentence1\tsentence2\tscore\na b\tc\t2.5\nd\te\t0\n",
@@ -42,10 +42,11 @@ fn pairs_are_read_with_what_they_have() {
     check("b.jsonl", "{\"query\": \"a\", \"answer\": \"b\", \"label\": \"x\"}\n", usual(), &["0: a ~ b -> ?"]);
     check("c.csv", "anchor,positive,negative\na,b,c\nd,e,\n", usual(), &["0: a ~ b / c -> ?", "1: d ~ e -> ?"]);
     let column = |name: &str| Some(henson_data::tables::Column::Name(name.to_owned()));
-    let columns = Columns { text: column("x"), second: column("y"), negative: column("z"), ..usual() };
+    let columns =
+        Files { text_column: column("x"), second_column: column("y"), negative_column: column("z"), ..usual() };
     check("d.csv", "x,y,z\na,b,c\n", columns.clone(), &["0: a ~ b / c -> ?"]);
     check("e.csv", "x,y\na,b\n", columns, &["--negative-column"]);
-    let itself = Columns { text: column("x"), second: column("x"), ..usual() };
+    let itself = Files { text_column: column("x"), second_column: column("x"), ..usual() };
     check("i.csv", "x\na\n", itself, &["0: a ~ a -> ?"]);
     check("f.csv", "anchor,negative\na,b\n", usual(), &["the second text"]);
     check("g.csv", "anchor,positive\na,\n", usual(), &["line 2: column \"positive\": the text is empty"]);
@@ -112,8 +113,8 @@ fn the_best_of_a_search_is_whole() {
     let grid = vec![("temperature".to_owned(), vec!["0.05".to_owned(), "0.2".to_owned()])];
     let (wanted, stop) = (Search { restarts: 1, grid, recipe }, AtomicBool::new(false));
     let mut watch = Watch { on: &mut |_| {}, stop: &stop };
-    let (out, reading) = (place.path().join("out"), Reading::new(task("embed")));
-    let ended = search(&wanted, &reading, &device(), &out, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch).unwrap();
+    let out = place.path().join("out");
+    let ended = search(&wanted, &device(), &out, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch).unwrap();
     assert!(matches!(ended, SearchEnded::Finished(table) if table.best.is_some()));
     assert!(EmbedSettings::of_directory(&out).unwrap().normalise);
     assert!(!out.join("tensorboard").exists() && out.join("model.safetensors").exists());
@@ -158,7 +159,7 @@ fn what_cannot_be_tuned_is_said() {
     files.iter().for_each(|(name, bytes)| fs::write(cls.path().join(name), bytes).unwrap());
     let check = |file: &str, sets: &[&str], path: &Path, expected: &str| {
         let recipe = recipe("embed", path, file, sets);
-        let message = match Plan::new(recipe, &Reading::new(task("embed")), 1) {
+        let message = match Plan::new(recipe, 1) {
             Ok(plan) => format!("{} pairs", plan.train.examples.len()),
             Err(error) => error.to_string(),
         };
@@ -177,7 +178,7 @@ fn what_cannot_be_tuned_is_said() {
     check("embed-scores.jsonl", &["min_score=0", "limit=4"], from.path(), "4 pairs");
     check("embed-scores.jsonl", &["min_score=5"], from.path(), "1 pairs are alike");
     let one = FineTuneRecipe { batch_size: 1, ..recipe("embed", from.path(), "embed.jsonl", &[]) };
-    let message = Plan::new(one, &Reading::new(task("embed")), 1).err().unwrap().to_string();
+    let message = Plan::new(one, 1).err().unwrap().to_string();
     assert!(message.contains("`batch_size` is 1"), "{message}");
     // A part of a batch needs two pairs, unless scores are learnt.
     check(
@@ -189,7 +190,7 @@ fn what_cannot_be_tuned_is_said() {
     check("embed-scores.jsonl", &["accumulation=2"], from.path(), "6 pairs");
     for (batch_size, refused) in [(3, true), (4, false)] {
         let parts = recipe("embed", from.path(), "embed.jsonl", &["accumulation=2"]);
-        let plan = Plan::new(FineTuneRecipe { batch_size, ..parts }, &Reading::new(task("embed")), 1);
+        let plan = Plan::new(FineTuneRecipe { batch_size, ..parts }, 1);
         assert_eq!(plan.is_err(), refused);
     }
     // A text with itself needs dropout.
@@ -198,7 +199,7 @@ fn what_cannot_be_tuned_is_said() {
     for (dropout, refused) in [("dropout=0.0", true), ("dropout=0.1", false)] {
         let mut recipe = recipe("embed", from.path(), "embed.jsonl", &[dropout]);
         recipe.train = path.display().to_string();
-        let error = Plan::new(recipe, &Reading::new(task("embed")), 1).err().map(|error| error.to_string());
+        let error = Plan::new(recipe, 1).err().map(|error| error.to_string());
         assert_eq!(error.as_ref().is_some_and(|error| error.contains("--set dropout=0.1")), refused, "{error:?}");
         assert_eq!(error.is_some(), refused, "{error:?}");
     }

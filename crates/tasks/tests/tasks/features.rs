@@ -38,7 +38,7 @@ fn recipe(from: &Path, sets: &[&str]) -> TaggerRecipe {
 
 fn train(recipe: &TaggerRecipe, threads: usize, out: &Path) -> Result<Results, TaskError> {
     let device = Device::cpu(None, Some(threads)).unwrap();
-    let plan = TaggerPlan::new(recipe.clone(), &Reading::new(task(&recipe.task)))?;
+    let plan = TaggerPlan::new(recipe.clone())?;
     let stop = AtomicBool::new(false);
     let ended = train_tagger(&plan, &device, out, &mut |_, _| {}, &mut Watch { on: &mut |_| {}, stop: &stop })?;
     match ended {

@@ -61,8 +61,7 @@ pub(crate) fn recipe(name: &str, from: &Path, file: &str, sets: &[&str]) -> Fine
 }
 
 pub(crate) fn plan(recipe: FineTuneRecipe) -> Plan {
-    let reading = Reading::new(task(&recipe.task));
-    Plan::new(recipe, &reading, 2).unwrap()
+    Plan::new(recipe, 2).unwrap()
 }
 
 /// Runs to its end, or to `stop_at`.
@@ -342,7 +341,7 @@ fn sentences_are_read_amid_their_documents() {
     let documents = file.display().to_string();
     // Not where only those to learn from are fewer: of the two that are left, each is of another document.
     let few = FineTuneRecipe { limit: Some(2), train: documents.clone(), dev: documents.clone(), ..own.clone() };
-    Plan::new(few, &Reading::new(task("ner")), 1).unwrap();
+    Plan::new(few, 1).unwrap();
     let plain = columns("plain.conll", "jim B-PER\n\nsat O\n");
     let pairs = data("finetune/pair.jsonl").display().to_string();
     let row = |document: &str| format!("{{\"tokens\": [\"jim\"], \"tags\": [\"B-PER\"]{document}}}\n");
@@ -358,7 +357,7 @@ fn sentences_are_read_amid_their_documents() {
         ("pair", &pairs, &pairs, "words with tags"),
     ] {
         let recipe = FineTuneRecipe { task: name.to_owned(), train: train.clone(), dev: dev.clone(), ..own.clone() };
-        let error = Plan::new(recipe, &Reading::new(task(name)), 1).err().map(|error| error.to_string());
+        let error = Plan::new(recipe, 1).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{name}: {error:?}");
     }
 }
@@ -417,7 +416,6 @@ fn an_interrupted_search_gives_the_same_table() {
         grid: vec![list("learning_rate", &["1e-3", "5e-3"]), list("epochs", &["2", "4"])],
         recipe: recipe("classify", from.path(), "classify.jsonl", &["max_length=40"]),
     };
-    let reading = Reading::new(task("classify"));
     // Stops after so many updates, over all runs.
     let try_it = |out: &Path, wanted: &Search, updates: u64| -> Result<Option<Table>, henson_tasks::TaskError> {
         let (stop, left) = (AtomicBool::new(false), Counter::new(updates));
@@ -428,7 +426,7 @@ fn an_interrupted_search_gives_the_same_table() {
             }
         };
         let mut watch = Watch { on: &mut on, stop: &stop };
-        let ended = search(wanted, &reading, &device(), out, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch)?;
+        let ended = search(wanted, &device(), out, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch)?;
         Ok(match ended {
             SearchEnded::Finished(table) => Some(table),
             SearchEnded::Stopped(..) => None,
@@ -486,10 +484,9 @@ fn an_interrupted_search_gives_the_same_table() {
         ..recipe("regress", from.path(), "regress.jsonl", &["epochs=1", "max_length=40"])
     };
     let numbers = Search { restarts: 2, grid: Vec::new(), recipe };
-    let reading = Reading::new(task("regress"));
     let (stop, mut on) = (AtomicBool::new(false), |_: Event<'_>| {});
     let mut watch = Watch { on: &mut on, stop: &stop };
-    search(&numbers, &reading, &device(), &new, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch).unwrap();
+    search(&numbers, &device(), &new, &mut |_, _, _, _| {}, &mut |_| {}, &mut watch).unwrap();
     for seed in 0..2 {
         assert!(new.join(format!("runs/seed-{seed}/model.safetensors")).is_file(), "seed {seed}");
     }
@@ -520,8 +517,7 @@ fn what_cannot_be_trained_is_said_before_anything_is_written() {
         ),
     ];
     for (recipe, expected) in cases {
-        let reading = Reading::new(task("classify"));
-        let message = Plan::new(recipe, &reading, 1).err().map(|error| error.to_string()).unwrap_or_default();
+        let message = Plan::new(recipe, 1).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(message.contains(expected), "expected {expected}: {message}");
     }
 }

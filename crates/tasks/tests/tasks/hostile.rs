@@ -1,7 +1,7 @@
 //! Whatever bytes a file has: an answer or an error, and never a panic. What is read can be written and read again.
 
 use henson_data::tables::TableFormat;
-use henson_tasks::{Input, Reading, Set, TASKS, Target, read, read_predictions};
+use henson_tasks::{Files, Input, Reading, Set, TASKS, Target, read, read_predictions};
 use proptest::prelude::*;
 
 use crate::support::Place;
@@ -94,7 +94,7 @@ proptest! {
     ) {
         let place = Place::new();
         let path = place.file(name, &bytes);
-        let reading = Reading { format, skip_bad, header, ..Reading::new(task) };
+        let reading = Reading { files: Files { format, skip_bad, header, ..Files::default() }, ..Reading::new(task) };
         match read(&path, &reading) {
             Ok(mut set) => {
                 promises(&set);

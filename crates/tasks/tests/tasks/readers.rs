@@ -1,9 +1,9 @@
 //! Every layout that is read, by small files made in it.
 
 use henson_data::tables::Column;
-use henson_tasks::{Columns, Reading, Scheme, TASKS, read};
+use henson_tasks::{Files, Scheme, TASKS, read};
 
-use crate::support::{Place, golden, read_as, shorts, task};
+use crate::support::{Place, golden, read_as, shorts, task, written};
 
 #[track_caller]
 fn check(name: &str, file: &str, content: &str, expected: &[&str]) {
@@ -152,8 +152,8 @@ fn columns_in_every_scheme() {
     assert_eq!(shorts(&set), ["0: a b \u{a0}c d (0) -> B-X I-X B-Y"]);
     assert_eq!((set.scheme, set.label_counts()), (Some(Scheme::Bioes), vec![1, 1, 1, 0, 0]));
     // As a model with these labels wants them.
-    let reading =
-        Reading { labels: ["O", "S-Y", "B-X", "I-X", "E-X"].map(str::to_owned).into(), ..Reading::new(task("ner")) };
+    let labels = ["O", "S-Y", "B-X", "I-X", "E-X"].map(str::to_owned).into();
+    let reading = written("ner", Files { labels, ..Files::default() });
     let set = read(&place.file("y.conll", "a B-X\nb I-X\nc B-Y \n"), &reading).unwrap();
     assert_eq!(shorts(&set), ["0: a b c (0) -> B-X E-X S-Y"]);
 
@@ -161,8 +161,9 @@ fn columns_in_every_scheme() {
     check("ner", "n.conll", "1\u{a0}000 O\n", &["0: 1\u{a0}000 (0) -> O"]);
 
     // Other columns, and none.
-    let columns = Columns { text: Some(Column::Number(0)), labels: vec![Column::Number(1)], ..Columns::default() };
-    let set = read(&place.file("z.txt", conll), &Reading { columns, ..Reading::new(task("pos")) }).unwrap();
+    let (text_column, label_column) = (Some(Column::Number(0)), vec![Column::Number(1)]);
+    let files = Files { text_column, label_column, ..Files::default() };
+    let set = read(&place.file("z.txt", conll), &written("pos", files)).unwrap();
     assert_eq!((set.labels.join(" "), set.scheme), ("NNP SYM".to_owned(), None));
     check("ner", "test.txt", "Jim\nsings\n\nFrogs\n", &["0: Jim sings (0) -> ?", "1: Frogs (0) -> ?"]);
     check("tag", "x.jsonl", "{\"words\": [\"a\", \"b\"], \"tags\": [\"X\", \"Y\"]}\n", &["0: a b (0) -> X Y"]);
@@ -220,16 +221,21 @@ fn what_users_bring() {
     let place = Place::new();
     let path = place.file("toxic.csv", "id,comment,toxic,insult\nk,a,1,0\nl,b,1,1\nm,c,0,0\n");
     let name = |name: &str| Column::Name(name.to_owned());
-    let columns =
-        Columns { text: Some(name("comment")), labels: vec![name("toxic"), name("insult")], ..Columns::default() };
-    let set = read(&path, &Reading { columns, ..Reading::new(task("multilabel")) }).unwrap();
+    let label_column = vec![name("toxic"), name("insult")];
+    let files = Files { text_column: Some(name("comment")), label_column, ..Files::default() };
+    let set = read(&path, &written("multilabel", files)).unwrap();
     assert_eq!(shorts(&set), ["k: a -> [toxic]", "l: b -> [insult toxic]", "m: c -> []"]);
 
     // Without a header, by numbers; quoted tabs; a name that says nothing.
     let path = place.file("notes", "x\t\"a\tb\"\ny\tc\n");
-    let columns = Columns { text: Some(Column::Number(1)), labels: vec![Column::Number(0)], ..Columns::default() };
-    let reading = Reading { columns, header: Some(false), quotes: Some(true), ..Reading::new(task("classify")) };
-    assert_eq!(shorts(&read(&path, &reading).unwrap()), ["0: a\tb -> 0 x", "1: c -> 1 y"]);
+    let files = Files {
+        text_column: Some(Column::Number(1)),
+        label_column: vec![Column::Number(0)],
+        header: Some(false),
+        quotes: Some(true),
+        ..Files::default()
+    };
+    assert_eq!(shorts(&read(&path, &written("classify", files)).unwrap()), ["0: a\tb -> 0 x", "1: c -> 1 y"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use henson_tasks::{Example, Input, Reading, Set, Target, Task, TaskError, read};
+use henson_tasks::{Example, Files, Input, Reading, Set, Target, Task, TaskError, read};
 
 /// A directory that goes away.
 pub(crate) struct Place(tempfile::TempDir);
@@ -35,6 +35,11 @@ pub(crate) fn task(name: &str) -> &'static Task {
 
 pub(crate) fn read_as(name: &str, path: &Path) -> Result<Set, TaskError> {
     read(path, &Reading::new(task(name)))
+}
+
+/// How files of a task are read that are written otherwise.
+pub(crate) fn written(name: &str, files: Files) -> Reading {
+    Reading { files, ..Reading::new(task(name)) }
 }
 
 /// `id: input -> target`, in a few letters.

@@ -21,9 +21,10 @@ use crate::{models, output};
 
 pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
     match flags.task {
-        Task::Perplexity => perplexity::run(flags, model_of(flags)?),
-        Task::Blimp => blimp::run(flags, model_of(flags)?),
-        Task::Labelled(task) => predictions::run(flags, task),
+        Some(Task::Perplexity) => perplexity::run(flags, model_of(flags)?),
+        Some(Task::Blimp) => blimp::run(flags, model_of(flags)?),
+        Some(Task::Labelled(task)) => predictions::run(flags, Some(task)),
+        None => predictions::run(flags, None),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::Context;
 use henson_tasks::{Prediction, Reading, Score, Set, Task, TaskKind, read, read_null_odds, read_predictions, score};
 use serde_json::{Value, json};
 
@@ -16,24 +17,28 @@ const MISTAKES: usize = 5;
 /// Labels of which a table of confusions still fits a terminal.
 const MOST_LABELS: usize = 12;
 
-pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
-    // Scores do not depend on where answers stand.
-    let reading = Reading { places_needed: false, ..flags.labelled.reading(task) };
+/// Without a `task`, it is the one that the model was fine-tuned for.
+pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<()> {
     let (set, predicted, threshold) = match (&flags.predictions, &flags.model.model) {
         (Some(file), _) => {
+            let task = task.context("--task is missing: what the predictions are for")?;
             anyhow::ensure!(
                 flags.threshold.is_none() || flags.null_odds.is_some(),
                 "--threshold needs --null-odds FILE"
             );
             let unused = flags.length.max_length.is_none() && flags.length.windows.is_none();
             anyhow::ensure!(unused, "--max-length and --windows mean nothing where predictions are there already");
-            from_file(flags, &reading, file)?
+            from_file(flags, task, file)?
         }
-        (None, Some(model)) => from_models(flags, reading, &model.split(',').map(str::to_owned).collect::<Vec<_>>())?,
-        (None, None) if task.kind == TaskKind::Embed => from_models(flags, reading, &[])?,
-        (None, None) => {
-            anyhow::bail!("--task {} needs --model DIR, or --predictions FILE with the predictions to score", task.name)
-        }
+        (None, Some(model)) => from_models(flags, task, &model.split(',').map(str::to_owned).collect::<Vec<_>>())?,
+        (None, None) => match task {
+            Some(task) if task.kind == TaskKind::Embed => from_models(flags, Some(task), &[])?,
+            Some(task) => anyhow::bail!(
+                "--task {} needs --model DIR, or --predictions FILE with the predictions to score",
+                task.name
+            ),
+            None => anyhow::bail!("--task is missing: what to measure (`henson eval --help` lists the tasks)"),
+        },
     };
     let mistakes = flags.mistakes.unwrap_or(if flags.json { 0 } else { MISTAKES });
     let score = score(&set, &predicted, threshold, mistakes)?;
@@ -41,7 +46,7 @@ pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
         output::warn(&format!("{} questions have no prediction; they count as wrong", score.missing));
     }
     if flags.json {
-        return output::json(&object(flags, task, &score, set.skipped, set.undecided));
+        return output::json(&object(flags, set.task, &score, set.skipped, set.undecided));
     }
     let left_out = match (set.skipped, set.undecided) {
         (0, 0) => String::new(),
@@ -55,8 +60,10 @@ pub(super) fn run(flags: &Eval, task: &'static Task) -> anyhow::Result<()> {
 /// A set, what was predicted, and from which odds on a question counts as unanswered.
 type Predicted = (Set, Vec<Prediction>, Option<f64>);
 
-fn from_file(flags: &Eval, reading: &Reading, file: &Path) -> anyhow::Result<Predicted> {
-    let mut set = read(&flags.data, reading)?;
+fn from_file(flags: &Eval, task: &'static Task, file: &Path) -> anyhow::Result<Predicted> {
+    // Scores do not depend on where answers stand.
+    let reading = Reading { files: flags.labelled.files(), places_needed: false, ..Reading::new(task) };
+    let mut set = read(&flags.data, &reading)?;
     for problem in &set.problems {
         output::warn(problem);
     }
@@ -70,11 +77,12 @@ fn from_file(flags: &Eval, reading: &Reading, file: &Path) -> anyhow::Result<Pre
     Ok((set, predicted, flags.threshold))
 }
 
-fn from_models(flags: &Eval, reading: Reading, names: &[String]) -> anyhow::Result<Predicted> {
+fn from_models(flags: &Eval, task: Option<&'static Task>, names: &[String]) -> anyhow::Result<Predicted> {
     let meaningless = flags.limit.is_some() || flags.scoring.is_some();
     anyhow::ensure!(!meaningless, "--limit, --sample and --scoring mean nothing to this task");
-    let asked = Asked { names, download: flags.model.download, compute: &flags.compute, length: flags.length };
-    let may_be_unanswerable = reading.task.may_be_unanswerable;
+    let asked = Asked::find(task, names, flags.model.download, &flags.compute, flags.length)?;
+    let reading = asked.reading(&flags.data, &flags.labelled);
+    let may_be_unanswerable = asked.task.may_be_unanswerable;
     // All questions are answered first, so that the best threshold can be told.
     let (set, predicted, own) = asked.predict(&flags.data, reading, may_be_unanswerable.then_some(f64::MAX))?;
     Ok((set, predicted, may_be_unanswerable.then(|| flags.threshold.unwrap_or(own))))

@@ -22,7 +22,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let device = flags.machine.device()?;
     let stop = signals::stop()?;
-    let plan = TaggerPlan::new(recipe, &flags.labelled.reading(task))?;
+    let plan = TaggerPlan::new(recipe)?;
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     eprintln!(
         "{} on {}, layers {}: {} sentences, {} updates of {}",
@@ -75,6 +75,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let TaggerRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
+    recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.layers = flags.features.layers.unwrap_or(recipe.layers);
     recipe.head = flags.features.head.unwrap_or(recipe.head);
     recipe.crf |= flags.features.crf;
