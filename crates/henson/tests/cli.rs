@@ -115,7 +115,7 @@ fn blank_lines_are_no_texts() {
     // Numbers are those of the lines, and an empty argument was meant.
     let output = henson(&["fill", "--model", directory], b"\n[MASK]\n\nno blank\n");
     assert!(text(&output.stderr).contains("text 4 has no [MASK]"), "{}", text(&output.stderr));
-    assert_eq!(lines(&["embed", "--model", directory, "--json", "", "a"], b"").len(), 2);
+    assert_eq!(lines(&["features", "--model", directory, "", "a"], b"").len(), 2);
 }
 
 #[test]

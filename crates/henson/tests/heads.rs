@@ -204,3 +204,54 @@ fn a_model_for_something_else_is_explained() {
         fails(1, command, &model(head, json!({})), &[], "", &parts);
     }
 }
+
+/// Makes the weights overflow for texts of more than ten tokens: the tenth position has numbers that no sum can hold.
+fn overflowing(head: &str) -> TempDir {
+    let directory = model(head, json!({}));
+    let path = directory.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let tensors = tensors.as_object().unwrap();
+    let (_, rows) = tensors.iter().find(|(name, _)| name.ends_with("position_embeddings.weight")).unwrap();
+    let start = 8 + header + rows["data_offsets"][0].as_u64().unwrap() as usize;
+    let width = 4 * rows["shape"][1].as_u64().unwrap() as usize;
+    for number in bytes[start + 10 * width..start + 11 * width].chunks_exact_mut(4) {
+        number.copy_from_slice(&3.4e38_f32.to_le_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+    directory
+}
+
+#[test]
+fn results_that_are_not_finite_are_an_error_that_names_the_text() {
+    let long = "the dog ".repeat(6);
+    let cases: [(&str, &str, &[&str], &str); 8] = [
+        ("embed", "model", &[], "the cat"),
+        ("embed", "model", &["--json"], "the cat"),
+        ("features", "model", &[], "the cat"),
+        ("fill", "mlm", &[], "a [MASK]"),
+        ("classify", "sequence", &[], "the cat"),
+        ("tag", "token", &[], "the cat"),
+        ("answer", "qa", &["--question", "cat", "--question", "man"], "the cat"),
+        ("choose", "choice", &[], "the\tcat\tman"),
+    ];
+    for (command, head, arguments, short) in cases {
+        let input = format!("{short}\n\n{short} {long}\n");
+        let parts = ["text 3 are not finite", "use another checkpoint"];
+        fails(1, command, &overflowing(head), arguments, &input, &parts);
+    }
+    let directory = overflowing("mlm");
+    let file = directory.path().join("lines.txt");
+    std::fs::write(&file, format!("the cat.\n{long}.\n")).unwrap();
+    let arguments = ["--task", "perplexity", "--data", file.to_str().unwrap()];
+    fails(1, "eval", &directory, &arguments, "", &["not finite"]);
+}
+
+#[test]
+fn empty_texts_have_no_vector() {
+    let directory = model("model", json!({}));
+    fails(1, "embed", &directory, &["the cat", ""], "", &["text 2 is empty"]);
+    fails(1, "embed", &directory, &[" "], "", &["text 1 is empty"]);
+    assert_eq!(lines("embed", &directory, &[], "the cat\n\nthe man\n").len(), 2);
+}

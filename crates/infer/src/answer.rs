@@ -1,11 +1,10 @@
 //! Answers to questions from passages.
 
-use henson_models::Capture;
 use henson_text::{
     AnswerSettings, Answers, Features, QuestionSettings, QuestionWindows, SpanLogits, Stride, find_answers,
 };
 
-use crate::{InferError, Model, Result, Task};
+use crate::{Model, Output, Read, Result, Task};
 
 /// A question and the passage that may answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,27 +60,16 @@ impl Model {
         self.check_task(Task::Answer)?;
         let asked: Vec<QuestionWindows> =
             questions.iter().map(|question| self.lay_out_question(*question, length)).collect::<Result<_>>()?;
-        let sequences: Vec<&Features> = asked.iter().flat_map(|question| &question.windows).collect();
-        let mut all = Vec::with_capacity(sequences.len());
-        self.encode(&sequences, Capture::default(), |pass, batch, encoded, _| {
-            let logits = self.bert().span_logits(pass, &encoded.last)?.tensor().to_f32()?;
-            for sequence in batch.layout.offsets().windows(2) {
-                let rows = logits[2 * sequence[0] as usize..2 * sequence[1] as usize].chunks_exact(2);
-                let (start, end) = rows.map(|row| (row[0], row[1])).unzip();
-                all.push(SpanLogits { start, end });
-            }
-            Ok(())
-        })?;
-        let mut all = all.into_iter();
-        let each = |(number, question): (usize, QuestionWindows)| {
-            let logits: Vec<SpanLogits> = all.by_ref().take(question.windows.len()).collect();
-            if logits.iter().any(|l| l.start.iter().chain(&l.end).any(|x| !x.is_finite())) {
-                return Err(InferError::NotFinite { text: number + 1 });
-            }
-            Ok((question, logits))
+        let windows: Vec<&[Features]> = asked.iter().map(|question| question.windows.as_slice()).collect();
+        let outputs = self.read_texts(&windows, |_, _| Read::Spans)?;
+        let logits = |output: Output| {
+            let (start, end) = output.numbers.chunks_exact(2).map(|row| (row[0], row[1])).unzip();
+            SpanLogits { start, end }
         };
-        asked.into_iter().enumerate().map(each).collect()
+        let logits = outputs.into_iter().map(|outputs| outputs.into_iter().map(logits).collect());
+        Ok(asked.into_iter().zip(logits).collect())
     }
+
     /// The windows of a question, within the model's length; the question takes at most half of each, so that a model of few
     /// positions has room for the passage.
     pub fn lay_out_question(&self, question: Question<'_>, length: QuestionSettings) -> Result<QuestionWindows> {

@@ -1,8 +1,6 @@
 //! What the tokens of a text look at: attention's probabilities of every layer and head, to be shown to people.
 
-use henson_models::Capture;
-
-use crate::{Input, Model, Result, text_windows};
+use crate::{Input, Model, Read, Result, text_windows};
 
 /// The attention within one sequence of S tokens.
 #[derive(Clone, Debug)]
@@ -34,19 +32,17 @@ impl Model {
     /// of the length.
     pub fn attention(&self, input: Input<'_>, most: Option<usize>) -> Result<AttentionMaps> {
         let (mut windows, dropped) = text_windows(self.tokenizer(), input, self.length_within(most), false)?;
+        let outputs = self.read_texts(&[&windows[..1]], |_, _| Read::Attention)?;
         let sequence = windows.remove(0);
-        let mut layers = Vec::new();
-        let capture = Capture { hidden_states: false, attention_maps: true };
-        self.encode(&[&sequence], capture, |_, _, encoded, _| {
-            layers = encoded.attention_maps.iter().map(|maps| maps.to_f32()).collect::<Result<_, _>>()?;
-            Ok(())
-        })?;
+        let heads = self.bert().config().num_attention_heads;
+        let maps = outputs.into_iter().flatten().flat_map(|output| output.numbers).collect::<Vec<f32>>();
+        let layers = maps.chunks_exact(heads * sequence.len().pow(2)).map(<[f32]>::to_vec).collect();
         let token = |id: &u32| self.tokenizer().token(*id).unwrap_or_else(|| format!("<{id}>"));
         Ok(AttentionMaps {
             tokens: sequence.ids.iter().map(token).collect(),
             offsets: sequence.offsets,
             segments: sequence.segments,
-            heads: self.bert().config().num_attention_heads,
+            heads,
             layers,
             dropped,
         })

@@ -3,7 +3,7 @@
 use henson_text::Features;
 
 use crate::numbers::softmax;
-use crate::{InferError, Model, Result, Task};
+use crate::{Model, Read, Result, Task};
 
 /// A context and what may follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,16 +43,13 @@ impl Model {
             .iter()
             .map(|q| Ok(self.tokenizer().choices(q.context, q.choices, most)?))
             .collect::<Result<_>>()?;
-        let sequences: Vec<&Features> = laid_out.iter().flatten().collect();
-        let mut logits = self.sequence_logits(&sequences)?.into_iter().flatten();
-        let each = |(number, sequences): (usize, &Vec<Features>)| {
-            let logits: Vec<f32> = logits.by_ref().take(sequences.len()).collect();
-            if logits.iter().any(|x| !x.is_finite()) {
-                return Err(InferError::NotFinite { text: number + 1 });
-            }
+        let sequences: Vec<&[Features]> = laid_out.iter().map(Vec::as_slice).collect();
+        let outputs = self.read_texts(&sequences, |_, _| Read::Sequence)?;
+        let chosen = outputs.into_iter().zip(&laid_out).map(|(outputs, sequences)| {
+            let logits: Vec<f32> = outputs.into_iter().flat_map(|output| output.numbers).collect();
             let dropped = sequences.iter().map(|sequence| sequence.dropped).sum();
-            Ok(Chosen { probabilities: softmax(&logits), logits, dropped })
-        };
-        laid_out.iter().enumerate().map(each).collect()
+            Chosen { probabilities: softmax(&logits), logits, dropped }
+        });
+        Ok(chosen.collect())
     }
 }

@@ -3,7 +3,7 @@
 use henson_text::{Features, Stride, TextError, Tokenizer};
 
 use crate::numbers::{join_windows, sigmoid, softmax};
-use crate::{InferError, Length, Model, Result, Task};
+use crate::{InferError, Length, Model, Read, Result, Task};
 
 /// What is classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,18 +84,14 @@ impl Model {
         let most = self.length_within(length.most);
         let prepare = |input: &Input<'_>| Ok(text_windows(self.tokenizer(), *input, most, length.windows)?);
         let prepared: Vec<(Vec<Features>, usize)> = inputs.iter().map(prepare).collect::<Result<_>>()?;
-        let sequences: Vec<&Features> = prepared.iter().flat_map(|(windows, _)| windows).collect();
-        let mut logits = self.sequence_logits(&sequences)?.into_iter();
-        let mut classified = Vec::with_capacity(inputs.len());
-        for (text, (windows, dropped)) in prepared.iter().enumerate() {
-            let logits = join_windows(windows.iter().zip(logits.by_ref()).map(|(window, row)| (window.len(), row)));
-            if logits.iter().any(|x| !x.is_finite()) {
-                return Err(InferError::NotFinite { text: text + 1 });
-            }
-            let scores = problem.scores(&logits);
-            classified.push(Classified { logits, scores, dropped: *dropped });
-        }
-        Ok(classified)
+        let windows: Vec<&[Features]> = prepared.iter().map(|(windows, _)| windows.as_slice()).collect();
+        let outputs = self.read_texts(&windows, |_, _| Read::Sequence)?;
+        let classified = prepared.iter().zip(outputs).map(|((windows, dropped), outputs)| {
+            let rows = windows.iter().zip(outputs).map(|(window, output)| (window.len(), output.numbers));
+            let logits = join_windows(rows);
+            Classified { scores: problem.scores(&logits), logits, dropped: *dropped }
+        });
+        Ok(classified.collect())
     }
 }
 

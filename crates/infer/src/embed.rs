@@ -4,13 +4,12 @@
 use std::path::Path;
 
 use henson_checkpoint::ModelDirectory;
-use henson_models::Capture;
 use henson_tensor::Pooling;
 use henson_text::Features;
 use serde_json::{Value, json};
 
 use crate::model::Prepared;
-use crate::{InferError, Length, Model, Result};
+use crate::{InferError, Length, Model, Read, Result, join_windows, normalise};
 
 /// How texts become vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,20 +127,13 @@ impl Model {
     pub fn embed(&self, texts: &[&str], settings: EmbedSettings, windows: bool) -> Result<Vec<Embedding>> {
         let length = Length { most: settings.most_tokens, windows };
         let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
-        let sequences: Vec<&Features> = prepared.iter().flat_map(|p| &p.windows).collect();
-        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
-        self.encode(&sequences, Capture::default(), |pass, batch, encoded, _| {
-            let pooled = pass.pool(&encoded.last, &batch.layout, settings.pooling)?.to_vec::<f32>()?;
-            vectors.extend(pooled.chunks(self.bert().config().hidden_size).map(<[f32]>::to_vec));
-            Ok(())
-        })?;
-        let mut vectors = vectors.into_iter();
-        let embeddings = prepared.into_iter().map(|p| {
-            let parts = p.windows.iter().zip(vectors.by_ref()).map(|(window, vector)| (window.len(), vector));
-            let mut vector = join(parts.collect(), settings.pooling);
+        let sequences: Vec<&[Features]> = prepared.iter().map(|p| p.windows.as_slice()).collect();
+        let outputs = self.read_texts(&sequences, |_, _| Read::Pooled(settings.pooling))?;
+        let embeddings = prepared.iter().zip(outputs).map(|(p, outputs)| {
+            let parts = p.windows.iter().zip(outputs).map(|(window, output)| (window.len(), output.numbers));
+            let mut vector = join(parts, settings.pooling);
             if settings.normalise {
-                let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
-                vector.iter_mut().for_each(|x| *x /= length);
+                normalise(&mut vector);
             }
             Embedding { vector, dropped: p.dropped }
         });
@@ -150,26 +142,12 @@ impl Model {
 }
 
 /// One vector from those of a text's windows, each with its number of tokens.
-fn join(parts: Vec<(usize, Vec<f32>)>, pooling: Pooling) -> Vec<f32> {
-    let total: usize = parts.iter().map(|(tokens, _)| tokens).sum();
-    let mut parts = parts.into_iter();
-    let Some((tokens, mut joined)) = parts.next() else { return Vec::new() };
-    if tokens == total {
-        return joined;
-    }
-    let share = |tokens: usize| tokens as f32 / total as f32;
+fn join(parts: impl Iterator<Item = (usize, Vec<f32>)>, pooling: Pooling) -> Vec<f32> {
     if pooling != Pooling::Max {
-        joined.iter_mut().for_each(|x| *x *= share(tokens));
+        return join_windows(parts);
     }
-    for (tokens, vector) in parts {
-        for (sum, x) in joined.iter_mut().zip(vector) {
-            match pooling {
-                Pooling::Max => *sum = sum.max(x),
-                Pooling::Mean | Pooling::First => *sum += share(tokens) * x,
-            }
-        }
-    }
-    joined
+    let largest = |a: Vec<f32>, b: Vec<f32>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
+    parts.map(|(_, vector)| vector).reduce(largest).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -206,9 +184,9 @@ mod tests {
 
     #[test]
     fn windows_are_joined_by_their_tokens() {
-        let parts = || vec![(1, vec![1.0, -4.0]), (3, vec![5.0, 8.0])];
+        let parts = || vec![(1, vec![1.0, -4.0]), (3, vec![5.0, 8.0])].into_iter();
         assert_eq!(join(parts(), Pooling::Mean), [4.0, 5.0]);
         assert_eq!(join(parts(), Pooling::Max), [5.0, 8.0]);
-        assert_eq!(join(vec![(2, vec![7.0])], Pooling::First), [7.0]);
+        assert_eq!(join([(2, vec![7.0])].into_iter(), Pooling::First), [7.0]);
     }
 }

@@ -126,8 +126,11 @@ pub enum InferError {
         /// The mask token.
         mask: String,
     },
-    /// A score that is no number.
-    #[error("the model's scores of text {text} are not finite: its weights are broken or far too large")]
+    /// A result that is infinite or not a number.
+    #[error(
+        "the model's results for text {text} are not finite: its weights are damaged or far too large; use another checkpoint \
+         of the model (copy it again, or take an earlier one of its run), or leave this text out"
+    )]
     NotFinite {
         /// Its number, counted from 1.
         text: usize,
@@ -138,4 +141,15 @@ pub enum InferError {
     /// A choice of layers that the model does not have.
     #[error("{0}")]
     Layers(String),
+}
+
+impl InferError {
+    /// The same, with the numbers that the caller's texts have: errors here count what they were given, from 1.
+    #[must_use]
+    pub fn numbered(mut self, numbers: &[usize]) -> Self {
+        if let Self::NotFinite { text } | Self::NoMask { text, .. } = &mut self {
+            *text = text.checked_sub(1).and_then(|i| numbers.get(i)).copied().unwrap_or(*text);
+        }
+        self
+    }
 }

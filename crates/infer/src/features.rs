@@ -3,11 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use henson_models::Capture;
 use henson_text::{Features, windows_with_most_context};
 
 use crate::model::Prepared;
-use crate::{InferError, Length, Model, Result};
+use crate::{InferError, Length, Model, Read, Result};
 
 /// Which layers, and what becomes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +75,7 @@ impl fmt::Display for Layers {
 
 impl Layers {
     /// The hidden states to use (0 to L), and the factor on their sum; none: they lie side by side.
-    fn choose(self, blocks: usize) -> Result<(Vec<usize>, Option<f32>)> {
+    pub(crate) fn choose(self, blocks: usize) -> Result<(Vec<usize>, Option<f32>)> {
         let wrong = |what: String| Err(InferError::Layers(format!("{what}: the model has {blocks} layers")));
         let last = |n: usize| (blocks + 1 - n..=blocks).collect();
         match self {
@@ -120,43 +119,23 @@ impl Model {
     /// context, and the special tokens from the first and the last one.
     pub fn features(&self, texts: &[&str], layers: Layers, length: Length) -> Result<Vec<TokenFeatures>> {
         let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
-        let sequences: Vec<&Features> = prepared.iter().flat_map(|p| &p.windows).collect();
-        let (vectors, width) = self.features_of_sequences(&sequences, layers)?;
-        let mut vectors = vectors.into_iter();
-        Ok(prepared.iter().map(|p| self.join(p, vectors.by_ref().take(p.windows.len()).collect(), width)).collect())
+        let windows: Vec<&[Features]> = prepared.iter().map(|p| p.windows.as_slice()).collect();
+        let (vectors, width) = self.features_of_windows(&windows, layers)?;
+        Ok(prepared.iter().zip(&vectors).map(|(p, vectors)| self.join(p, vectors, width)).collect())
     }
 
-    /// A vector for every position of sequences that were laid out elsewhere, row after row, and how long one is.
-    pub fn features_of_sequences(&self, sequences: &[&Features], layers: Layers) -> Result<(Vec<Vec<f32>>, usize)> {
+    /// A vector for every position of the windows of texts that were laid out elsewhere, row after row, and how long one is.
+    pub fn features_of_windows(&self, texts: &[&[Features]], layers: Layers) -> Result<(Vec<Vec<Vec<f32>>>, usize)> {
         let config = self.bert().config();
         let (chosen, factor) = layers.choose(config.num_hidden_layers)?;
-        let h = config.hidden_size;
-        let width = if factor.is_some() { h } else { h * chosen.len() };
-        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
-        let capture = Capture { hidden_states: true, attention_maps: false };
-        self.encode(sequences, capture, |_, batch, encoded, _| {
-            let states: Vec<Vec<f32>> =
-                chosen.iter().map(|i| encoded.hidden_states[*i].tensor().to_f32()).collect::<Result<_, _>>()?;
-            for sequence in batch.layout.offsets().windows(2) {
-                let mut rows = Vec::with_capacity((sequence[1] - sequence[0]) as usize * width);
-                for token in sequence[0] as usize..sequence[1] as usize {
-                    let parts = states.iter().map(|state| &state[token * h..(token + 1) * h]);
-                    match factor {
-                        Some(factor) => {
-                            rows.extend((0..h).map(|c| factor * parts.clone().map(|part| part[c]).sum::<f32>()));
-                        }
-                        None => parts.for_each(|part| rows.extend_from_slice(part)),
-                    }
-                }
-                vectors.push(rows);
-            }
-            Ok(())
-        })?;
-        Ok((vectors, width))
+        let width = if factor.is_some() { config.hidden_size } else { config.hidden_size * chosen.len() };
+        let outputs = self.read_texts(texts, |_, _| Read::Layers(layers))?;
+        let rows = outputs.into_iter().map(|outputs| outputs.into_iter().map(|output| output.numbers).collect());
+        Ok((rows.collect(), width))
     }
 
     /// The rows of a text's windows as one list of tokens.
-    fn join(&self, prepared: &Prepared, vectors: Vec<Vec<f32>>, width: usize) -> TokenFeatures {
+    fn join(&self, prepared: &Prepared, vectors: &[Vec<f32>], width: usize) -> TokenFeatures {
         let Prepared { windows, dropped, .. } = prepared;
         let mut out = TokenFeatures { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped: *dropped };
         let mut take = |window: usize, position: usize| {

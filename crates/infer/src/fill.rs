@@ -1,11 +1,9 @@
 //! What a masked language model would put into the blanks of a text.
 
-use henson_models::Capture;
-use henson_tensor::Tensor;
 use henson_text::{Features, window_with_most_context};
 
 use crate::model::Prepared;
-use crate::{InferError, Length, Model, Result};
+use crate::{InferError, Length, Model, Read, Result};
 
 /// A text with its blanks filled.
 #[derive(Clone, Debug)]
@@ -38,14 +36,6 @@ pub struct Candidate {
     pub probability: f32,
 }
 
-/// A blank's place: which text, which of its blanks, which sequence and which position there.
-struct Place {
-    text: usize,
-    blank: usize,
-    sequence: usize,
-    position: usize,
-}
-
 impl Model {
     /// The `top` likeliest tokens for every mask in every text. A text without a mask is an error, as is
     /// a model that reads left to right.
@@ -56,66 +46,46 @@ impl Model {
         }
         let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
         let mut filled = Vec::with_capacity(texts.len());
-        let mut sequences: Vec<&Features> = Vec::new();
-        let mut places = Vec::new();
-        for (text, prepared) in prepared.iter().enumerate() {
-            let pieces = &prepared.pieces;
-            let masks = (0..pieces.len()).filter(|i| pieces.ids[*i] == mask.id);
-            let blanks: Vec<(usize, Blank)> = masks
-                .map(|i| {
-                    let (start, end) = pieces.offsets[i];
-                    (i, Blank { start, end, candidates: Vec::new() })
-                })
-                .collect();
-            if blanks.is_empty() {
+        // For each window of each text: the positions of masks that are read there, and which blanks those are.
+        let mut places: Vec<Vec<(Vec<usize>, Vec<usize>)>> = Vec::with_capacity(texts.len());
+        for (text, Prepared { pieces, windows, dropped }) in prepared.iter().enumerate() {
+            let masks: Vec<usize> = (0..pieces.len()).filter(|i| pieces.ids[*i] == mask.id).collect();
+            if masks.is_empty() {
                 return Err(InferError::NoMask { text: text + 1, mask: mask.text.clone() });
             }
-            for (blank, (piece, _)) in blanks.iter().enumerate() {
-                let Some(window) = window_with_most_context(&prepared.windows, *piece) else { continue };
-                if let Some(position) = prepared.windows[window].position_of_piece(*piece) {
-                    places.push(Place { text, blank, sequence: sequences.len() + window, position });
+            let mut of_windows = vec![(Vec::new(), Vec::new()); windows.len()];
+            for (blank, piece) in masks.iter().enumerate() {
+                let Some(window) = window_with_most_context(windows, *piece) else { continue };
+                if let Some(position) = windows[window].position_of_piece(*piece) {
+                    of_windows[window].0.push(position);
+                    of_windows[window].1.push(blank);
                 }
             }
-            sequences.extend(&prepared.windows);
-            let blanks = blanks.into_iter().map(|(_, blank)| blank).collect();
-            filled.push(Filled { blanks, dropped: prepared.dropped });
+            places.push(of_windows);
+            let blank = |piece: usize| {
+                let (start, end) = pieces.offsets[piece];
+                Blank { start, end, candidates: Vec::new() }
+            };
+            filled.push(Filled { blanks: masks.into_iter().map(blank).collect(), dropped: *dropped });
         }
-        let vocabulary = self.bert().config().vocab_size;
-        self.encode(&sequences, Capture::default(), |pass, batch, encoded, range| {
-            let inside: Vec<&Place> = places.iter().filter(|place| range.contains(&place.sequence)).collect();
-            if inside.is_empty() {
-                return Ok(());
+        let windows: Vec<&[Features]> = prepared.iter().map(|p| p.windows.as_slice()).collect();
+        let read = |text: usize, window: usize| Read::Masked { positions: places[text][window].0.clone(), top };
+        let outputs = self.read_texts(&windows, read)?;
+        let top = top.clamp(1, self.bert().config().vocab_size);
+        for ((filled, places), outputs) in filled.iter_mut().zip(&places).zip(outputs) {
+            for ((_, blanks), output) in places.iter().zip(outputs) {
+                let rows = output.ids.chunks(top).zip(output.numbers.chunks(top));
+                for (blank, (ids, probabilities)) in blanks.iter().zip(rows) {
+                    filled.blanks[*blank].candidates = self.candidates(ids, probabilities);
+                }
             }
-            let offsets = batch.layout.offsets();
-            let rows: Vec<u32> =
-                inside.iter().map(|place| offsets[place.sequence - range.start] + place.position as u32).collect();
-            let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows)?;
-            let logits = self.bert().masked_logits(pass, &encoded.last, &rows)?;
-            let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
-            for (place, row) in inside.iter().zip(probabilities.chunks(vocabulary)) {
-                filled[place.text].blanks[place.blank].candidates = self.best(row, top);
-            }
-            Ok(())
-        })?;
+        }
         Ok(filled)
     }
 
-    /// The most probable tokens of a row, ties by id.
-    fn best(&self, row: &[f32], top: usize) -> Vec<Candidate> {
-        let mut ids: Vec<u32> = (0..row.len() as u32).collect();
-        let order = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
-        let top = top.min(ids.len());
-        if top > 0 && top < ids.len() {
-            ids.select_nth_unstable_by(top - 1, order);
-        }
-        ids.truncate(top);
-        ids.sort_by(order);
-        ids.into_iter()
-            .map(|id| Candidate {
-                id,
-                token: self.tokenizer().token(id).unwrap_or_else(|| format!("<{id}>")),
-                probability: row[id as usize],
-            })
-            .collect()
+    fn candidates(&self, ids: &[u32], probabilities: &[f32]) -> Vec<Candidate> {
+        let token = |id: u32| self.tokenizer().token(id).unwrap_or_else(|| format!("<{id}>"));
+        let both = ids.iter().zip(probabilities);
+        both.map(|(id, probability)| Candidate { id: *id, token: token(*id), probability: *probability }).collect()
     }
 }

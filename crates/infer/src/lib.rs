@@ -17,6 +17,7 @@ mod fill;
 mod likelihood;
 mod model;
 mod numbers;
+mod read;
 mod tag;
 mod task;
 
@@ -32,7 +33,8 @@ pub use henson_tensor::Pooling;
 pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings, Stride};
 pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
-pub use numbers::{join_windows, sigmoid, softmax};
+pub use numbers::{join_windows, normalise, sigmoid, softmax};
+pub use read::{Output, Read};
 pub use tag::{Entity, TagInput, Tagged, TaggedWord, WordsToTag};
 pub use task::Task;
 

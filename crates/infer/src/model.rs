@@ -1,15 +1,14 @@
 //! A model that was opened for inference, and the way of texts through it.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{LoadOptions, LoadReport, ModelDirectory, open_parameters};
 use henson_models::bert::NAMING;
-use henson_models::{Batch, Bert, BertConfig, Capture, Encoded, Head, Sequence};
-use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape};
+use henson_models::{Bert, BertConfig, Head};
+use henson_tensor::{Builder, DType, Device, Parameters};
 use henson_text::{Features, Pieces, Tokenizer};
 
-use crate::{InferError, Result, Task, batches};
+use crate::{InferError, Result, Task};
 
 /// What is wanted of a model directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,48 +170,5 @@ impl Model {
         };
         let dropped = windows.iter().map(|w| w.dropped).sum();
         Ok(Prepared { pieces, windows, dropped })
-    }
-
-    /// Runs all sequences through the encoder in flat batches; `each` gets the pass, the output and which sequences
-    /// they were.
-    pub(crate) fn encode(
-        &self,
-        sequences: &[&Features],
-        capture: Capture,
-        mut each: impl FnMut(&mut Pass<'_>, &Batch, Encoded, Range<usize>) -> Result<()>,
-    ) -> Result<()> {
-        self.in_batches(sequences, |pass, batch, range| {
-            let encoded = self.bert.encode(pass, batch, capture)?;
-            each(pass, batch, encoded, range)
-        })
-    }
-
-    /// The logits of a head that reads the first token of a sequence: one row each.
-    pub(crate) fn sequence_logits(&self, sequences: &[&Features]) -> Result<Vec<Vec<f32>>> {
-        let mut rows = Vec::with_capacity(sequences.len());
-        self.in_batches(sequences, |pass, batch, _| {
-            let first = self.bert.encode_rows(pass, batch, batch.layout.starts())?;
-            let logits = self.bert.sequence_logits_of_rows(pass, &first)?;
-            let columns = logits.tensor().columns().max(1);
-            rows.extend(logits.tensor().to_f32()?.chunks_exact(columns).map(<[f32]>::to_vec));
-            Ok(())
-        })?;
-        Ok(rows)
-    }
-
-    fn in_batches(
-        &self,
-        sequences: &[&Features],
-        mut each: impl FnMut(&mut Pass<'_>, &Batch, Range<usize>) -> Result<()>,
-    ) -> Result<()> {
-        let mut tape = Tape::new();
-        for range in batches::by_tokens(sequences.iter().map(|s| s.len())) {
-            let inputs: Vec<Sequence<'_>> =
-                sequences[range.clone()].iter().map(|s| Sequence { ids: &s.ids, segments: &s.segments }).collect();
-            let batch = Batch::new(self.parameters.device(), self.bert.config(), &inputs, 0)?;
-            let mut pass = Pass::inference(&mut tape, &self.parameters);
-            each(&mut pass, &batch, range)?;
-        }
-        Ok(())
     }
 }

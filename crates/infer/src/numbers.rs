@@ -13,18 +13,24 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The mean of the logits of a text's windows, by their numbers of tokens.
+/// The mean of the rows of a text's windows, by their numbers of tokens.
 pub fn join_windows(parts: impl Iterator<Item = (usize, Vec<f32>)>) -> Vec<f32> {
     let parts: Vec<(usize, Vec<f32>)> = parts.collect();
     if let [(_, only)] = &parts[..] {
         return only.clone();
     }
     let total: usize = parts.iter().map(|(tokens, _)| tokens).sum();
+    // In f64, where no product and no sum of finite numbers overflows.
     let mut joined = vec![0.0; parts.first().map_or(0, |(_, row)| row.len())];
     for (tokens, row) in parts {
-        for (sum, x) in joined.iter_mut().zip(row) {
-            *sum += x * tokens as f32 / total as f32;
-        }
+        let share = tokens as f64 / total as f64;
+        joined.iter_mut().zip(row).for_each(|(sum, x)| *sum += share * f64::from(x));
     }
-    joined
+    joined.into_iter().map(|x| x as f32).collect()
+}
+
+/// Gives a vector the length 1. In f64, since the squares of numbers beyond 10¹⁹ are too large for f32.
+pub fn normalise(vector: &mut [f32]) {
+    let length = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt().max(1e-12);
+    vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
 }

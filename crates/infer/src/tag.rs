@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use henson_models::Capture;
 use henson_text::{Features, Stride, TagSet, WordWindows, join_words, split_words};
 
 use crate::numbers::softmax;
-use crate::{InferError, Length, Model, Result, Task};
+use crate::{Length, Model, Read, Result, Task};
 
 /// A text whose words are tagged.
 #[derive(Clone, Debug)]
@@ -74,16 +73,13 @@ impl Model {
         self.check_task(Task::Tag)?;
         let texts: Vec<WordsToTag> =
             inputs.iter().map(|input| self.lay_out_words(*input, length)).collect::<Result<_>>()?;
-        let sequences: Vec<&Features> = texts.iter().flat_map(|text| &text.windows.windows).collect();
-        let mut logits = self.token_logits(&sequences)?.into_iter();
-        let read = |(number, text): (usize, WordsToTag)| {
-            let rows: Vec<Vec<f32>> = logits.by_ref().take(text.windows.windows.len()).collect();
-            if rows.iter().flatten().any(|x| !x.is_finite()) {
-                return Err(InferError::NotFinite { text: number + 1 });
-            }
-            Ok(self.read_tags(text, &rows))
-        };
-        texts.into_iter().enumerate().map(read).collect()
+        let windows: Vec<&[Features]> = texts.iter().map(|text| text.windows.windows.as_slice()).collect();
+        let outputs = self.read_texts(&windows, |_, _| Read::Labels)?;
+        let tagged = texts.into_iter().zip(outputs).map(|(text, outputs)| {
+            let rows: Vec<Vec<f32>> = outputs.into_iter().map(|output| output.numbers).collect();
+            self.read_tags(text, &rows)
+        });
+        Ok(tagged.collect())
     }
 
     /// The first half of [`tag`](Self::tag): sequences for the model. Windows overlap by half, so that every word has
@@ -110,19 +106,6 @@ impl Model {
         let words: Vec<TaggedWord> = words.into_iter().zip(rows).map(|(word, row)| tagged(word, row)).collect();
         let entities = Entity::of_words(&words, &labels);
         Tagged { text, words, entities, dropped: windows.dropped }
-    }
-
-    /// The head's logits at every position of every sequence: S×labels each.
-    fn token_logits(&self, sequences: &[&Features]) -> Result<Vec<Vec<f32>>> {
-        let labels = self.bert().config().labels();
-        let mut all = Vec::with_capacity(sequences.len());
-        self.encode(sequences, Capture::default(), |pass, batch, encoded, _| {
-            let logits = self.bert().token_logits(pass, encoded.last, &batch.layout)?.tensor().to_f32()?;
-            let rows = |sequence: &[u32]| sequence[0] as usize * labels..sequence[1] as usize * labels;
-            all.extend(batch.layout.offsets().windows(2).map(|sequence| logits[rows(sequence)].to_vec()));
-            Ok(())
-        })?;
-        Ok(all)
     }
 }
 

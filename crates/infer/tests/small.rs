@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use henson_infer::{EmbedSettings, Layers, Length, Model, Pooling, Want};
+use henson_infer::{EmbedSettings, Layers, Length, Model, Pooling, Read, Want};
 use henson_tensor::DType;
 use tempfile::TempDir;
 
@@ -188,4 +188,58 @@ fn sentence_transformers_settings_are_checked() {
     let outside = r#"[{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}]"#;
     assert!(settings(outside).unwrap_err().contains("leads elsewhere"));
     assert!(settings("[1, 2").unwrap_err().contains("modules.json"));
+}
+
+/// Weights that overflow for long texts alone: the text is named, and the others of the batch keep their bits.
+#[test]
+fn what_is_not_finite_names_its_text_and_harms_no_other() {
+    let directory = directory("mlm");
+    let path = directory.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let embeddings = tensors.tensor("bert.embeddings.position_embeddings.weight").unwrap();
+    let (start, width) = (embeddings.data().as_ptr() as usize - bytes.as_ptr() as usize, embeddings.shape()[1] * 4);
+    let healthy = open(directory.path(), Want::AsSaved).unwrap();
+    let mut broken = bytes.clone();
+    for number in broken[start + 9 * width..start + 10 * width].chunks_exact_mut(4) {
+        number.copy_from_slice(&3.4e38_f32.to_le_bytes());
+    }
+    std::fs::write(&path, broken).unwrap();
+    let model = open(directory.path(), Want::AsSaved).unwrap();
+    let settings = EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens: None };
+    let layers = |layers: &str| layers.parse::<Layers>().unwrap();
+    let text_of = |error: henson_infer::InferError| match error {
+        henson_infer::InferError::NotFinite { text } => text,
+        other => panic!("{other}"),
+    };
+    let texts = ["a b c", "[MASK] b", "a b c d e f g h i [MASK]", "c [MASK]"];
+    assert_eq!(text_of(model.embed(&texts, settings, false).unwrap_err()), 3);
+    assert_eq!(text_of(model.features(&texts, layers("sum-last-2"), Length::CUT).unwrap_err()), 3);
+    assert_eq!(text_of(model.features(&texts, layers("embeddings"), Length::CUT).unwrap_err()), 3);
+    assert_eq!(text_of(model.fill(&texts[1..], 3, Length::CUT).unwrap_err()), 2);
+    assert_eq!(text_of(model.attention(henson_infer::Input::One(texts[2]), None).unwrap_err()), 1);
+    let long = "a ".repeat(100);
+    assert_eq!(text_of(model.embed(&["b", &long], settings, true).unwrap_err()), 2);
+    // The caller's numbers.
+    let error = model.embed(&texts, settings, false).unwrap_err().numbered(&[5, 6, 9, 10]);
+    assert!(error.to_string().contains("text 9"), "{error}");
+
+    // All in one batch: the neighbours have the numbers that healthy weights give, to the bit.
+    let sequence = |text: &str| {
+        let pieces = model.tokenizer().encode(text).unwrap();
+        model.tokenizer().template().single(&pieces, 40).unwrap()
+    };
+    let sequences = texts.map(sequence);
+    for read in [Read::Pooled(Pooling::Mean), Read::Tokens, Read::Attention, Read::Layers(layers("concat-last-2"))] {
+        let batch: Vec<_> = sequences.iter().map(|features| (features, &read)).collect();
+        let outputs = model.read(&batch).unwrap();
+        for (i, output) in outputs.iter().enumerate() {
+            let alone = healthy.read(&batch[i..=i]).unwrap().remove(0);
+            match (i, common::company_keeps_bits()) {
+                (2, _) => assert!(output.is_none() && alone.is_some(), "{read:?}"),
+                (_, true) => assert!(*output == alone, "{read:?} of text {i}"),
+                (_, false) => assert!(output.is_some(), "{read:?} of text {i}"),
+            }
+        }
+    }
 }

@@ -4,15 +4,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use henson_infer::{Input, Length, QuestionSettings, TagInput, Tagged, join_windows, sigmoid, softmax, text_windows};
+use henson_infer::{
+    Input, Length, Output, QuestionSettings, Read, TagInput, Tagged, join_windows, sigmoid, softmax, text_windows,
+};
 use henson_models::Head;
 use henson_text::{Features, SpanLogits, code_point_offsets, find_answers};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, Call};
-use crate::compute::{Output, Read, Task};
 use crate::error::{ApiError, Kind};
 use crate::models::{Cut, Loaded, too_long};
+use crate::queue::Task;
 use crate::routes::{bounded, check_count, off_the_road, wrong_head};
 use crate::wire::{self, Prediction, Rank, TextOrPair};
 
@@ -77,8 +79,8 @@ pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value
     });
     let mut texts = texts.await?;
     let counts: Vec<usize> = texts.iter().map(|text| text.windows.windows.len()).collect();
-    let sequences = texts.iter_mut().flat_map(|text| std::mem::take(&mut text.windows.windows)).collect();
-    let Ran { outputs, tokens } = run(&model, sequences, Read::Labels).await?;
+    let windows: Vec<Vec<Features>> = texts.iter_mut().map(|text| std::mem::take(&mut text.windows.windows)).collect();
+    let Ran { outputs, tokens } = run(&model, windows, &Read::Labels).await?;
     let mut logits = outputs.into_iter().map(|output| output.numbers);
     let body = texts.into_iter().zip(counts).map(|(text, count)| {
         let logits: Vec<Vec<f32>> = logits.by_ref().take(count).collect();
@@ -112,7 +114,7 @@ pub(crate) async fn answer(call: Call<wire::AnswerRequest>) -> Result<Answer<Val
     });
     let (windows, context) = laid_out.await?;
     let dropped = windows.dropped;
-    let Ran { outputs, tokens } = run(&model, windows.windows.clone(), Read::Spans).await?;
+    let Ran { outputs, tokens } = run(&model, vec![windows.windows.clone()], &Read::Spans).await?;
     let logits: Vec<SpanLogits> = outputs
         .into_iter()
         .map(|output| {
@@ -159,7 +161,7 @@ pub(crate) async fn choose(call: Call<wire::ChooseRequest>) -> Result<Answer<Val
     });
     let sequences = sequences.await?;
     let dropped = sequences.iter().map(|sequence| sequence.dropped).sum();
-    let Ran { outputs, tokens } = run(&model, sequences, Read::Sequence).await?;
+    let Ran { outputs, tokens } = run(&model, vec![sequences], &Read::Sequence).await?;
     let logits: Vec<f32> = outputs.iter().filter_map(|output| output.numbers.first().copied()).collect();
     let scores = softmax(&logits);
     let best = (0..scores.len()).reduce(|best, i| if scores[i] > scores[best] { i } else { best });
@@ -171,15 +173,9 @@ struct Ran {
     tokens: usize,
 }
 
-async fn run(model: &Loaded, sequences: Vec<Features>, read: Read) -> Result<Ran, ApiError> {
-    let tokens = sequences.iter().map(Features::len).sum();
-    let tasks = sequences.into_iter().map(|features| Task { features, read: read.clone() }).collect();
-    let outputs = model.run(tasks).await?;
-    if outputs.iter().any(|output| output.numbers.iter().any(|x| !x.is_finite())) {
-        let message = "the model's scores are not finite: its weights are broken or far too large";
-        return Err(ApiError::new(Kind::Backend, message));
-    }
-    Ok(Ran { outputs, tokens })
+async fn run(model: &Loaded, texts: Vec<Vec<Features>>, read: &Read) -> Result<Ran, ApiError> {
+    let tokens = texts.iter().flatten().map(Features::len).sum();
+    Ok(Ran { outputs: model.run(Task::of_texts(texts, read)).await?, tokens })
 }
 
 /// The logits of texts and pairs, read as the model was fine-tuned: cut, or in windows.
@@ -211,8 +207,8 @@ async fn classify(
     let dropped = laid_out.iter().map(|(_, dropped)| dropped).sum();
     let lengths: Vec<Vec<usize>> =
         laid_out.iter().map(|(windows, _)| windows.iter().map(Features::len).collect()).collect();
-    let sequences = laid_out.into_iter().flat_map(|(windows, _)| windows).collect();
-    let Ran { outputs, tokens } = run(model, sequences, Read::Sequence).await?;
+    let texts = laid_out.into_iter().map(|(windows, _)| windows).collect();
+    let Ran { outputs, tokens } = run(model, texts, &Read::Sequence).await?;
     let mut logits = outputs.into_iter().map(|output| output.numbers);
     let body = lengths.into_iter().map(|lengths| join_windows(lengths.into_iter().zip(logits.by_ref())));
     Ok(Answer { body: body.collect(), tokens, dropped })

@@ -1,12 +1,13 @@
 //! A look inside, for the page: what heads attend to, and how a word's vectors change with its context.
 
+use henson_infer::{Read, join_windows, normalise};
 use henson_text::{Features, code_point_offsets, split_words};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, Call};
-use crate::compute::{Read, Task};
 use crate::error::{ApiError, Kind};
 use crate::models::Cut;
+use crate::queue::Task;
 use crate::routes::{bounded, check_count, named_tokens, off_the_road};
 use crate::wire;
 
@@ -25,7 +26,7 @@ pub(crate) async fn attention(call: Call<wire::AttentionRequest>) -> Result<Answ
     let features = model.sequence(pieces, cut)?;
     let (size, dropped) = (features.len(), features.dropped);
     let tokens = named_tokens(&model, &text, &features.ids, &features.offsets);
-    let outputs = model.run(vec![Task { features, read: Read::Attention }]).await?;
+    let outputs = model.run(Task::of_texts([vec![features]], &Read::Attention)).await?;
     let config = model.model.bert().config();
     let (layers, heads) = (config.num_hidden_layers, config.num_attention_heads);
     let numbers = outputs.first().map(|output| output.numbers.as_slice()).unwrap_or_default();
@@ -72,7 +73,7 @@ pub(crate) async fn neighbours(call: Call<wire::NeighboursRequest>) -> Result<An
         return Err(ApiError::new(Kind::Validation, message));
     }
     let tokens = texts.iter().map(|(_, features)| features.len()).sum();
-    let tasks = texts.into_iter().map(|(_, features)| Task { features, read: Read::Tokens }).collect();
+    let tasks = Task::of_texts(texts.into_iter().map(|(_, features)| vec![features]), &Read::Tokens);
     let outputs = model.run(tasks).await?;
     let hidden = model.model.bert().config().hidden_size;
     let vectors: Vec<Vec<f32>> =
@@ -112,13 +113,8 @@ fn find(number: usize, text: &str, features: &Features, wanted: &str) -> Vec<Use
 
 /// The mean of some rows, with length 1.
 fn unit_mean(rows: &[f32], width: usize, positions: &[usize]) -> Vec<f32> {
-    let mut mean = vec![0.0; width];
-    for position in positions {
-        for (sum, x) in mean.iter_mut().zip(&rows[position * width..(position + 1) * width]) {
-            *sum += x;
-        }
-    }
-    let length = mean.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
-    mean.iter_mut().for_each(|x| *x /= length);
+    let rows = positions.iter().map(|position| (1, rows[position * width..(position + 1) * width].to_vec()));
+    let mut mean = join_windows(rows);
+    normalise(&mut mean);
     mean
 }

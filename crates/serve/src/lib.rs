@@ -3,7 +3,7 @@
 //!
 //! The way of a request: a route parses it and turns its texts into sequences (`wire`, `routes`), a model's queue joins
 //! the sequences of all requests into flat batches by their tokens (`queue`), one thread for each model computes them
-//! (`compute`), and the route makes the answer.
+//! (`henson_infer::Model::read`), and the route makes the answer.
 //!
 //! Deliberately absent: TLS and accounts, which a proxy in front does better; signals, the environment and printing, which
 //! are the binary's; padding. Users' texts are never logged.
@@ -11,7 +11,6 @@
 
 mod answers;
 mod app;
-mod compute;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;

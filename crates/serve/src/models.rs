@@ -6,16 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use henson_infer::{EmbedSettings, InferError, Model, Pooling, Want};
+use henson_infer::{EmbedSettings, InferError, Model, Output, Pooling, Read, Want};
 use henson_models::Head;
 use henson_tensor::{DType, Device};
 use henson_text::{Features, Pieces};
 use serde::Deserialize;
 
-use crate::compute::{self, Output, Read, Task};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::Metrics;
-use crate::queue::{Limits, Queue};
+use crate::queue::{Limits, Queue, Task};
 use crate::settings::Settings;
 
 /// A model to serve.
@@ -284,8 +283,7 @@ pub(crate) fn needed(ability: &str) -> &'static str {
 /// computed at all shows now.
 fn warm_up(model: &Model) -> Result<(), InferError> {
     let features = model.tokenizer().template().single(&Pieces::default(), model.most_tokens())?;
-    let task = Task { features, read: Read::Pooled(Pooling::Mean) };
-    compute::run(model, &[&task]).map(drop)
+    model.read(&[(&features, &Read::Pooled(Pooling::Mean))]).map(drop)
 }
 
 /// What is told where a text is too long and must not be cut.

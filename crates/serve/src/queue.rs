@@ -10,12 +10,34 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use henson_infer::{InferError, Model};
+use henson_infer::{InferError, Model, Output, Read};
+use henson_text::Features;
 use tokio::sync::oneshot;
 
-use crate::compute::{self, Output, Task};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::ModelMetrics;
+
+/// A sequence, and what is wanted of it.
+pub(crate) struct Task {
+    pub(crate) features: Features,
+    pub(crate) read: Read,
+    /// The number of its text in the request, from 1, for messages.
+    pub(crate) text: usize,
+}
+
+impl Task {
+    /// The same of the sequences of all texts of a request.
+    pub(crate) fn of_texts(texts: impl IntoIterator<Item = Vec<Features>>, read: &Read) -> Vec<Self> {
+        let texts = (1..).zip(texts);
+        let tasks = texts.flat_map(|(text, sequences)| {
+            sequences.into_iter().map(move |features| Self { features, read: read.clone(), text })
+        });
+        tasks.collect()
+    }
+}
+
+/// What a batch gave: one for each task, none where its numbers are not finite.
+type Outputs = Vec<Option<Output>>;
 
 /// The way into a model.
 pub(crate) struct Queue {
@@ -70,7 +92,9 @@ impl Queue {
     pub(crate) fn start(model: Arc<Model>, limits: Limits, metrics: ModelMetrics) -> Result<Self, ServeError> {
         let shared = Arc::new(Shared::new(metrics));
         let theirs = Arc::clone(&shared);
-        let run = move |tasks: &[&Task]| compute::run(&model, tasks);
+        let run = move |tasks: &[&Task]| {
+            model.read(&tasks.iter().map(|task| (&task.features, &task.read)).collect::<Vec<_>>())
+        };
         std::thread::Builder::new()
             .name("henson-model".to_owned())
             .spawn(move || work(&theirs, limits.batch_tokens, run))
@@ -213,25 +237,21 @@ impl Turns {
         (batch, tokens)
     }
 
-    /// Notes the answers of a batch and sends off what is complete.
-    fn answer(&mut self, batch: &[(u64, usize)], outputs: Result<Vec<Output>, String>) -> usize {
+    /// Notes the answers of a batch and sends off what is complete. Says how many tokens of failed requests need not be
+    /// computed any more.
+    fn answer(&mut self, batch: &[(u64, usize)], outputs: Result<Outputs, String>) -> usize {
         let outputs = match outputs {
             Ok(outputs) => outputs,
-            Err(message) => {
-                // A request fails as a whole; what it still has in the queue is dropped.
-                let mut dropped = 0;
-                for (id, _) in batch {
-                    if let Some(order) = self.orders.remove(id) {
-                        dropped += order.tasks[order.next..].iter().map(|task| task.features.len()).sum::<usize>();
-                        let _ = order.reply.send(Err(message.clone()));
-                    }
-                }
-                self.turns.retain(|id| self.orders.contains_key(id));
-                return dropped;
-            }
+            Err(message) => return batch.iter().map(|(id, _)| self.fail(*id, &message)).sum(),
         };
+        let mut dropped = 0;
         for ((id, task), output) in batch.iter().zip(outputs) {
             let Some(order) = self.orders.get_mut(id) else { continue };
+            let Some(output) = output else {
+                let error = InferError::NotFinite { text: order.tasks[*task].text };
+                dropped += self.fail(*id, &error.to_string());
+                continue;
+            };
             order.outputs[*task] = output;
             order.done += 1;
             if order.done == order.tasks.len()
@@ -241,12 +261,20 @@ impl Turns {
                 let _ = order.reply.send(Ok(order.outputs));
             }
         }
-        0
+        dropped
+    }
+
+    /// A request fails as a whole; what it still has in the queue is dropped. Says how many tokens that were.
+    fn fail(&mut self, id: u64, message: &str) -> usize {
+        let Some(order) = self.orders.remove(&id) else { return 0 };
+        self.turns.retain(|other| *other != id);
+        let _ = order.reply.send(Err(message.to_owned()));
+        order.tasks[order.next..].iter().map(|task| task.features.len()).sum()
     }
 }
 
 /// The thread: takes batches and computes them until the queue is closed and empty.
-fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<Vec<Output>, InferError>) {
+fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<Outputs, InferError>) {
     let mut turns = Turns::default();
     loop {
         let mut inbox = shared.inbox();
@@ -286,8 +314,6 @@ fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::Read;
-    use henson_text::Features;
 
     fn task(length: usize) -> Task {
         let features = Features {
@@ -299,7 +325,7 @@ mod tests {
             first_piece: 0,
             dropped: 0,
         };
-        Task { features, read: Read::Tokens }
+        Task { features, read: Read::Tokens, text: 1 }
     }
 
     type Answer = oneshot::Receiver<Result<Vec<Output>, String>>;
@@ -363,7 +389,7 @@ mod tests {
             computed.borrow_mut().extend(tasks.iter().map(|task| task.features.len()));
             // The second one leaves while its first sequence is computed.
             drop(leaves_answer.take());
-            Ok(vec![Output::default(); tasks.len()])
+            Ok(vec![Some(Output::default()); tasks.len()])
         });
         assert_eq!(*computed.borrow(), [5, 1]);
         assert!(answer.try_recv().unwrap().is_ok());
@@ -374,11 +400,24 @@ mod tests {
     fn answers_come_when_all_of_a_request_is_done() {
         let (mut turns, mut answers) = turns(&[&[1, 1], &[1]]);
         let output = |number: f32| Output { numbers: vec![number], ids: vec![] };
-        assert_eq!(turns.answer(&[(1, 1)], Ok(vec![output(2.0)])), 0);
+        let some = |number: f32| Some(output(number));
+        assert_eq!(turns.answer(&[(1, 1)], Ok(vec![some(2.0)])), 0);
         assert!(answers[0].try_recv().is_err());
-        turns.answer(&[(1, 0), (2, 0)], Ok(vec![output(1.0), output(3.0)]));
+        turns.answer(&[(1, 0), (2, 0)], Ok(vec![some(1.0), some(3.0)]));
         assert_eq!(answers[0].try_recv().unwrap(), Ok(vec![output(1.0), output(2.0)]));
         assert_eq!(answers[1].try_recv().unwrap(), Ok(vec![output(3.0)]));
+    }
+
+    #[test]
+    fn what_is_not_finite_fails_its_request_alone() {
+        let (mut turns, mut answers) = turns(&[&[1, 4, 5], &[1]]);
+        let output = Output { numbers: vec![1.0], ids: vec![] };
+        let (batch, _) = turns.next_batch(2);
+        assert_eq!(batch, [(1, 0), (2, 0)]);
+        assert_eq!(turns.answer(&batch, Ok(vec![None, Some(output.clone())])), 9);
+        assert!(answers[0].try_recv().unwrap().unwrap_err().contains("text 1 are not finite"));
+        assert_eq!(answers[1].try_recv().unwrap(), Ok(vec![output]));
+        assert_eq!(turns.next_batch(9), (vec![], 0));
     }
 
     #[test]
@@ -399,7 +438,7 @@ mod tests {
         shared.inbox().closed = true;
         work(&shared, 1, |tasks| {
             assert_eq!(tasks[0].features.len(), 2, "the first batch");
-            Ok(vec![Output::default(); tasks.len()])
+            Ok(vec![Some(Output::default()); tasks.len()])
         });
         assert!(bad_answer.try_recv().unwrap().unwrap_err().contains("bug"));
         assert!(good_answer.try_recv().unwrap().is_ok());

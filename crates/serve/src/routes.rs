@@ -5,15 +5,15 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use base64::Engine;
-use henson_infer::Pooling;
+use henson_infer::{Pooling, Read, normalise};
 use henson_models::Head;
 use henson_text::{Features, Pieces, Slot, TextError, Tokenizer, code_point_offsets};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, App, Call};
-use crate::compute::{Read, Task};
 use crate::error::{ApiError, Kind};
 use crate::models::{Cut, Loaded, OPENAI_FIELD, needed, too_long};
+use crate::queue::Task;
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
 
@@ -483,14 +483,12 @@ async fn vectors(
     }
     let (features, dropped) = sequences(app, model, wanted).await?;
     let tokens = features.iter().map(Features::len).sum();
-    let read = Read::Pooled(model.embed.pooling);
-    let tasks = features.into_iter().map(|features| Task { features, read: read.clone() }).collect();
+    let tasks = Task::of_texts(features.into_iter().map(|text| vec![text]), &Read::Pooled(model.embed.pooling));
     let vectors = model.run(tasks).await?.into_iter().map(|output| {
         let mut vector = output.numbers;
         vector.truncate(dimensions.unwrap_or(hidden));
         if normalize {
-            let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
-            vector.iter_mut().for_each(|x| *x /= length);
+            normalise(&mut vector);
         }
         vector
     });
@@ -520,7 +518,7 @@ async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<V
     };
     let (features, dropped) = sequences(&call.app, &call.model, wanted).await?;
     let tokens = features.iter().map(Features::len).sum();
-    let tasks = features.into_iter().map(|features| Task { features, read: Read::Tokens }).collect();
+    let tasks = Task::of_texts(features.into_iter().map(|text| vec![text]), &Read::Tokens);
     let hidden = call.model.model.bert().config().hidden_size;
     let outputs = call.model.run(tasks).await?;
     let body = outputs.iter().map(|output| output.numbers.chunks(hidden).map(<[f32]>::to_vec).collect());
@@ -696,7 +694,7 @@ fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec
         let masks = code_point_offsets(text, &places).into_iter();
         let masks = masks.map(|(start, end)| wire::Mask { start, end, predictions: Vec::new() }).collect();
         filled.push(wire::Filled { masks, dropped: features.dropped });
-        tasks.push(Task { features, read: Read::Masked { positions, top } });
+        tasks.push(Task { features, read: Read::Masked { positions, top }, text: number + 1 });
     }
     Ok((tasks, filled))
 }

@@ -190,6 +190,15 @@ impl TaskError {
         matches!(self, Self::Row { .. })
     }
 
+    /// The same, with the numbers that the caller's texts have; see [`InferError::numbered`].
+    #[must_use]
+    pub fn numbered(self, numbers: &[usize]) -> Self {
+        match self {
+            Self::Infer(error) => Self::Infer(error.numbered(numbers)),
+            other => other,
+        }
+    }
+
     pub(crate) fn row(path: &Path, place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Row { path: path.to_owned(), place: place.into(), problem: problem.into() }
     }

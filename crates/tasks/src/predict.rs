@@ -130,13 +130,13 @@ fn compare(
                 _ => [""; 2],
             });
             let texts: Vec<&str> = texts.collect();
-            let vectors =
-                model.embed(&texts, EmbedSettings { most_tokens, ..own }, settings.windows.unwrap_or(false))?;
+            // Both texts of a pair have its number.
+            let numbers: Vec<usize> = (0..texts.len()).map(|i| done + i / 2 + 1).collect();
+            let vectors = model
+                .embed(&texts, EmbedSettings { most_tokens, ..own }, settings.windows.unwrap_or(false))
+                .map_err(|error| error.numbered(&numbers))?;
             for (k, pair) in vectors.chunks_exact(2).enumerate() {
                 let [first, second] = [&pair[0].vector, &pair[1].vector];
-                if !first.iter().chain(second).all(|x| x.is_finite()) {
-                    return Err(henson_infer::InferError::NotFinite { text: done + k + 1 }.into());
-                }
                 let prediction = Prediction::similarity(first.clone(), second.clone());
                 match (all.get_mut(done + k), prediction) {
                     // Vectors of different models are in different spaces.

@@ -1,7 +1,7 @@
 //! `henson answer`.
 
 use anyhow::Context;
-use henson_infer::{AnswerCandidate, AnswerSettings, Answers, Model, Question, QuestionSettings, Stride, Task, Want};
+use henson_infer::{AnswerCandidate, AnswerSettings, Answers, Model, Question, Stride, Task, Want};
 use henson_text::code_point_offsets;
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,13 @@ pub(crate) fn run(flags: &Answer) -> anyhow::Result<()> {
     let mut settings = AnswerSettings { longest: flags.longest, ..model.answer_settings() };
     settings.no_answer = flags.no_answer.or(settings.no_answer);
     settings.n_best = settings.n_best.max(flags.top);
-    let ask = |questions: &[Question<'_>]| answer(&model, questions, length, &settings, flags);
+    let ask = |questions: &[Question<'_>], numbers: &[usize]| {
+        let answers = model.answer(questions, length, &settings).map_err(|error| error.numbered(numbers))?;
+        questions.iter().zip(&answers).try_for_each(|(question, answers)| {
+            let line = line(*question, answers, flags.top);
+            if flags.json { output::json(&line) } else { print(&line) }
+        })
+    };
 
     let passage = match (&flags.passage, &flags.passage_file) {
         (Some(passage), _) => Some(passage.clone()),
@@ -67,18 +73,21 @@ pub(crate) fn run(flags: &Answer) -> anyhow::Result<()> {
     if let Some(passage) = passage {
         let questions: Vec<Question<'_>> =
             flags.question.iter().map(|question| Question { question, passage: &passage }).collect();
-        return ask(&questions);
+        return ask(&questions, &[]);
     }
     let lines = Texts { texts: Vec::new(), file: flags.file.clone() };
     input::for_each(&lines, |lines, numbers| {
         if !flags.question.is_empty() {
             let each = |passage| flags.question.iter().map(move |question| Question { question, passage });
-            return ask(&lines.iter().flat_map(|passage| each(*passage)).collect::<Vec<_>>());
+            let questions: Vec<Question<'_>> = lines.iter().flat_map(|passage| each(*passage)).collect();
+            let numbers: Vec<usize> =
+                numbers.iter().flat_map(|number| std::iter::repeat_n(*number, flags.question.len())).collect();
+            return ask(&questions, &numbers);
         }
         let records: Vec<Record> =
             lines.iter().zip(numbers).map(|(line, number)| record(line, *number)).collect::<anyhow::Result<_>>()?;
         let questions = records.iter().map(|record| Question { question: &record.question, passage: &record.context });
-        ask(&questions.collect::<Vec<_>>())
+        ask(&questions.collect::<Vec<_>>(), numbers)
     })
 }
 
@@ -91,20 +100,6 @@ fn record(line: &str, number: usize) -> anyhow::Result<Record> {
         format!("line {number}: expected a question, a tab and a passage; or give the question with --question")
     })?;
     Ok(Record { question: question.to_owned(), context: context.to_owned() })
-}
-
-fn answer(
-    model: &Model,
-    questions: &[Question<'_>],
-    length: QuestionSettings,
-    settings: &AnswerSettings,
-    flags: &Answer,
-) -> anyhow::Result<()> {
-    let answers = model.answer(questions, length, settings)?;
-    questions.iter().zip(&answers).try_for_each(|(question, answers)| {
-        let line = line(*question, answers, flags.top);
-        if flags.json { output::json(&line) } else { print(&line) }
-    })
 }
 
 fn line<'a>(question: Question<'a>, answers: &Answers, top: usize) -> Line<'a> {

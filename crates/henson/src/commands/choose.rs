@@ -75,7 +75,8 @@ fn choose(model: &Model, records: &[Record], numbers: &[usize], flags: &Choose) 
         records.iter().map(|record| record.choices.iter().map(String::as_str).collect()).collect();
     let questions: Vec<Choices<'_>> =
         records.iter().zip(&choices).map(|(record, choices)| Choices { context: &record.context, choices }).collect();
-    let chosen = model.choose(&questions, flags.max_length.or(model.task_length().most))?;
+    let chosen = model.choose(&questions, flags.max_length.or(model.task_length().most));
+    let chosen = chosen.map_err(|error| error.numbered(numbers))?;
     for (number, chosen) in numbers.iter().zip(&chosen).filter(|(_, chosen)| chosen.dropped > 0).take(3) {
         output::warn(&format!("context {number} is too long with its choices: {} pieces were cut off", chosen.dropped));
     }

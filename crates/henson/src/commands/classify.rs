@@ -48,7 +48,8 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let (labels, problem) = (model.labels(), model.problem()?);
     input::for_each(&flags.ask.texts, |texts, numbers| {
         let inputs = inputs(texts, flags, numbers)?;
-        let classified = model.classify(&inputs, flags.ask.length.of_task(&model))?;
+        let classified = model.classify(&inputs, flags.ask.length.of_task(&model));
+        let classified = classified.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, classified.iter().map(|c| c.dropped));
         inputs.iter().zip(&classified).try_for_each(|(input, classified)| {
             let line = line(*input, classified, &labels, problem, flags.threshold);

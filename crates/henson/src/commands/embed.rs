@@ -31,7 +31,11 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     settings.normalise = flags.normalise.unwrap_or(settings.normalise);
     settings.most_tokens = flags.ask.length.max_length.or(settings.most_tokens);
     input::for_each(&flags.ask.texts, |texts, numbers| {
-        let embeddings = model.embed(texts, settings, flags.ask.length.length().windows)?;
+        if let Some(empty) = texts.iter().position(|text| text.trim().is_empty()) {
+            anyhow::bail!("text {} is empty: expected a text to embed", numbers[empty]);
+        }
+        let embeddings = model.embed(texts, settings, flags.ask.length.length().windows);
+        let embeddings = embeddings.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, embeddings.iter().map(|e| e.dropped));
         for (text, embedding) in texts.iter().zip(&embeddings) {
             if flags.ask.json {

@@ -32,7 +32,8 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
     let mut all: Vec<TokenFeatures> = Vec::new();
     let mut lines = Vec::new();
     input::for_each(&flags.texts, |texts, numbers| {
-        let features = model.features(texts, flags.layers, flags.length.length())?;
+        let features = model.features(texts, flags.layers, flags.length.length());
+        let features = features.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, features.iter().map(|f| f.dropped));
         for (text, features) in texts.iter().zip(features) {
             match (flags.format, out) {

@@ -51,11 +51,8 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
     })?;
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     input::for_each(&flags.ask.texts, |texts, numbers| {
-        let filled = model.fill(texts, flags.top, flags.ask.length.length()).map_err(|error| match error {
-            // The model counts what it was given.
-            InferError::NoMask { text, mask } => InferError::NoMask { text: numbers[text - 1], mask },
-            other => other,
-        })?;
+        let filled = model.fill(texts, flags.top, flags.ask.length.length());
+        let filled = filled.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, filled.iter().map(|f| f.dropped));
         texts.iter().zip(&filled).try_for_each(|(text, filled)| print(text, filled, flags.ask.json))
     })

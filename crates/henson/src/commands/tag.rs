@@ -64,9 +64,15 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
             texts.iter().map(|text| TagInput::Text(text)).collect()
         };
         let tagged = match &opened {
-            Opened::Model(model) => model.tag(&inputs, flags.ask.length.of_task(model))?,
+            Opened::Model(model) => {
+                let tagged = model.tag(&inputs, flags.ask.length.of_task(model));
+                tagged.map_err(|error| error.numbered(numbers))?
+            }
             // It always reads by windows.
-            Opened::Tagger(tagger) => tagger.tag(&inputs, flags.ask.length.max_length)?,
+            Opened::Tagger(tagger) => {
+                let tagged = tagger.tag(&inputs, flags.ask.length.max_length);
+                tagged.map_err(|error| error.numbered(numbers))?
+            }
         };
         output::warn_cut(numbers, tagged.iter().map(|t| t.dropped));
         tagged.iter().try_for_each(|tagged| {

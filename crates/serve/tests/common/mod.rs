@@ -35,6 +35,27 @@ pub(crate) fn copy_model(head: &str, to: &Path) {
     std::fs::write(to.join("vocab.txt"), pieces.join("\n") + "\n").unwrap();
 }
 
+/// Overwrites a tensor of a model, or one row of it, with one number.
+pub(crate) fn set_weights(directory: &Path, ending: &str, row: Option<usize>, number: f32) {
+    let path = directory.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let named = tensors.as_object().unwrap().iter().find(|(name, _)| name.ends_with(ending));
+    let tensor = named.unwrap_or_else(|| panic!("no tensor {ending}")).1;
+    let number_of = |value: &Value| value.as_u64().unwrap() as usize;
+    let (from, to) = (number_of(&tensor["data_offsets"][0]), number_of(&tensor["data_offsets"][1]));
+    let rows = number_of(&tensor["shape"][0]);
+    let range = row.map_or(from..to, |row| {
+        let width = (to - from) / rows;
+        from + row * width..from + (row + 1) * width
+    });
+    for place in bytes[8 + header..][range].chunks_exact_mut(4) {
+        place.copy_from_slice(&number.to_le_bytes());
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
 /// A server at work; it stops when this is dropped.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use henson_infer::{InferError, Layers, Model};
+use henson_infer::{Layers, Model};
 use henson_text::{Features, TextError, WordWindows};
 use henson_train::TrainError;
 use serde::{Deserialize, Serialize};
@@ -98,21 +98,17 @@ pub(crate) fn vectors_of_words<T>(
     for some in sentences.chunks(TOGETHER) {
         let laid_out: Vec<WordWindows> =
             some.iter().map(&lay_out).collect::<Result<_, _>>().map_err(TrainError::from)?;
-        let sequences: Vec<&Features> = laid_out.iter().flat_map(|words| &words.windows).collect();
-        let (vectors, numbers) = model.features_of_sequences(&sequences, layers)?;
-        width = numbers;
-        let mut vectors = vectors.as_slice();
-        for words in &laid_out {
-            let (own, others) = vectors.split_at(words.windows.len());
-            vectors = others;
+        let windows: Vec<&[Features]> = laid_out.iter().map(|words| words.windows.as_slice()).collect();
+        let numbers: Vec<usize> = (all.len() + 1..=all.len() + some.len()).collect();
+        let (vectors, columns) =
+            model.features_of_windows(&windows, layers).map_err(|error| error.numbered(&numbers))?;
+        width = columns;
+        for (words, own) in laid_out.iter().zip(&vectors) {
             let read = words.places.iter().enumerate().filter_map(|(word, place)| Some((word, (*place)?)));
             let (count, mut words, mut rows) = (words.places.len(), Vec::new(), Vec::new());
             for (word, (window, position)) in read {
                 words.push(word);
                 rows.extend_from_slice(&own[window][position * width..][..width]);
-            }
-            if !rows.iter().all(|x| x.is_finite()) {
-                return Err(InferError::NotFinite { text: all.len() + 1 }.into());
             }
             all.push(Vectors { count, words, rows });
         }

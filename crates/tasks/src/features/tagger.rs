@@ -201,7 +201,10 @@ impl Tagger {
         let mut all = Vec::with_capacity(sentences.len());
         for some in sentences.chunks(TOGETHER) {
             let go_on = |_| ControlFlow::Continue(());
-            let (vectors, _) = vectors_of_words(&self.model, some, layers, &lay_out, go_on)?;
+            let done = all.len();
+            let numbers: Vec<usize> = (done + 1..=done + some.len()).collect();
+            let (vectors, _) =
+                vectors_of_words(&self.model, some, layers, &lay_out, go_on).map_err(|e| e.numbered(&numbers))?;
             let told = tell(&self.network, &self.parameters, &self.pair, &vectors);
             for (told, vectors) in told.into_iter().zip(vectors) {
                 let (tags, shares) = told;

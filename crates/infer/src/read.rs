@@ -1,0 +1,277 @@
+//! Sequences in, numbers out. This is where results leave the device, for commands and the server alike, and where numbers
+//! that are not finite are found: they become an error of their own text, not of its neighbours in the batch.
+//!
+//! A sequence's numbers do not depend on the others in its batch (ARCHITECTURE.md), so a text gets the same bits alone and
+//! among many.
+
+use std::ops::Range;
+
+use henson_models::{Batch, Capture, Encoded, Sequence};
+use henson_tensor::{Pass, Pooling, Tape, Tensor};
+use henson_text::Features;
+
+use crate::{InferError, Layers, Model, Result, batches};
+
+/// What is read off the encoder's output for a sequence. Legend: S tokens, H hidden, N labels, L layers, A heads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// One vector: H.
+    Pooled(Pooling),
+    /// A vector for each token: S×H.
+    Tokens,
+    /// A vector for each token, from chosen layers: S×H, or S×(chosen·H) where they lie side by side.
+    Layers(Layers),
+    /// The likeliest tokens at these positions: as many ids and probabilities for each.
+    Masked {
+        /// Within the sequence.
+        positions: Vec<usize>,
+        /// How many.
+        top: usize,
+    },
+    /// A sequence head's logits: N.
+    Sequence,
+    /// A token head's logits: S×N.
+    Labels,
+    /// Start and end logits: S×2.
+    Spans,
+    /// Attention maps: L×A×S×S.
+    Attention,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Output {
+    /// Finite, all of them.
+    pub numbers: Vec<f32>,
+    /// Only for [`Read::Masked`].
+    pub ids: Vec<u32>,
+}
+
+/// How a sequence goes through the encoder. Those of one kind share a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// To the last layer's output.
+    Plain,
+    /// To the first token of the last layer alone, which is faster.
+    FirstToken,
+    /// With the output of every layer.
+    HiddenStates,
+    /// With attention maps, which cost memory for every sequence.
+    AttentionMaps,
+}
+
+impl Read {
+    fn way(&self) -> Way {
+        match self {
+            Read::Pooled(_) | Read::Tokens | Read::Masked { .. } | Read::Labels | Read::Spans => Way::Plain,
+            Read::Sequence => Way::FirstToken,
+            Read::Layers(_) => Way::HiddenStates,
+            Read::Attention => Way::AttentionMaps,
+        }
+    }
+}
+
+impl Model {
+    /// Runs sequences through the model together and reads off each what is asked for. `None` stands for a sequence whose
+    /// numbers are not all finite; the others have theirs.
+    pub fn read(&self, sequences: &[(&Features, &Read)]) -> Result<Vec<Option<Output>>> {
+        let mut outputs = vec![Output::default(); sequences.len()];
+        for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps] {
+            let chosen: Vec<usize> = (0..sequences.len()).filter(|i| sequences[*i].1.way() == way).collect();
+            if chosen.is_empty() {
+                continue;
+            }
+            let inputs: Vec<Sequence<'_>> = chosen
+                .iter()
+                .map(|i| Sequence { ids: &sequences[*i].0.ids, segments: &sequences[*i].0.segments })
+                .collect();
+            let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
+            let batch = Batch::new(self.parameters().device(), self.bert().config(), &inputs, 0)?;
+            let mut tape = Tape::new();
+            let pass = Pass::inference(&mut tape, self.parameters());
+            let read = Reader { model: self, pass, batch: &batch }.read(way, &reads)?;
+            for (i, output) in chosen.into_iter().zip(read) {
+                outputs[i] = output;
+            }
+        }
+        let finite = |output: Output| output.numbers.iter().all(|x| x.is_finite()).then_some(output);
+        Ok(outputs.into_iter().map(finite).collect())
+    }
+
+    /// The outputs of all sequences of all texts, in batches; `read` says what is asked of a text's sequence. Numbers that are
+    /// not finite are an error that names the text.
+    pub(crate) fn read_texts(
+        &self,
+        texts: &[&[Features]],
+        read: impl Fn(usize, usize) -> Read,
+    ) -> Result<Vec<Vec<Output>>> {
+        let numbered = texts.iter().enumerate().flat_map(|(text, sequences)| {
+            sequences.iter().enumerate().map(move |(number, features)| (text, number, features))
+        });
+        let (mut of_text, mut sequences, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+        for (text, number, features) in numbered {
+            of_text.push(text);
+            sequences.push(features);
+            reads.push(read(text, number));
+        }
+        let mut outputs: Vec<Vec<Output>> = texts.iter().map(|sequences| Vec::with_capacity(sequences.len())).collect();
+        for range in batches::by_tokens(sequences.iter().map(|sequence| sequence.len())) {
+            let batch: Vec<(&Features, &Read)> = range.clone().map(|i| (sequences[i], &reads[i])).collect();
+            for (i, output) in range.zip(self.read(&batch)?) {
+                let text = of_text[i];
+                outputs[text].push(output.ok_or(InferError::NotFinite { text: text + 1 })?);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+struct Reader<'a> {
+    model: &'a Model,
+    pass: Pass<'a>,
+    batch: &'a Batch,
+}
+
+impl Reader<'_> {
+    fn read(mut self, way: Way, reads: &[&Read]) -> Result<Vec<Output>> {
+        let bert = self.model.bert();
+        if way == Way::FirstToken {
+            let first = bert.encode_rows(&mut self.pass, self.batch, self.batch.layout.starts())?;
+            let logits = bert.sequence_logits_of_rows(&mut self.pass, &first)?;
+            let labels = logits.tensor().columns().max(1);
+            let rows = logits.tensor().to_f32()?;
+            return Ok(rows.chunks_exact(labels).map(|row| Output { numbers: row.to_vec(), ids: vec![] }).collect());
+        }
+        let capture = Capture { hidden_states: way == Way::HiddenStates, attention_maps: way == Way::AttentionMaps };
+        let encoded = bert.encode(&mut self.pass, self.batch, capture)?;
+        let mut outputs = vec![Output::default(); reads.len()];
+        match way {
+            Way::HiddenStates => self.layers(reads, &encoded, &mut outputs)?,
+            Way::AttentionMaps => self.attention(&encoded, &mut outputs)?,
+            Way::Plain | Way::FirstToken => self.last(reads, &encoded, &mut outputs)?,
+        }
+        Ok(outputs)
+    }
+
+    /// What is read off the last layer.
+    fn last(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
+        let bert = self.model.bert();
+        let hidden = bert.config().hidden_size;
+        let only = |wanted: Read| (0..reads.len()).filter(move |i| *reads[*i] == wanted);
+        for pooling in [Pooling::Mean, Pooling::First, Pooling::Max] {
+            if only(Read::Pooled(pooling)).next().is_some() {
+                let pooled = self.pass.pool(&encoded.last, &self.batch.layout, pooling)?.to_vec::<f32>()?;
+                only(Read::Pooled(pooling))
+                    .for_each(|i| outputs[i].numbers = pooled[i * hidden..(i + 1) * hidden].to_vec());
+            }
+        }
+        if only(Read::Tokens).next().is_some() {
+            let rows = encoded.last.tensor().to_f32()?;
+            only(Read::Tokens).for_each(|i| outputs[i].numbers = self.tokens(&rows, hidden, i));
+        }
+        if only(Read::Labels).next().is_some() {
+            let logits = bert.token_logits(&mut self.pass, encoded.last.clone(), &self.batch.layout)?;
+            let labels = logits.tensor().columns();
+            let logits = logits.tensor().to_f32()?;
+            only(Read::Labels).for_each(|i| outputs[i].numbers = self.tokens(&logits, labels, i));
+        }
+        if only(Read::Spans).next().is_some() {
+            let logits = bert.span_logits(&mut self.pass, &encoded.last)?.tensor().to_f32()?;
+            only(Read::Spans).for_each(|i| outputs[i].numbers = self.tokens(&logits, 2, i));
+        }
+        self.masked(reads, encoded, outputs)
+    }
+
+    /// The part of T×width numbers that belongs to a sequence.
+    fn tokens(&self, numbers: &[f32], width: usize, sequence: usize) -> Vec<f32> {
+        let range = self.range(sequence);
+        numbers[range.start * width..range.end * width].to_vec()
+    }
+
+    fn range(&self, sequence: usize) -> Range<usize> {
+        let offsets = self.batch.layout.offsets();
+        offsets[sequence] as usize..offsets[sequence + 1] as usize
+    }
+
+    /// Rows of chosen layers, added up or side by side.
+    fn layers(&self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
+        let config = self.model.bert().config();
+        let hidden = config.hidden_size;
+        let mut states: Vec<Option<Vec<f32>>> = vec![None; encoded.hidden_states.len()];
+        for (sequence, read) in reads.iter().enumerate() {
+            let Read::Layers(layers) = read else { continue };
+            let (chosen, factor) = layers.choose(config.num_hidden_layers)?;
+            for i in &chosen {
+                if states[*i].is_none() {
+                    states[*i] = Some(encoded.hidden_states[*i].tensor().to_f32()?);
+                }
+            }
+            let chosen: Vec<&[f32]> = chosen.iter().filter_map(|i| states[*i].as_deref()).collect();
+            let rows = &mut outputs[sequence].numbers;
+            for token in self.range(sequence) {
+                let parts = chosen.iter().map(|state| &state[token * hidden..(token + 1) * hidden]);
+                match factor {
+                    Some(factor) => {
+                        rows.extend((0..hidden).map(|c| factor * parts.clone().map(|part| part[c]).sum::<f32>()));
+                    }
+                    None => parts.for_each(|part| rows.extend_from_slice(part)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&self, encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
+        let heads = self.model.bert().config().num_attention_heads;
+        for layer in &encoded.attention_maps {
+            let maps = layer.to_f32()?;
+            let mut at = 0;
+            for (sequence, output) in outputs.iter_mut().enumerate() {
+                let numbers = heads * self.range(sequence).len().pow(2);
+                output.numbers.extend_from_slice(&maps[at..at + numbers]);
+                at += numbers;
+            }
+        }
+        Ok(())
+    }
+
+    fn masked(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
+        let mut rows: Vec<u32> = Vec::new();
+        for (i, read) in reads.iter().enumerate() {
+            if let Read::Masked { positions, .. } = read {
+                rows.extend(positions.iter().map(|position| (self.range(i).start + position) as u32));
+            }
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let rows = Tensor::from_slice(self.pass.device(), [rows.len()], &rows)?;
+        let vocabulary = self.model.bert().config().vocab_size;
+        let logits = self.model.bert().masked_logits(&mut self.pass, &encoded.last, &rows)?;
+        let probabilities = self.pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
+        let mut rows = probabilities.chunks(vocabulary);
+        for (read, output) in reads.iter().zip(outputs) {
+            let Read::Masked { positions, top } = read else { continue };
+            for row in rows.by_ref().take(positions.len()) {
+                let ids = best(row, *top);
+                output.numbers.extend(ids.iter().map(|id| row[*id as usize]));
+                output.ids.extend(ids);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The most probable tokens of a row, ties by id; what is not a number comes first, so that it is seen.
+fn best(row: &[f32], top: usize) -> Vec<u32> {
+    let key = |id: u32| if row[id as usize].is_nan() { f32::INFINITY } else { row[id as usize] };
+    let mut ids: Vec<u32> = (0..row.len() as u32).collect();
+    let order = |a: &u32, b: &u32| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
+    let top = top.min(ids.len());
+    if top > 0 && top < ids.len() {
+        ids.select_nth_unstable_by(top - 1, order);
+    }
+    ids.truncate(top);
+    ids.sort_by(order);
+    ids
+}
