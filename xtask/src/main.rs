@@ -9,9 +9,11 @@ mod baseline;
 mod faults;
 mod kernels;
 mod layers;
+mod licences;
 mod minilm;
 mod readme;
 mod strace;
+mod unsound;
 mod wheel;
 mod workspace;
 
@@ -39,9 +41,10 @@ enum Run {
 use Run::{Plain, WithOptions};
 
 /// The steps of `ci`, those that fail fastest first.
-const CI: [Step; 7] = [
+const CI: [Step; 8] = [
     Step { name: "fmt", what: "the code is formatted", run: Plain(fmt) },
     Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: Plain(layers::run) },
+    Step { name: "licences", what: "dependencies' licences, sources and bans", run: Plain(licences::run) },
     Step { name: "clippy", what: "no lint warns", run: Plain(clippy) },
     Step { name: "test", what: "all tests pass; fetches MiniLM first", run: Plain(test) },
     Step { name: "kernels", what: "the CUDA kernels compile; fetches NVRTC first", run: Plain(kernels::run) },
@@ -54,9 +57,11 @@ const CI: [Step; 7] = [
 ];
 
 /// Steps that are part of another one in `ci`, and those that need more than the CI machine has.
-const ALONE: [Step; 3] = [
+const ALONE: [Step; 5] = [
     Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: Plain(minilm::run) },
     Step { name: "faults", what: faults::WHAT, run: WithOptions(faults::run) },
+    Step { name: "sanitize", what: "AddressSanitizer on the kernels' tests", run: Plain(unsound::sanitize) },
+    Step { name: "miri", what: "Miri on the thread pool and on readers of files", run: Plain(unsound::miri) },
     Step { name: "baseline", what: baseline::WHAT, run: WithOptions(baseline::run) },
 ];
 

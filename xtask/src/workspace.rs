@@ -33,14 +33,7 @@ pub(crate) struct Dependency {
 
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
-        let arguments = ["metadata", "--format-version", "1", "--no-deps"];
-        let output = cargo().args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null()).output();
-        let output = output.map_err(|error| format!("cannot run cargo: {error}"))?;
-        if !output.status.success() {
-            return Err(format!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim()));
-        }
-        let metadata: Value = serde_json::from_slice(&output.stdout)
-            .map_err(|error| format!("cargo metadata printed something else than JSON: {error}"))?;
+        let metadata = metadata(&["--no-deps"])?;
         Self::read(&metadata).ok_or_else(|| "cargo metadata printed JSON of another form than expected".to_owned())
     }
 
@@ -68,12 +61,27 @@ impl Workspace {
         Some(Self { root, target: text(&metadata["target_directory"])?.into(), packages })
     }
 
+    /// The target that the compiler builds for unless told otherwise.
+    pub(crate) fn host(&self) -> Result<String> {
+        let version = output(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
+        let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+        host.map(str::to_owned).ok_or_else(|| format!("rustc -vV names no host:\n{version}"))
+    }
+
     /// A cargo command in the workspace's root.
     pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = cargo();
         command.args(arguments).current_dir(&self.root).stdin(Stdio::null());
         command
     }
+}
+
+/// What cargo knows about the workspace.
+pub(crate) fn metadata(options: &[&str]) -> Result<Value> {
+    let mut cargo = cargo();
+    cargo.args(["metadata", "--format-version", "1"]).args(options).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = output(&mut cargo)?;
+    serde_json::from_str(&output).map_err(|error| format!("cargo metadata printed something else than JSON: {error}"))
 }
 
 /// The cargo that runs this program.
@@ -86,6 +94,16 @@ pub(crate) fn succeed(command: &mut Command) -> Result {
     let name = describe(command);
     let status = command.status().map_err(|error| format!("cannot run `{name}`: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("`{name}` failed ({status})")) }
+}
+
+/// What a command prints; an error with its messages where it fails.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let name = describe(command);
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run `{name}`: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("`{name}` failed: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    String::from_utf8(output.stdout).map_err(|_| format!("`{name}` printed something else than text"))
 }
 
 /// Program and arguments, as they could be typed.
