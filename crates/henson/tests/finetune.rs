@@ -168,6 +168,47 @@ fn a_run_in_legs_and_a_search() {
     fails(&place.finetune("tag", "tag.conll", "bad", &["--grid", "nothing=1"]), 1, &["unknown field `nothing`"]);
 }
 
+/// Without a dev file: folds for few rows, a part of many, nothing for who wants nothing; and it is reported.
+#[test]
+fn a_score_without_a_dev_file() {
+    let place = Place::new("sequence");
+    let (file, model) = (data("finetune/classify.jsonl"), place.model.to_str().unwrap().to_owned());
+    let tune = |train: &str, out: &str, more: &[&str]| {
+        let (out, common) =
+            (place.at(out), ["--set", "epochs=1", "--set", "learning_rate=1e-3", "--set", "batch_size=3"]);
+        let files = ["finetune", "--task", "classify", "--model", &model, "--train", train, "--out", &out];
+        place.henson(&[&files[..], &common, more].concat())
+    };
+    // Six rows: three folds of two.
+    let output = tune(&file, "folds", &[]);
+    fails(&output, 0, &["no dev file, 6 rows: 3 folds estimate the score", "fold 3 of 3", "estimated by 3 folds"]);
+    assert!(text(&output.stderr).contains('±'), "{}", text(&output.stderr));
+    let results: Value =
+        serde_json::from_str(&std::fs::read_to_string(place.at("folds/results.json")).unwrap()).unwrap();
+    assert_eq!(results["folds"]["values"].as_array().unwrap().len(), 3);
+    assert_eq!(results["value"], results["folds"]["mean"]);
+    fails(&tune(&file, "two", &["--folds", "2"]), 0, &["estimated by 2 folds"]);
+    fails(&tune(&file, "none", &["--dev", "none"]), 0, &["no dev data: the last model is kept, without a score"]);
+    fails(&tune(&file, "both", &["--dev", &file, "--folds", "2"]), 2, &["--folds"]);
+    fails(&tune(&file, "nine", &["--folds", "9"]), 1, &["`folds` is 9", "2 to 6"]);
+    let recipe = |run: &str| std::fs::read_to_string(format!("{}/recipe.toml", place.at(run))).unwrap();
+    assert!(recipe("folds").contains("folds = 3") && recipe("none").contains("folds = 0"));
+    // Five hundred rows.
+    let many = place.at("many.jsonl");
+    let row = |i: usize| format!("{{\"text\": \"a cat {i}\", \"label\": \"{}\"}}\n", ["yes", "no"][i % 2]);
+    std::fs::write(&many, (0..500).map(row).collect::<String>()).unwrap();
+    let output = tune(&many, "split", &["--json"]);
+    fails(&output, 0, &["100 of 500 rows are held out", "--dev none"]);
+    assert_eq!(lines(&output).last().unwrap()["dev_rows"], 100);
+    assert!(recipe("split").contains("dev_rows = 100"));
+    // The same command again knows that it is finished, and a dev file is another run.
+    assert_eq!(lines(&tune(&many, "split", &["--json"])).len(), 1);
+    fails(&tune(&many, "split", &["--dev", &file]), 1, &["dev_rows: was 100, now 0"]);
+    // A search without a dev file chooses by the same.
+    let table = lines(&tune(&file, "search", &["--restarts", "2", "--json"])).pop().unwrap();
+    assert!(table["cells"].as_array().unwrap().iter().all(|cell| cell["value"].is_number()), "{table}");
+}
+
 #[test]
 fn answers_keep_their_threshold() {
     let place = Place::new("qa");

@@ -48,6 +48,21 @@ impl Set {
         }
     }
 
+    /// The same without any examples, for some of them to be put in.
+    pub(crate) fn without_examples(&self) -> Self {
+        Self {
+            task: self.task,
+            path: self.path.clone(),
+            labels: self.labels.clone(),
+            labels_are_final: self.labels_are_final,
+            examples: Vec::new(),
+            skipped: self.skipped,
+            problems: self.problems.clone(),
+            undecided: self.undecided,
+            scheme: self.scheme,
+        }
+    }
+
     /// Whether its examples have labels. All have one, or none has.
     pub fn is_labelled(&self) -> bool {
         self.examples.first().is_some_and(|example| example.target != Target::None)

@@ -197,6 +197,13 @@ pub struct LoopSettings {
 /// What happens, for whoever watches.
 #[derive(Debug)]
 pub enum Event<'a> {
+    /// A part of the work begins that has updates of its own, such as a fold.
+    Part {
+        /// What it is.
+        name: &'a str,
+        /// Its updates.
+        steps: u64,
+    },
     /// An update was made.
     Step {
         /// Updates made.

@@ -11,7 +11,7 @@ use henson_tasks::{
     TaskKind, finetune, search,
 };
 use henson_tensor::{DType, Device};
-use henson_train::{Event, Precision, Watch, parse_settings};
+use henson_train::{Event, Precision, Watch};
 use indicatif::ProgressBar;
 use serde_json::json;
 
@@ -21,6 +21,9 @@ use crate::commands::pretrain::duration;
 use crate::flags::finetune::Finetune;
 use crate::{models, output, signals};
 
+/// What `--dev` says where all rows are trained on and nothing is scored.
+const NO_DEV: &str = "none";
+
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
     if flags.features.are_wanted() || TaggerRecipe::is_written_in(&recipe_text(flags)?.0) {
@@ -29,7 +32,7 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let recipe = recipe(flags)?;
     let device = flags.machine.device()?;
     let stop = signals::stop()?;
-    if flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1) {
+    if is_search(flags) {
         return run_search(flags, recipe, &device, &stop);
     }
     let plan = Plan::new(recipe, device.threads())?;
@@ -56,9 +59,16 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
             "the model learnt nothing: it {reason}; try --restarts 5, more epochs, or another learning_rate"
         ));
     }
-    let score = match results.value {
-        Some(value) => format!("{} {value:.4} after {}", results.metric, updates(results.best_step)),
-        None => format!("after {}", updates(results.best_step)),
+    let score = match (results.value, &results.folds) {
+        (Some(value), Some(folds)) => format!(
+            "{} {value:.4}{}, estimated by {} folds; the model has all rows, after {}",
+            results.metric,
+            folds.standard_deviation.map_or(String::new(), |deviation| format!(" ± {deviation:.4}")),
+            folds.values.len(),
+            updates(results.best_step)
+        ),
+        (Some(value), None) => format!("{} {value:.4} after {}", results.metric, updates(results.best_step)),
+        (None, _) => format!("after {}", updates(results.best_step)),
     };
     let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
     eprintln!("{score}, trained for {}{early}", duration(results.seconds));
@@ -81,7 +91,7 @@ fn recipe_text(flags: &Finetune) -> anyhow::Result<(String, String)> {
 /// The recipe that the flags mean.
 fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     let (text, place) = recipe_text(flags)?;
-    let mut recipe: FineTuneRecipe = parse_settings(&[(&text, &place)], &flags.sets)?;
+    let mut recipe = FineTuneRecipe::parse(&[(&text, &place)], &flags.sets)?;
     if let Some(task) = &flags.task {
         recipe.task.clone_from(task);
     }
@@ -93,8 +103,31 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     recipe.freeze |= flags.frozen;
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
     recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
+    choose_estimate(flags, &mut recipe);
+    // A search has a run of its own for each of its directories.
+    if !is_search(flags) {
+        recipe.resume_from(&flags.out)?;
+    }
     recipe.check()?;
     Ok(recipe)
+}
+
+/// What the flags say about dev data, over what a recipe says.
+fn choose_estimate(flags: &Finetune, recipe: &mut FineTuneRecipe) {
+    if let Some(folds) = flags.folds {
+        recipe.dev.clear();
+        recipe.estimate_by(Some(folds));
+    } else if flags.dev.as_deref() == Some(Path::new(NO_DEV)) {
+        recipe.estimate_by(Some(0));
+    } else if !recipe.dev.is_empty() && flags.names_dev() {
+        // A dev file on the command line takes the place of a recipe's split.
+        recipe.estimate_by(Some(0));
+    }
+}
+
+/// Whether several runs are asked for.
+fn is_search(flags: &Finetune) -> bool {
+    flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1)
 }
 
 /// What the flags say about model and files, over what a recipe says; and the model's directory. The recipe keeps the model's
@@ -128,14 +161,11 @@ fn find_files(
         if flags.train.is_none() {
             *train = named(&task.find(data, Split::Train)?);
         }
-        if flags.dev.is_none() {
+        if flags.dev.is_none() && flags.folds.is_none() {
             match task.find(data, Split::Dev) {
                 Ok(path) => *dev = named(&path),
-                Err(TaskError::NoFile { .. }) => output::warn(&format!(
-                    "{} has no dev file of task {}: the last model is taken, and nobody knows how good it is",
-                    data.display(),
-                    task.name
-                )),
+                // The run says what it is scored on instead.
+                Err(TaskError::NoFile { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -144,7 +174,7 @@ fn find_files(
         *train = named(path);
     }
     if let Some(path) = &flags.dev {
-        *dev = named(path);
+        *dev = if path == Path::new(NO_DEV) { String::new() } else { named(path) };
     }
     anyhow::ensure!(!train.is_empty(), "--data DIR or --train FILE is missing: what to train on");
     Ok(found_at)
@@ -171,7 +201,8 @@ fn introduce(plan: &Plan, device: &Device) {
         ));
     }
     let dev =
-        plan.dev.as_ref().map_or("no dev file".to_owned(), |dev| format!("{} dev", thousands(dev.examples.len())));
+        plan.dev.as_ref().map_or("no dev data".to_owned(), |dev| format!("{} dev", thousands(dev.examples.len())));
+    plan.reasons.iter().for_each(|reason| eprintln!("{reason}"));
     eprintln!(
         "{} from {}: {} examples, {dev}, {} of {} sequences, {} on {device}",
         plan.task.name,
@@ -287,6 +318,13 @@ impl Watcher {
 
     fn on(&mut self, event: &Event<'_>) {
         match event {
+            Event::Part { name, steps } => {
+                self.finish();
+                if self.people {
+                    eprintln!("{name}");
+                }
+                self.bar = output::steps_bar(*steps, 0);
+            }
             Event::Step { step, loss, tokens_per_s, .. } => {
                 if let Some(bar) = &self.bar {
                     bar.set_position(*step);

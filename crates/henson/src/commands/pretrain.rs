@@ -416,7 +416,7 @@ impl Watcher {
                 }
                 Show::Bar => {}
             },
-            Event::Samples { .. } => {}
+            Event::Part { .. } | Event::Samples { .. } => {}
             Event::Saved { step, path } => {
                 if self.show == Show::Json {
                     self.json(&serde_json::json!({ "kind": "saved", "step": step, "path": path }));

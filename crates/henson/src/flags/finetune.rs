@@ -12,7 +12,8 @@ use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 #[derive(Args, Debug)]
 #[command(after_help = "\
 DIR is where a benchmark was unpacked (GLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
-columns, SQuAD's JSON); --train and --dev name files themselves. Labels are the official ones, or learnt from the files.\n\n\
+columns, SQuAD's JSON); --train and --dev name files themselves. Without a dev file a part of the training rows is split off \
+(from 500 rows on; by label, by passage or document where rows belong together), or folds estimate the score. Labels are the official ones, or learnt from the files.\n\n\
 The same command again goes on where the run was stopped, killed or interrupted. Keys for --set and recipes: batch_size, \
 epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper, lamb), dropout, layer_decay, freeze, \
 class_weights, evals_per_epoch, patience, limit, …; docs/finetuning.md has all.\n\n\
@@ -50,9 +51,15 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "FILE")]
     pub(crate) train: Option<PathBuf>,
 
-    /// The file to choose the best model by [default: the one in --data, if it is there]
+    /// The file to choose the best model by; `none` trains on all rows without a score [default: the one in --data; without
+    /// one, a tenth of the training rows is held out, or --folds estimates the score where there are fewer than 500]
     #[arg(long, value_name = "FILE")]
     pub(crate) dev: Option<PathBuf>,
+
+    /// Estimate the score by K folds instead of a dev file: K models are trained, each without one part of the rows, and scored
+    /// on it; the model itself trains on all rows. 0 for none [default: 5 below 500 rows without a dev file]
+    #[arg(long, value_name = "K", conflicts_with = "dev")]
+    pub(crate) folds: Option<usize>,
 
     /// The run's directory: the finished model, with README.md, results.json, metrics.jsonl and report.html beside it
     #[arg(long, value_name = "DIR")]
@@ -118,6 +125,13 @@ pub(crate) struct Features {
     /// Score the tags of a sentence together, by a conditional random field
     #[arg(long, help_heading = TAGGER, requires = "frozen")]
     pub(crate) crf: bool,
+}
+
+impl Finetune {
+    /// Whether the command line names dev data, itself or by a directory.
+    pub(crate) fn names_dev(&self) -> bool {
+        self.dev.is_some() || self.data.is_some()
+    }
 }
 
 impl Features {

@@ -360,6 +360,8 @@ fn results(plan: &TaggerPlan, best: &Best, steps: u64, seconds: f64, words: u64)
         seconds,
         tokens: words,
         data: plan.data.clone(),
+        dev_rows: None,
+        folds: None,
     }
 }
 

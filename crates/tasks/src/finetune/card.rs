@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::plan::Plan;
-use super::run::Results;
+use super::run::{FoldScores, Results};
 use crate::score::Score;
 use crate::task::TaskKind;
 
@@ -52,8 +52,16 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         text += &format!(", without {} bad rows", plan.train.skipped);
     }
     text += "\n";
-    if let Some(dev) = &plan.dev {
-        text += &format!("- chosen by `{}`: {} examples\n", name(&recipe.dev), dev.examples.len());
+    match &plan.dev {
+        Some(dev) if recipe.dev_rows > 0 => {
+            text += &format!(
+                "- chosen by {} more examples of it, held out (`split_seed` {})\n",
+                dev.examples.len(),
+                recipe.split_seed
+            );
+        }
+        Some(dev) => text += &format!("- chosen by `{}`: {} examples\n", name(&recipe.dev), dev.examples.len()),
+        None => {}
     }
     if !plan.config.id2label.is_empty() && plan.task.kind != TaskKind::Regress {
         let labels: Vec<String> = plan.config.label_names().iter().map(|label| format!("`{label}`")).collect();
@@ -72,8 +80,11 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         results.best_step,
         if results.stopped_early { "; training ended early, because nothing got better" } else { "" },
     );
+    if let Some(folds) = &results.folds {
+        text += &estimate(results, folds);
+    }
     if let Some(score) = score {
-        text += "\n## Scores\n\nOn the file that the model was chosen by, so rather too good than too bad.\n\n";
+        text += "\n## Scores\n\nOn the data that the model was chosen by, so rather too good than too bad.\n\n";
         text += "| score | value |\n|---|---|\n";
         for (name, value) in &score.metrics {
             text += &format!("| {name} | {value:.4} |\n");
@@ -103,6 +114,22 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         ),
     };
     text += &format!("\n## Use\n\n```sh\nhenson {command}\n```\n\n```python\n{python}\n```\n");
+    text
+}
+
+/// What folds say about the model.
+fn estimate(results: &Results, folds: &FoldScores) -> String {
+    let mut text = format!(
+        "\n## Scores\n\nEstimated by {} folds: each part of the examples was scored by a model that was trained on the others. \
+         This model was trained on all of them.\n\n| score | mean of the folds |\n|---|---|\n",
+        folds.values.len()
+    );
+    for (name, value) in &results.scores {
+        text += &format!("| {name} | {:.4} |\n", value.as_f64().unwrap_or(f64::NAN));
+    }
+    if let Some(deviation) = folds.standard_deviation {
+        text += &format!("\nThe standard deviation of {} over the folds is {deviation:.4}.\n", results.metric);
+    }
     text
 }
 

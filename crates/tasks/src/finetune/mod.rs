@@ -3,11 +3,13 @@
 
 mod card;
 mod contrast;
+mod defaults;
 mod learner;
 mod plan;
 mod recipe;
 mod run;
 mod search;
+mod split;
 
 pub use learner::{Dev, Learner, LearnerSettings};
 pub(crate) use learner::{chosen_by, degenerate, predictions_of, problem_of};
@@ -15,6 +17,6 @@ pub use plan::Plan;
 pub use plan::missing_documents;
 pub(crate) use plan::{check_documents, read_both};
 pub use recipe::FineTuneRecipe;
-pub use run::{Ended, Results, finetune};
+pub use run::{Ended, FoldScores, Results, finetune};
 pub(crate) use run::{check_recipe, finished};
 pub use search::{Cell, Search, SearchEnded, Table, search};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use henson_checkpoint::{LoadOptions, ModelDirectory, Weights, open_parameters};
 use henson_infer::EmbedSettings;
@@ -14,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::learner::{Dev, Learner, LearnerSettings};
 use super::recipe::FineTuneRecipe;
+use super::{defaults, split};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::prepare::{Instance, Lengths, instances};
@@ -34,7 +36,12 @@ pub struct Plan {
     pub dev: Option<Set>,
     /// Examples of the training file whose end was cut off.
     pub cut: usize,
-    tokenizer: Tokenizer,
+    /// Why settings that nobody gave are what they are, a line each.
+    pub reasons: Vec<String>,
+    /// What is divided into folds.
+    whole: Option<Arc<Set>>,
+    is_fold: bool,
+    tokenizer: Arc<Tokenizer>,
     lengths: Lengths,
     instances: Vec<Instance>,
     threads: usize,
@@ -43,32 +50,34 @@ pub struct Plan {
 
 impl Plan {
     /// Reads the files of a recipe.
-    pub fn new(recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
+    pub fn new(mut recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
         let reading = Reading { files: recipe.files.clone(), ..Reading::new(task) };
         // Of pairs, those with too low a score are left out first.
         let limit = recipe.limit.filter(|_| task.kind != TaskKind::Embed);
-        let (mut train, dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
-        let path = recipe.directory();
+        let (mut train, mut dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
+        let path = recipe.directory().to_owned();
         if task.kind == TaskKind::Embed {
-            check_for_embed(&recipe, path)?;
-            keep_alike(&mut train, &recipe)?;
-            thin(&mut train, recipe.limit);
-            check_parts(&train, &recipe)?;
+            check_for_embed(&recipe, &path)?;
         }
-        let directory = ModelDirectory::open(path).map_err(TrainError::from)?;
+        if recipe.document_context {
+            check_documents(&train, dev.as_ref())?;
+        }
+        defaults::choose_estimate(&mut recipe, &train)?;
+        let whole = (recipe.folds > 0).then(|| Arc::new(train.clone()));
+        if recipe.dev_rows > 0 {
+            let (rest, held_out) = split::hold_out(&train, recipe.dev_rows, recipe.split_seed, recipe.document_context);
+            (train, dev) = (rest, Some(held_out));
+        }
+        let reasons = vec![defaults::why_estimate(&recipe, &train, dev.as_ref())];
+        let directory = ModelDirectory::open(&path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
         let config = config_for(BertConfig::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
-        check_partners(&train, &config)?;
-        let tokenizer = Tokenizer::open(path).map_err(TrainError::from)?;
-        if tokenizer.vocabulary_size() > config.vocab_size {
-            let (pieces, rows) = (tokenizer.vocabulary_size(), config.vocab_size);
-            let problem = format!(
-                "the tokenizer in {} has {pieces} pieces, the model's vocabulary {rows}: they do not belong together",
-                path.display()
-            );
-            return Err(TrainError::Vocabulary(problem).into());
+        let weighted = matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag | TaskKind::Multilabel);
+        if recipe.class_weights && !weighted {
+            let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
+            return Err(TrainError::setting("class_weights", "true", expected).into());
         }
         let lengths = Lengths {
             most: recipe.length(task, config.max_position_embeddings),
@@ -77,19 +86,77 @@ impl Plan {
             max_question: recipe.max_question,
             document_context: recipe.document_context,
         };
-        if recipe.document_context {
-            check_documents(&train, dev.as_ref())?;
+        let tokenizer = Arc::new(tokenizer_of(&path, &config)?);
+        let empty = train.without_examples();
+        let plan = Self {
+            recipe,
+            task,
+            config,
+            train: empty,
+            dev: None,
+            cut: 0,
+            reasons,
+            whole,
+            is_fold: false,
+            tokenizer,
+            lengths,
+            instances: Vec::new(),
+            threads,
+            data: String::new(),
+        };
+        plan.on(train, dev)
+    }
+
+    /// The same on these rows.
+    fn on(&self, mut train: Set, dev: Option<Set>) -> Result<Self, TaskError> {
+        let recipe = &self.recipe;
+        if self.task.kind == TaskKind::Embed {
+            keep_alike(&mut train, recipe)?;
+            thin(&mut train, recipe.limit);
+            check_parts(&train, recipe)?;
+            check_partners(&train, &self.config)?;
         }
-        let (instances, cut) = instances(&train, &tokenizer, &lengths, threads).map_err(TrainError::from)?;
-        let weighted = matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag | TaskKind::Multilabel);
-        if recipe.class_weights && !weighted {
-            let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
-            return Err(TrainError::setting("class_weights", "true", expected).into());
-        }
-        let mut plan =
-            Self { recipe, task, config, train, dev, cut, tokenizer, lengths, instances, threads, data: String::new() };
+        let (instances, cut) =
+            instances(&train, &self.tokenizer, &self.lengths, self.threads).map_err(TrainError::from)?;
+        let mut plan = Self {
+            recipe: recipe.clone(),
+            task: self.task,
+            config: self.config.clone(),
+            train,
+            dev,
+            cut,
+            reasons: self.reasons.clone(),
+            whole: self.whole.clone(),
+            is_fold: self.is_fold,
+            tokenizer: Arc::clone(&self.tokenizer),
+            lengths: self.lengths,
+            instances,
+            threads: self.threads,
+            data: String::new(),
+        };
         plan.data = plan.digest();
         Ok(plan)
+    }
+
+    /// Whether folds estimate the score.
+    pub(super) fn has_folds(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// A run for each fold: trained on the others, scored on it after its last update.
+    pub(super) fn folds(&self) -> impl Iterator<Item = Result<Self, TaskError>> + '_ {
+        let recipe = &self.recipe;
+        let divided = self
+            .whole
+            .as_ref()
+            .map(|whole| split::folds(whole, recipe.folds, recipe.split_seed, recipe.document_context));
+        let run = |(train, dev): (Set, Set)| Ok(Self { is_fold: true, whole: None, ..self.on(train, Some(dev))? });
+        divided.into_iter().flatten().map(run)
+    }
+
+    /// Whether this is a run of a fold, which is only there to be scored at its end.
+    pub(super) fn is_fold(&self) -> bool {
+        self.is_fold
     }
 
     /// Updates in all.
@@ -100,6 +167,11 @@ impl Plan {
     /// Updates of an epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         Learner::steps_per_epoch(&self.instances, self.recipe.batch_size)
+    }
+
+    /// Updates between two evaluations.
+    pub(super) fn eval_every(&self) -> u64 {
+        (self.steps_per_epoch() / self.recipe.evals_per_epoch).max(1)
     }
 
     /// Sequences to train on: more than examples where texts are divided.
@@ -194,6 +266,20 @@ impl Plan {
         };
         Learner::new(self.instances.clone(), dev, settings)
     }
+}
+
+/// The tokenizer of a model's directory.
+fn tokenizer_of(path: &Path, config: &BertConfig) -> Result<Tokenizer, TaskError> {
+    let tokenizer = Tokenizer::open(path).map_err(TrainError::from)?;
+    if tokenizer.vocabulary_size() > config.vocab_size {
+        let (pieces, rows) = (tokenizer.vocabulary_size(), config.vocab_size);
+        let problem = format!(
+            "the tokenizer in {} has {pieces} pieces, the model's vocabulary {rows}: they do not belong together",
+            path.display()
+        );
+        return Err(TrainError::Vocabulary(problem).into());
+    }
+    Ok(tokenizer)
 }
 
 /// Both files with the same labels: where these are learnt, all that either of them has. Of the first, only so many examples

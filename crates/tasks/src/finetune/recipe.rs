@@ -1,6 +1,7 @@
 //! What a fine-tuning run does, as TOML: a table of settings whose unknown keys are errors, saved with every default
 //! written out beside the model.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use henson_train::{
@@ -25,8 +26,16 @@ pub struct FineTuneRecipe {
     pub found_at: Option<PathBuf>,
     /// The file to train on.
     pub train: String,
-    /// The file to choose the best model by; empty: none, and the last model is it.
+    /// The file to choose the best model by; empty: none.
     pub dev: String,
+    /// Without a dev file: rows of the training file that are held out to choose the best model by; 0 for none.
+    pub dev_rows: usize,
+    /// Without a dev file: parts that the training file is divided into. Each is scored by a model that was trained on the
+    /// others, which estimates how good the model is that is then trained on all; 0 for none.
+    pub folds: usize,
+    /// The seed that draws which rows are held out, or the folds. It is another than `seed`, so that runs with several seeds
+    /// are scored on the same rows.
+    pub split_seed: u64,
     /// The seed of the new head, of the order of examples and of dropout.
     pub seed: u64,
     /// What the model computes in.
@@ -102,6 +111,11 @@ pub struct FineTuneRecipe {
     /// How both files are written, where they are not as the task's own are.
     #[serde(skip_serializing_if = "Files::is_usual")]
     pub files: Files,
+
+    /// Keys that nobody set: [`Plan::new`](super::Plan::new) chooses their values by the size of data and model. Never saved,
+    /// since a saved recipe has all values.
+    #[serde(skip)]
+    pub by_size: BTreeSet<&'static str>,
 }
 
 impl Default for FineTuneRecipe {
@@ -112,6 +126,10 @@ impl Default for FineTuneRecipe {
             found_at: None,
             train: String::new(),
             dev: String::new(),
+            dev_rows: 0,
+            folds: 0,
+            split_seed: 0,
+            by_size: BTreeSet::new(),
             seed: 0,
             dtype: Precision::F32,
             batch_size: 16,

@@ -9,20 +9,30 @@ use std::sync::atomic::Ordering;
 use henson_checkpoint::{read_json, write_atomic};
 use henson_tensor::Device;
 use henson_train::{
-    Event, LoopSettings, Outcome, RunDirectory, State, TrainError, Watch, differences, parse_settings, report, train,
+    Engine, Event, LoopSettings, Outcome, RunDirectory, State, TrainError, Watch, differences, parse_settings, report,
+    train,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::card;
-use super::learner::{Found, chosen_by};
+use super::learner::{Found, Learner, chosen_by};
 use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
 
 /// The largest results.json that is read.
 const RESULTS_LIMIT: u64 = 16 << 20;
+
+/// Where the runs of folds are, within that of the run.
+pub(super) const FOLDS: &str = "folds";
+
+/// What stays of a fold.
+const BOOKS: [&str; 5] = ["run.lock", "recipe.toml", "metrics.jsonl", "results.json", "report.html"];
+
+/// The fewest updates between checkpoints that nothing is chosen from. One takes as long as some updates on few rows.
+const UNCHOSEN_CHECKPOINTS: u64 = 200;
 
 /// What a finished run gave.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,9 +41,9 @@ pub struct Results {
     pub task: String,
     /// The score that the best model was chosen by.
     pub metric: String,
-    /// Its value on the dev file; none without such a file, and where it is not a number.
+    /// Its value on the dev data; none without such data, and where it is not a number.
     pub value: Option<f64>,
-    /// All scores on the dev file.
+    /// All scores on the dev data.
     pub scores: Map<String, Value>,
     /// After how many updates the model was best.
     pub best_step: u64,
@@ -53,6 +63,23 @@ pub struct Results {
     pub tokens: u64,
     /// Names the data.
     pub data: String,
+    /// Rows of the training file that were held out, where the dev data is a part of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dev_rows: Option<usize>,
+    /// What the folds gave, where they estimate the score: `value` and `scores` are then their means.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folds: Option<FoldScores>,
+}
+
+/// How good models were that were trained like this one, each without a part of the rows and scored on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FoldScores {
+    /// The score of each fold; none where it is not a number.
+    pub values: Vec<Option<f64>>,
+    /// Their mean.
+    pub mean: Option<f64>,
+    /// Their standard deviation, of a sample.
+    pub standard_deviation: Option<f64>,
 }
 
 /// How a run ended.
@@ -64,7 +91,8 @@ pub enum Ended {
     Stopped(u64),
 }
 
-/// Fine-tunes in a directory, from its newest checkpoint on, and leaves the best model there.
+/// Fine-tunes in a directory, from its newest checkpoint on, and leaves the best model there. Where folds estimate its score,
+/// they run first, each in a directory of its own below `folds`.
 pub fn finetune(
     plan: &Plan,
     device: &Device,
@@ -83,48 +111,26 @@ pub fn finetune(
         Some(state) => state,
         None => State::new(plan.data_name().to_owned(), kernels.clone()),
     };
+    // Made before anything is written, so that a model that cannot be used leaves nothing behind.
     let mut engine = plan.engine(device)?;
     write_atomic(&out.join("recipe.toml"), plan.recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
+    let mut folds = Vec::new();
+    if plan.has_folds() {
+        // One model in memory at a time.
+        drop(engine);
+        folds = match run_folds(plan, device, out, watch)? {
+            Folds::Finished(folds) => folds,
+            Folds::Stopped(step) => return Ok(Ended::Stopped(step)),
+        };
+        engine = plan.engine(device)?;
+    }
     if state.step > 0 {
         run.load(&state, &mut engine.parameters, &mut engine.updater)?;
         state.device = kernels;
     }
     let mut learner = plan.learner()?;
-    let every = (plan.steps_per_epoch() / plan.recipe.evals_per_epoch).max(1);
-    let settings = LoopSettings {
-        steps: plan.steps(),
-        checkpoint_every: every,
-        keep_checkpoints: 1,
-        eval_every: if plan.dev.is_some() { every } else { 0 },
-        log_every: plan.recipe.log_every,
-        stop_at,
-    };
-    let mut patience = Patience::new(plan, &state, every);
-    if !patience.is_over() {
-        let model = plan.model_files()?;
-        let Watch { on, stop } = watch;
-        let mut set_here = false;
-        let outcome = {
-            let mut notice = |event: Event<'_>| {
-                if let Event::Evaluated { step, metrics } = &event
-                    && *step > 0
-                {
-                    patience.notice(metrics);
-                }
-                on(event);
-                if patience.is_over() && !stop.swap(true, Ordering::Relaxed) {
-                    set_here = true;
-                }
-            };
-            train(&mut engine, &mut learner, &run, &model, &mut state, &settings, &mut Watch { on: &mut notice, stop })?
-        };
-        // Whoever watches may have more runs: the flag is left as it was, and an interruption is not taken back.
-        if set_here {
-            stop.store(false, Ordering::Relaxed);
-        }
-        if outcome != Outcome::Finished && !patience.is_over() {
-            return Ok(Ended::Stopped(state.step));
-        }
+    if !train_to_end(plan, &mut engine, &mut learner, &run, &mut state, stop_at, watch)? {
+        return Ok(Ended::Stopped(state.step));
     }
 
     // The best model, and what it says.
@@ -136,18 +142,115 @@ pub fn finetune(
     if learner.found.as_ref().is_none_or(|found| found.step != best_step) {
         learner.look(&mut engine, best_step)?;
     }
-    let results = results(plan, &state, best_step, learner.found.as_ref());
+    let results = results(plan, &state, best_step, learner.found.as_ref(), &folds);
     let mut model = plan.model_files()?;
     if plan.config.no_answer_threshold().is_some() {
-        let threshold = learner.found.as_ref().and_then(|found| found.score.get("best_f1_threshold")).unwrap_or(0.0);
+        let threshold = learner.found.as_ref().and_then(|found| found.score.get("best_f1_threshold"));
         let mut config = plan.config.clone();
-        config.set_no_answer_threshold(Some(threshold));
+        config.set_no_answer_threshold(threshold.or(mean_of(&folds, "best_f1_threshold")).or(Some(0.0)));
         model.config = config.to_json().map_err(TrainError::from)?;
     }
     run.finish(&model, &engine.parameters)?;
-    let card = card::write(plan, &results, learner.found.as_ref().map(|found| &found.score));
+    finish(plan, out, &results, learner.found.as_ref())?;
+    Ok(Ended::Finished(Box::new(results)))
+}
+
+/// Trains to the last update, or until nothing gets better; false where it was stopped before.
+fn train_to_end(
+    plan: &Plan,
+    engine: &mut Engine,
+    learner: &mut Learner,
+    run: &RunDirectory,
+    state: &mut State,
+    stop_at: Option<u64>,
+    watch: &mut Watch<'_>,
+) -> Result<bool, TaskError> {
+    let every = plan.eval_every();
+    let chooses = plan.dev.is_some() && !plan.is_fold();
+    let settings = LoopSettings {
+        steps: plan.steps(),
+        // Where no checkpoint is chosen, one is only there to resume from.
+        checkpoint_every: if chooses { every } else { every.max(UNCHOSEN_CHECKPOINTS) },
+        keep_checkpoints: 1,
+        eval_every: if chooses { every } else { 0 },
+        log_every: plan.recipe.log_every,
+        stop_at,
+    };
+    let mut patience = Patience::new(plan, state, every);
+    if patience.is_over() {
+        return Ok(true);
+    }
+    let model = plan.model_files()?;
+    let Watch { on, stop } = watch;
+    let mut set_here = false;
+    let outcome = {
+        let mut notice = |event: Event<'_>| {
+            if let Event::Evaluated { step, metrics } = &event
+                && *step > 0
+            {
+                patience.notice(metrics);
+            }
+            on(event);
+            if patience.is_over() && !stop.swap(true, Ordering::Relaxed) {
+                set_here = true;
+            }
+        };
+        train(engine, learner, run, &model, state, &settings, &mut Watch { on: &mut notice, stop })?
+    };
+    // Whoever watches may have more runs: the flag is left as it was, and an interruption is not taken back.
+    if set_here {
+        stop.store(false, Ordering::Relaxed);
+    }
+    Ok(outcome == Outcome::Finished || patience.is_over())
+}
+
+/// How the folds of a run ended.
+enum Folds {
+    /// What each gave.
+    Finished(Vec<Results>),
+    /// Stopped at this step of one of them.
+    Stopped(u64),
+}
+
+/// Trains and scores all folds that are not finished yet.
+fn run_folds(plan: &Plan, device: &Device, out: &Path, watch: &mut Watch<'_>) -> Result<Folds, TaskError> {
+    let mut all = Vec::new();
+    for (number, fold) in (1..).zip(plan.folds()) {
+        let fold = fold?;
+        let directory = out.join(FOLDS).join(number.to_string());
+        let name = format!("fold {number} of {}", plan.recipe.folds);
+        (watch.on)(Event::Part { name: &name, steps: fold.steps() });
+        match finetune(&fold, device, &directory, None, watch)? {
+            Ended::Finished(results) => all.push(*results),
+            Ended::Stopped(step) => return Ok(Folds::Stopped(step)),
+        }
+        keep_books(&directory)?;
+    }
+    (watch.on)(Event::Part { name: "all rows", steps: plan.steps() });
+    Ok(Folds::Finished(all))
+}
+
+/// Deletes the model of a fold, which was only there to be scored; log, page and results stay.
+fn keep_books(fold: &Path) -> Result<(), TaskError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| TaskError::Train(TrainError::Io { action: "delete", path, source })
+    };
+    for entry in fs::read_dir(fold).map_err(io(fold))?.flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if BOOKS.iter().any(|book| name == *book) {
+            continue;
+        }
+        if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }.map_err(io(&path))?;
+    }
+    Ok(())
+}
+
+/// Writes what stands beside the model of a finished run.
+fn finish(plan: &Plan, out: &Path, results: &Results, found: Option<&Found>) -> Result<(), TaskError> {
+    let card = card::write(plan, results, found.map(|found| &found.score));
     write_atomic(&out.join("README.md"), card.as_bytes()).map_err(TrainError::from)?;
-    let json = serde_json::to_vec_pretty(&results)
+    let json = serde_json::to_vec_pretty(results)
         .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
     write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?;
     let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
@@ -158,7 +261,7 @@ pub fn finetune(
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(TrainError::Io { action: "delete", path: checkpoints, source }.into())
         }
-        _ => Ok(Ended::Finished(Box::new(results))),
+        _ => Ok(()),
     }
 }
 
@@ -198,12 +301,12 @@ fn other_data(out: &Path) -> TaskError {
     TrainError::State { path: out.to_owned(), problem }.into()
 }
 
-fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>) -> Results {
+fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, folds: &[Results]) -> Results {
     let (metric, value) = match (&plan.dev, found) {
         (Some(dev), Some(found)) => chosen_by(dev, &found.score),
         _ => (plan.task.metric, f64::NAN),
     };
-    Results {
+    let own = Results {
         task: plan.task.name.to_owned(),
         metric: metric.to_owned(),
         value: value.is_finite().then_some(value),
@@ -217,7 +320,43 @@ fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>) ->
         seconds: state.seconds,
         tokens: state.tokens,
         data: plan.data_name().to_owned(),
+        dev_rows: plan.dev.as_ref().filter(|_| plan.recipe.dev_rows > 0).map(|dev| dev.examples.len()),
+        folds: None,
+    };
+    let Some(first) = folds.first() else { return own };
+    let scores = FoldScores::new(folds.iter().map(|fold| fold.value).collect());
+    let numbers = first.scores.iter().filter(|(_, value)| value.is_number());
+    let degenerate: Vec<&String> = folds.iter().filter_map(|fold| fold.degenerate.as_ref()).collect();
+    Results {
+        metric: first.metric.clone(),
+        value: scores.mean,
+        scores: numbers.filter_map(|(name, _)| Some((name.clone(), mean_of(folds, name)?.into()))).collect(),
+        degenerate: degenerate.first().filter(|_| 2 * degenerate.len() > folds.len()).map(|reason| (*reason).clone()),
+        folds: Some(scores),
+        ..own
     }
+}
+
+/// The mean of a score over folds.
+fn mean_of(folds: &[Results], name: &str) -> Option<f64> {
+    FoldScores::new(folds.iter().map(|fold| fold.scores.get(name)?.as_f64()).collect()).mean
+}
+
+impl FoldScores {
+    /// Of these values.
+    fn new(values: Vec<Option<f64>>) -> Self {
+        let numbers: Vec<f64> = values.iter().copied().flatten().collect();
+        let (mean, standard_deviation) = mean_and_deviation(&numbers);
+        Self { values, mean, standard_deviation }
+    }
+}
+
+/// The mean, where there are numbers, and the standard deviation of a sample, where there are several.
+pub(super) fn mean_and_deviation(numbers: &[f64]) -> (Option<f64>, Option<f64>) {
+    let n = numbers.len() as f64;
+    let mean = numbers.iter().sum::<f64>() / n;
+    let squares: f64 = numbers.iter().map(|number| (number - mean).powi(2)).sum();
+    ((!numbers.is_empty()).then_some(mean), (numbers.len() > 1).then(|| (squares / (n - 1.0)).sqrt()))
 }
 
 /// How many evaluations there were without a better one.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
-use super::run::{Ended, Results, finetune};
+use super::run::{Ended, FOLDS, Results, finetune, mean_and_deviation};
 use crate::error::TaskError;
 
 /// What a search tries.
@@ -113,6 +113,8 @@ impl Search {
             if recipe.model == self.recipe.model {
                 recipe.found_at.clone_from(&self.recipe.found_at);
             }
+            let in_grid = |key: &str| self.grid.iter().any(|(name, _)| name == key);
+            recipe.by_size = self.recipe.by_size.iter().copied().filter(|key| !in_grid(key)).collect();
             recipe.check()?;
             for seed in (0..self.restarts).map(|i| self.recipe.seed + i) {
                 let name = settings.iter().map(|setting| setting.replace('=', "-")).collect::<Vec<_>>().join("_");
@@ -146,12 +148,13 @@ pub fn search(
     let mut cells: Vec<Cell> = Vec::new();
     // Whether it learnt anything, its score, its number.
     let mut best: Option<(bool, f64, usize)> = None;
-    for (number, (mut cell, recipe)) in runs.into_iter().enumerate() {
+    for (number, (mut cell, mut recipe)) in runs.into_iter().enumerate() {
         let directory = out.join(&cell.directory);
+        recipe.resume_from(&directory)?;
         let plan = Plan::new(recipe, device.threads())?;
         // Nothing is written before the first run can begin, so that a mistake is corrected in the same directory.
         if number == 0 {
-            if plan.dev.is_none() {
+            if plan.dev.is_none() && plan.recipe.folds == 0 {
                 return Err(TaskError::NothingToChooseBy);
             }
             open(search, out)?;
@@ -232,13 +235,11 @@ fn drop_weights(run: &Path) -> Result<(), TaskError> {
 fn tabulate(metric: String, cells: Vec<Cell>, best: Option<usize>) -> Table {
     let rows = cells.chunk_by(|a, b| a.settings == b.settings).map(|runs| {
         let values: Vec<f64> = runs.iter().filter(|run| run.failed.is_none()).filter_map(|run| run.value).collect();
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let (mean, deviation) = mean_and_deviation(&values);
         Row {
             settings: runs[0].settings.clone(),
-            mean: (!values.is_empty()).then_some(mean),
-            deviation: (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()),
+            mean,
+            deviation,
             best: values.iter().copied().reduce(f64::max),
             runs: values.len(),
             failed: runs.len() - values.len(),
@@ -270,7 +271,7 @@ fn copy_model(from: &Path, to: &Path) -> Result<(), TaskError> {
     for entry in fs::read_dir(from).map_err(io("read", from.to_owned()))?.flatten() {
         let (path, name) = (entry.path(), entry.file_name());
         // The run's own books stay with it.
-        let own = ["run.lock", "metrics.jsonl", "results.json", "report.html", "checkpoints", "tensorboard"];
+        let own = ["run.lock", "metrics.jsonl", "results.json", "report.html", "checkpoints", "tensorboard", FOLDS];
         if own.iter().any(|own| name == *own) {
             continue;
         }

@@ -2,6 +2,7 @@
 
 mod bad_rows;
 mod embed;
+mod estimate;
 mod features;
 mod finetune;
 mod hostile;
