@@ -83,11 +83,11 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 
 /// Finishes or takes back what a killed process left at `directory`; see the table above.
 pub(crate) fn recover(directory: &Path) -> Result<(), CheckpointError> {
-    if directory.join(COMMIT).exists() {
+    if is_there(&directory.join(COMMIT))? {
         let Some(_lock) = lock_patiently(&directory.join(COMMIT))? else { return Ok(()) };
         return roll_forward(directory);
     }
-    if fs::symlink_metadata(directory).is_ok() {
+    if is_there(directory)? {
         return Ok(());
     }
     let Ok((parent, name)) = split(directory) else { return Ok(()) };
@@ -97,7 +97,7 @@ pub(crate) fn recover(directory: &Path) -> Result<(), CheckpointError> {
     }
     // While a living process is between its two renames it holds this lock; afterwards the directory is there.
     let Some(_lock) = lock_patiently(&old)? else { return Ok(()) };
-    if fs::symlink_metadata(directory).is_err() && old.is_dir() {
+    if !is_there(directory)? && old.is_dir() {
         fs::rename(&old, directory).map_err(CheckpointError::io("restore", directory))?;
         sync_directory(parent)?;
     }
@@ -250,7 +250,8 @@ fn roll_forward(directory: &Path) -> Result<(), CheckpointError> {
     let commit = directory.join(COMMIT);
     let io = || CheckpointError::io("finish the save of", directory);
     let manifest = commit.join(MANIFEST);
-    if manifest.exists() {
+    // Where it cannot be known, nothing is deleted: the files may not have been moved yet.
+    if is_there(&manifest)? {
         let Manifest { files } = read_json(&manifest, MANIFEST_LIMIT)?;
         for name in files.iter().filter(|name| name.as_str() != MANIFEST) {
             // A directory comes from strangers, its manifest too.
@@ -377,8 +378,16 @@ fn create_locked(parent: &Path, prefix: &OsStr, kind: Kind) -> Result<(PathBuf, 
         };
         match file.try_lock() {
             // A sweep may have come between: then the name is gone, or leads elsewhere.
-            Ok(()) if is_at(&file, &path) => return Ok((path, file)),
-            Ok(()) | Err(TryLockError::WouldBlock) => {}
+            Ok(()) => match is_at(&file, &path) {
+                Ok(true) => return Ok((path, file)),
+                Ok(false) => {}
+                Err(error) => {
+                    // Best effort, as in [`Staging`]'s drop.
+                    let _ = if kind == Kind::Directory { fs::remove_dir(&path) } else { fs::remove_file(&path) };
+                    return Err(CheckpointError::io("write in", parent)(error));
+                }
+            },
+            Err(TryLockError::WouldBlock) => {}
             // A file system without locks: then nothing is ever swept from it either.
             Err(TryLockError::Error(_)) => return Ok((path, file)),
         }
@@ -398,7 +407,7 @@ fn sweep(parent: &Path, prefix: &OsStr) {
         }
         let path = entry.path();
         let Ok(file) = File::open(&path) else { continue };
-        if file.try_lock().is_ok() && is_at(&file, &path) {
+        if file.try_lock().is_ok() && is_at(&file, &path).unwrap_or(false) {
             let _ = if kind.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         }
     }
@@ -414,7 +423,10 @@ fn lock_patiently(path: &Path) -> Result<Option<File>, CheckpointError> {
     let start = Instant::now();
     loop {
         match file.try_lock() {
-            Ok(()) => return Ok(is_at(&file, path).then_some(file)),
+            Ok(()) => {
+                let same = is_at(&file, path).map_err(CheckpointError::io("open", path))?;
+                return Ok(same.then_some(file));
+            }
             Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => std::thread::sleep(PATIENCE / 100),
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::Busy { path: path.to_owned() }),
             // A file system without locks: nobody can hold one.
@@ -424,10 +436,22 @@ fn lock_patiently(path: &Path) -> Result<Option<File>, CheckpointError> {
 }
 
 /// Whether the path still leads to the open file or directory.
-fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::symlink_metadata(path)) {
-        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
-        _ => false,
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let open = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(named) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether there is something of this name. `Path::exists` says no where it cannot find out, and what follows a no here
+/// deletes files.
+fn is_there(path: &Path) -> Result<bool, CheckpointError> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(CheckpointError::io("open", path)(error)),
     }
 }
 
@@ -562,6 +586,17 @@ mod tests {
             left.sort();
             assert_eq!(left, ["1_Pooling", "config.json", "log", "model.safetensors"]);
         }
+    }
+
+    /// A save that waits to be finished is not taken for a finished one where its manifest cannot be read.
+    #[test]
+    fn files_are_kept_where_it_is_unknown_whether_they_were_moved() {
+        let parent = tempfile::tempdir().unwrap();
+        let commit = parent.path().join(COMMIT);
+        write(commit.join("model.safetensors"), "new");
+        std::os::unix::fs::symlink(MANIFEST, commit.join(MANIFEST)).unwrap();
+        assert!(recover(parent.path()).is_err());
+        assert_eq!(read(commit.join("model.safetensors")), "new");
     }
 
     /// A manifest from elsewhere cannot reach out of its directory.

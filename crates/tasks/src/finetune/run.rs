@@ -103,6 +103,8 @@ pub fn finetune(
     let run = RunDirectory::open(out)?;
     check_recipe(&plan.recipe, &FineTuneRecipe::MAY_CHANGE, out)?;
     if let Some(results) = finished(plan.data_name(), out)? {
+        // Killed while they were deleted, some are still there.
+        delete_checkpoints(out)?;
         return Ok(Ended::Finished(Box::new(results)));
     }
     let kernels = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
@@ -255,11 +257,16 @@ fn finish(plan: &Plan, out: &Path, results: &Results, found: Option<&Found>) -> 
     write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?;
     let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
     page.map_err(TrainError::from)?;
-    // Nothing is left to go on from: another length is another schedule, and so another run.
-    let checkpoints = out.join("checkpoints");
-    match fs::remove_dir_all(&checkpoints) {
+    delete_checkpoints(out)?;
+    Ok(Ended::Finished(Box::new(results)))
+}
+
+/// Nothing is left to resume: another length is another schedule, and so another run.
+fn delete_checkpoints(out: &Path) -> Result<(), TaskError> {
+    let path = out.join("checkpoints");
+    match fs::remove_dir_all(&path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(TrainError::Io { action: "delete", path: checkpoints, source }.into())
+            Err(TrainError::Io { action: "delete", path, source }.into())
         }
         _ => Ok(()),
     }

@@ -223,8 +223,9 @@ fn open(search: &Search, out: &Path) -> Result<(), TaskError> {
 
 /// Deletes what a run that is not the best no longer needs; its log, page and results stay.
 fn drop_weights(run: &Path) -> Result<(), TaskError> {
-    for entry in fs::read_dir(run).into_iter().flatten().flatten() {
-        let path = entry.path();
+    let io = |source| TrainError::Io { action: "read", path: run.to_owned(), source };
+    for entry in fs::read_dir(run).map_err(io)? {
+        let path = entry.map_err(io)?.path();
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             fs::remove_file(&path).map_err(|source| TrainError::Io { action: "delete", path, source })?;
         }

@@ -129,10 +129,12 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
         assert!(whole.join(name).is_file(), "{name}");
     }
     assert!(!whole.join("checkpoints").exists());
-    // Finished is finished; others are refused.
+    // Finished is finished, and what a kill left of its checkpoints goes; others are refused.
+    fs::create_dir_all(whole.join("checkpoints/step-4")).unwrap();
     let before = fs::metadata(whole.join("model.safetensors")).unwrap().modified().unwrap();
     assert_eq!(finished(run(&plan, &whole, None).unwrap()), expected);
     assert_eq!(fs::metadata(whole.join("model.safetensors")).unwrap().modified().unwrap(), before);
+    assert!(!whole.join("checkpoints").exists());
     let message = run(&plan_with(&["learning_rate=2e-3"]), &whole, None).unwrap_err().to_string();
     assert!(message.contains("learning_rate: was 0.001, now 0.002"), "{message}");
     let path = place.path().join("other.jsonl");
