@@ -257,8 +257,7 @@ fn finish(plan: &Plan, out: &Path, results: &Results, found: Option<&Found>) -> 
     write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?;
     let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
     page.map_err(TrainError::from)?;
-    delete_checkpoints(out)?;
-    Ok(Ended::Finished(Box::new(results)))
+    delete_checkpoints(out)
 }
 
 /// Nothing is left to resume: another length is another schedule, and so another run.
