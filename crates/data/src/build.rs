@@ -360,13 +360,25 @@ fn run(
     let (result, results) = sync_channel(most);
     let jobs = Arc::new(Mutex::new(jobs));
     std::thread::scope(|scope| {
-        let reader = scope.spawn(move || Reader::new(options, inputs, job, permits).run(meter));
-        for _ in 0..options.threads {
+        let named = |name: &str| std::thread::Builder::new().name(format!("henson-{name}"));
+        let reader = named("reader")
+            .spawn_scoped(scope, move || Reader::new(options, inputs, job, permits).run(meter))
+            .map_err(|source| DataError::Threads { source })?;
+        let mut started = Ok(());
+        for number in 0..options.threads {
             let (jobs, result) = (Arc::clone(&jobs), result.clone());
-            scope.spawn(move || work(tokenizer, &jobs, &result));
+            let worker = named("worker").spawn_scoped(scope, move || work(tokenizer, &jobs, &result));
+            // With fewer workers than wanted (a limit of the system) the shards are the same, only later.
+            if let (Err(source), 0) = (worker, number) {
+                started = Err(DataError::Threads { source });
+            }
         }
         // Each end of a channel goes away with its thread, so that none waits for another that gave up.
         drop((jobs, result));
+        if started.is_err() {
+            drop((results, permit));
+            return started.map(|()| Read::default());
+        }
         let mut report = |written| {
             let (file_bytes, bytes) = (meter.file.load(Relaxed), meter.text.load(Relaxed));
             progress(&BuildProgress { file_bytes, file_total: inputs.total, bytes, written })

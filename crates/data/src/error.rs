@@ -126,7 +126,7 @@ pub enum DataError {
     },
 
     /// The system gave no more threads.
-    #[error("cannot start a thread that makes batches: lower the number of threads")]
+    #[error("cannot start a thread: lower the number of threads, or raise the limit of the system (`ulimit -u`)")]
     Threads {
         /// The system's reason.
         source: std::io::Error,

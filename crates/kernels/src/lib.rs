@@ -8,5 +8,6 @@ pub mod cpu;
 pub mod cuda;
 pub mod memory;
 pub mod philox;
+pub mod threads;
 
 pub use half::bf16;

@@ -35,6 +35,20 @@ pub struct Server {
     stop: watch::Sender<bool>,
 }
 
+/// Starts so many threads at once and ends them: the runtime panics where the system refuses it one.
+fn check_threads(count: usize) -> std::io::Result<()> {
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(std::sync::Mutex::new(held));
+    let start = |_| {
+        let held = Arc::clone(&held);
+        // They wait until the other end is dropped, so that all are there at once.
+        std::thread::Builder::new().spawn(move || drop(held.lock().map(|held| held.recv())))
+    };
+    let started: Vec<_> = (0..count).map(start).collect();
+    drop(hold);
+    started.into_iter().try_for_each(|thread| thread.map(|thread| drop(thread.join())))
+}
+
 /// What can be told to a running server, from any thread.
 #[derive(Clone)]
 pub struct Handle {
@@ -75,6 +89,8 @@ impl Server {
     /// was accepted is answered. A model that cannot be loaded at the start is an error; when all are, `ready` is called.
     pub fn run(self, ready: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
         let threads = self.app.settings.http_threads.max(1);
+        check_threads(2 * threads + 1)
+            .map_err(|source| ServeError::System { action: "start the threads for HTTP", source })?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .max_blocking_threads(threads + 1)

@@ -15,6 +15,7 @@ use henson_kernels::cpu::dropout::{Dropout, RowId, row_mask};
 use henson_kernels::cpu::gemm::{Finish, Matrix, Packed, Right, product};
 use henson_kernels::cpu::reduce::column_sums;
 use henson_kernels::cpu::{Cpu, Isa};
+use henson_kernels::threads::both;
 
 /// Threads for the two directions.
 pub(crate) struct Pair {
@@ -34,14 +35,7 @@ impl Pair {
     /// Does two things, side by side where there are threads for it.
     fn both<A: Send, B: Send>(&self, a: impl FnOnce(&Cpu) -> A, b: impl FnOnce(&Cpu) -> B + Send) -> (A, B) {
         let Some(second) = &self.second else { return (a(&self.first), b(&self.first)) };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| b(second));
-            let own = a(&self.first);
-            match other.join() {
-                Ok(other) => (own, other),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        })
+        both(|| a(&self.first), || b(second))
     }
 }
 

@@ -2,6 +2,7 @@
 //! that choose the best model, and for predictions alike; the sequences themselves are built by `text` and `infer`.
 
 use henson_infer::{Model, Problem, join_windows, softmax, text_windows};
+use henson_kernels::threads::in_threads;
 use henson_text::{
     AnswerSettings, Features, QuestionSettings, QuestionWindows, SpanLogits, Stride, TextError, Tokenizer, WordWindows,
     find_answers, join_words,
@@ -382,19 +383,8 @@ pub(crate) fn prepare_all(
     let part = |examples: &[&Example]| -> Result<Vec<Prepared>, TextError> {
         examples.iter().map(|example| Prepared::new(tokenizer, example, lengths)).collect()
     };
-    if threads <= 1 {
-        return part(examples);
-    }
-    let parts: Vec<Result<Vec<Prepared>, TextError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = examples.chunks(each).map(|examples| scope.spawn(move || part(examples))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| match thread.join() {
-            Ok(part) => part,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        threads.into_iter().map(join).collect()
-    });
     let mut all = Vec::with_capacity(examples.len());
-    for part in parts {
+    for part in in_threads(threads, examples.chunks(each), part) {
         all.extend(part?);
     }
     Ok(all)

@@ -10,6 +10,7 @@ use henson_kernels::cpu::gemm::{Matrix, Packed};
 use henson_kernels::cpu::{cast, reduce};
 use henson_kernels::cuda;
 use henson_kernels::philox::Stream;
+use henson_kernels::threads::in_threads;
 
 use crate::{DType, Device, Kind, Result, Shape, Tensor, TensorError, bf16};
 
@@ -323,16 +324,8 @@ fn draw(values: &mut [f32], (deviation, most): (f32, f32), seed: u64, entry: usi
     };
     let blocks = values.len().div_ceil(INITIAL_BLOCK);
     let share = blocks.div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
-        for (i, part) in values.chunks_mut(share * INITIAL_BLOCK).enumerate() {
-            let mut work = move || {
-                for (j, values) in part.chunks_mut(INITIAL_BLOCK).enumerate() {
-                    fill(i * share + j, values);
-                }
-            };
-            // The last share runs here: small tables need no thread.
-            if (i + 1) * share >= blocks { work() } else { drop(scope.spawn(work)) }
-        }
+    in_threads(threads, values.chunks_mut(share * INITIAL_BLOCK).enumerate(), |(i, part)| {
+        part.chunks_mut(INITIAL_BLOCK).enumerate().for_each(|(j, values)| fill(i * share + j, values));
     });
 }
 

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use henson_kernels::threads::in_threads;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
@@ -298,35 +299,7 @@ impl Epoch {
         let groups = self.instances.units().div_ceil(GROUP);
         // A thread is worth its start only for some work.
         let threads = threads.min(groups / 4);
-        if threads <= 1 {
-            return (0..groups).map(|group| self.count_group(group)).collect();
-        }
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut counted = Vec::new();
-            loop {
-                let group = next.fetch_add(1, Ordering::Relaxed);
-                if group >= groups {
-                    return counted;
-                }
-                counted.push((group, self.count_group(group)));
-            }
-        };
-        let mut counted = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads)
-                // With fewer threads than wanted (a limit of the system) the result is the same, only later.
-                .filter_map(|_| {
-                    std::thread::Builder::new().name("henson-count".to_owned()).spawn_scoped(scope, work).ok()
-                })
-                .collect();
-            let mut counted = work();
-            for other in others {
-                counted.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            }
-            counted
-        });
-        counted.sort_unstable_by_key(|(group, _)| *group);
-        counted.into_iter().map(|(_, group)| group).collect()
+        in_threads(threads, 0..groups, |group| self.count_group(group))
     }
 
     fn count_group(&self, group: usize) -> Group {

@@ -219,19 +219,7 @@ fn divide_lines(text: &str, parts: usize) -> Vec<&str> {
 
 /// Works on each part in a thread of its own; the results come in the order of the parts.
 pub(super) fn in_threads<P: Send, R: Send>(parts: Vec<P>, work: impl Fn(P) -> R + Sync) -> Vec<R> {
-    if parts.len() <= 1 {
-        return parts.into_iter().map(work).collect();
-    }
-    std::thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> = parts.into_iter().map(|part| scope.spawn(move || work(part))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, R>| match thread.join() {
-            Ok(result) => result,
-            // Only a bug of ours panics here; the caller should see it.
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        threads.into_iter().map(join).collect()
-    })
+    henson_kernels::threads::in_threads(parts.len(), parts, work)
 }
 
 #[cfg(test)]
