@@ -12,6 +12,9 @@ use crate::metrics::{
 use crate::predictions::Prediction;
 use crate::task::TaskKind;
 
+/// The most confusions that are kept for scripts and reports.
+const CONFUSIONS: usize = 200;
+
 /// How much of a text a mistake shows.
 const SHOWN: usize = 160;
 
@@ -69,7 +72,8 @@ impl Score {
         self.metrics.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
-    /// The scores for scripts; what is not a number is null.
+    /// The scores for scripts; what is not a number is null. Of what was taken for what, only mistakes are kept, the most
+    /// frequent first and no more than a bounded number: what was right is in `labels`.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut object: Map<String, Value> =
             self.metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
@@ -92,9 +96,11 @@ impl Score {
             object.insert("labels".to_owned(), Value::Object(labels.collect()));
         }
         if let Some(confusion) = &self.confusion {
-            let row = |i| (0..confusion.classes()).map(|j| confusion.count(i, j)).collect::<Vec<u64>>();
-            let rows: Vec<Vec<u64>> = (0..confusion.classes()).map(row).collect();
-            object.insert("confusion".to_owned(), json!({"labels": self.names, "counts": rows}));
+            let name = |class: usize| &self.names[class];
+            let each = confusion.mistakes(CONFUSIONS).into_iter().map(|(expected, predicted, count)| {
+                json!({"expected": name(expected), "predicted": name(predicted), "count": count})
+            });
+            object.insert("confusions".to_owned(), each.collect());
         }
         object
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use henson_train::metrics::{Eval, Line, LogError, MetricsLog, Note, Prediction, Sample, Samples, Train, read};
-use henson_train::report::{Run, is_report, render, write};
+use henson_train::report::{Confused, Run, is_report, render, write};
 use henson_train::tensorboard::EventWriter;
 use serde_json::Value;
 
@@ -391,7 +391,8 @@ fn full(text: &str, phases: bool) -> Run {
         }
     }
     let pairs = vec![(format!("key {text}"), text.to_owned()), ("architecture".to_owned(), text.to_owned())];
-    Run { name: text.to_owned(), recipe: text.to_owned(), lines, facts: pairs.clone(), results: pairs }
+    let confusions = vec![Confused { expected: text.to_owned(), predicted: text.to_owned(), count: 1 }];
+    Run { name: text.to_owned(), recipe: text.to_owned(), lines, facts: pairs.clone(), results: pairs, confusions }
 }
 
 const HOSTILE: [&str; 8] = [

@@ -23,7 +23,9 @@ use super::tagger::{Description, pair_for, save, sentences_of, tell};
 use crate::bilstm::{Pair, Sequences};
 use crate::error::TaskError;
 use crate::example::{Set, Target, Words};
-use crate::finetune::{Ended, Results, check_documents, check_recipe, chosen_by, degenerate, finished, read_both};
+use crate::finetune::{
+    Ended, Results, check_documents, check_recipe, chosen_by, code, degenerate, finished, listed, plain, read_both,
+};
 use crate::predictions::Prediction;
 use crate::prepare::lay_out_words;
 use crate::read::Reading;
@@ -378,21 +380,22 @@ fn card(plan: &TaggerPlan, description: &Description, results: &Results) -> Stri
         layers => format!("a BiLSTM of {layers} layers and {} numbers", description.hidden_size),
     };
     let crf = if description.crf { " with a CRF" } else { "" };
-    let labels: Vec<String> = description.labels.iter().map(|label| format!("`{label}`")).collect();
     let mut text = format!(
-        "---\ntags:\n- {}\n- henson\n---\n\n# {start} as features for {}\n\n{head}{crf} on the frozen encoder `{start}`, \
+        "---\ntags:\n- {}\n- henson\n---\n\n# {} as features for {}\n\n{head}{crf} on the frozen encoder {}, \
          layers `{}`. Made by henson; the whole recipe is in recipe.toml, the course of the training in metrics.jsonl and \
-         report.html.\n\n## Data\n\n- trained on `{}`: {} sentences\n",
+         report.html.\n\n## Data\n\n- trained on {}: {} sentences\n",
         plan.task.name,
+        plain(&start),
         plan.task.name,
+        code(&start),
         description.layers,
-        name(&recipe.train),
+        code(&name(&recipe.train)),
         results.train_examples
     );
     if let Some(dev) = &plan.dev {
-        text += &format!("- chosen by `{}`: {} sentences\n", name(&recipe.dev), dev.examples.len());
+        text += &format!("- chosen by {}: {} sentences\n", code(&name(&recipe.dev)), dev.examples.len());
     }
-    text += &format!("- labels: {}\n", labels.join(", "));
+    text += &format!("- labels: {}\n", listed(&description.labels));
     if let Some(value) = results.value {
         text += &format!(
             "\n## Scores\n\n{} {value:.4} after {} of {} updates, on the file that it was chosen by.\n",

@@ -8,6 +8,9 @@ use super::run::{FoldScores, Results};
 use crate::score::Score;
 use crate::task::TaskKind;
 
+/// Labels that are listed.
+const LABELS: usize = 50;
+
 /// Mistakes that are shown.
 const MISTAKES: usize = 5;
 
@@ -43,11 +46,17 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
     let start = name(&recipe.model);
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
-         Fine-tuned by henson from `{start}`: {} layers of {}. All settings are in recipe.toml, the course of the \
+         Fine-tuned by henson from {}: {} layers of {}. All settings are in recipe.toml, the course of the \
          training in metrics.jsonl and report.html.\n",
-        plan.task.name, start, plan.task.name, plan.config.num_hidden_layers, plan.config.hidden_size
+        plan.task.name,
+        plain(&start),
+        plan.task.name,
+        code(&start),
+        plan.config.num_hidden_layers,
+        plan.config.hidden_size
     );
-    text += &format!("\n## Data\n\n- trained on `{}`: {} examples", name(&recipe.train), plan.train.examples.len());
+    text +=
+        &format!("\n## Data\n\n- trained on {}: {} examples", code(&name(&recipe.train)), plan.train.examples.len());
     if plan.train.skipped > 0 {
         text += &format!(", without {} bad rows", plan.train.skipped);
     }
@@ -60,12 +69,11 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
                 recipe.split_seed
             );
         }
-        Some(dev) => text += &format!("- chosen by `{}`: {} examples\n", name(&recipe.dev), dev.examples.len()),
+        Some(dev) => text += &format!("- chosen by {}: {} examples\n", code(&name(&recipe.dev)), dev.examples.len()),
         None => {}
     }
     if !plan.config.id2label.is_empty() && plan.task.kind != TaskKind::Regress {
-        let labels: Vec<String> = plan.config.label_names().iter().map(|label| format!("`{label}`")).collect();
-        text += &format!("- labels: {}\n", labels.join(", "));
+        text += &format!("- labels: {}\n", listed(&plan.config.label_names()));
     }
     text += &format!(
         "\n## Recipe\n\nBatches of {}, {} epochs, learning rate {:e}, at most {} tokens, seed {}; {} updates, {:.0} s. The \
@@ -133,15 +141,49 @@ fn estimate(results: &Results, folds: &FoldScores) -> String {
     text
 }
 
-/// Foreign text on one line, without anything that Markdown would take for its own.
-fn plain(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+/// Foreign text on one line, without anything that Markdown or HTML would take for its own.
+pub(crate) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if "\\`*_{}[]<>#|".contains(c) {
-            out.push('\\');
+        match c {
+            c if c.is_control() => out.push(' '),
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            c if "\\`*_{}[]#|~$".contains(c) => out.extend(['\\', c]),
+            c => out.push(c),
         }
-        out.push(c);
     }
     out
+}
+
+/// A name from outside as code where it is an ordinary one.
+pub(crate) fn code(text: &str) -> String {
+    match text.contains(|c: char| c.is_control() || "`<>&".contains(c)) {
+        true => plain(text),
+        false => format!("`{text}`"),
+    }
+}
+
+/// Labels as a list, of which there may be very many.
+pub(crate) fn listed(labels: &[String]) -> String {
+    let mut text = labels.iter().take(LABELS).map(|label| code(label)).collect::<Vec<_>>().join(", ");
+    if let Some(more) = labels.len().checked_sub(LABELS + 1) {
+        text += &format!(" and {} more, which config.json has", more + 1);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_stays_text() {
+        assert_eq!(plain("\x1b[31m<script>|"), " \\[31m&lt;script&gt;\\|");
+        assert_eq!((code("a_b|c"), code("a`b")), ("`a_b|c`".to_owned(), "a\\`b".to_owned()));
+        let labels: Vec<String> = (0..52).map(|i| i.to_string()).collect();
+        assert!(listed(&labels).ends_with("`49` and 2 more, which config.json has"));
+        assert_eq!(listed(&labels[..2]), "`0`, `1`");
+    }
 }

@@ -11,6 +11,7 @@ mod run;
 mod search;
 mod split;
 
+pub(crate) use card::{code, listed, plain};
 pub use learner::{Dev, Learner, LearnerSettings};
 pub(crate) use learner::{chosen_by, degenerate, predictions_of, problem_of};
 pub use plan::Plan;

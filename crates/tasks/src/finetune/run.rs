@@ -22,8 +22,8 @@ use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
 
-/// The largest results.json that is read.
-const RESULTS_LIMIT: u64 = 16 << 20;
+/// The largest results.json that is read. It grows with the number of labels, and in version 0.1 with its square.
+const RESULTS_LIMIT: u64 = 64 << 20;
 
 /// Where the runs of folds are, within that of the run.
 pub(super) const FOLDS: &str = "folds";

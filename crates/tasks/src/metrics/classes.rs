@@ -1,59 +1,72 @@
 //! Scores of classes: one for each example, or several.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use super::{Counts, mean, share};
 
-/// How often each class was taken for each.
+/// How often each class was taken for each. There may be many thousands of classes, so only pairs that occur are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confusion {
-    classes: usize,
-    /// K×K: a row for each expected class, a column for each predicted one.
-    counts: Vec<u64>,
+    /// By the expected and the predicted class.
+    pairs: BTreeMap<(u32, u32), u64>,
+    /// Of each class.
+    counts: Vec<Counts>,
 }
 
 impl Confusion {
     /// Counts pairs of an expected and a predicted class, all below `classes`.
     pub fn new(classes: usize, pairs: impl Iterator<Item = (u32, u32)>) -> Self {
-        let mut counts = vec![0; classes * classes];
+        let mut result = Self { pairs: BTreeMap::new(), counts: vec![Counts::default(); classes] };
         for (expected, predicted) in pairs {
-            counts[expected as usize * classes + predicted as usize] += 1;
+            *result.pairs.entry((expected, predicted)).or_default() += 1;
+            result.counts[expected as usize].expected += 1;
+            result.counts[predicted as usize].predicted += 1;
+            result.counts[expected as usize].right += u64::from(expected == predicted);
         }
-        Self { classes, counts }
+        result
     }
 
     /// How many classes there are.
     pub fn classes(&self) -> usize {
-        self.classes
+        self.counts.len()
     }
 
     /// How often `expected` was taken for `predicted`.
     pub fn count(&self, expected: usize, predicted: usize) -> u64 {
-        self.counts[expected * self.classes + predicted]
+        self.pairs.get(&(expected as u32, predicted as u32)).copied().unwrap_or(0)
+    }
+
+    /// The most frequent mistakes, at most so many: expected class, predicted class, how often.
+    pub fn mistakes(&self, most: usize) -> Vec<(usize, usize, u64)> {
+        let wrong = self.pairs.iter().filter(|((expected, predicted), _)| expected != predicted);
+        let mut wrong: Vec<(usize, usize, u64)> =
+            wrong.map(|((expected, predicted), count)| (*expected as usize, *predicted as usize, *count)).collect();
+        wrong.sort_by_key(|(expected, predicted, count)| (Reverse(*count), *expected, *predicted));
+        wrong.truncate(most);
+        wrong
     }
 
     /// What precision, recall and F1 of a class need.
     pub fn counts(&self, class: usize) -> Counts {
-        Counts {
-            right: self.count(class, class),
-            predicted: (0..self.classes).map(|expected| self.count(expected, class)).sum(),
-            expected: (0..self.classes).map(|predicted| self.count(class, predicted)).sum(),
-        }
+        self.counts[class]
     }
 
     /// The share of right predictions.
     pub fn accuracy(&self) -> f64 {
-        share((0..self.classes).map(|class| self.count(class, class)).sum(), self.counts.iter().sum())
+        let sum = |of: &dyn Fn(&Counts) -> u64| self.counts.iter().map(of).sum();
+        share(sum(&|counts| counts.right), sum(&|counts| counts.expected))
     }
 
     /// The mean F1 of the classes that were expected or predicted at all.
     pub fn macro_f1(&self) -> f64 {
-        let counts = (0..self.classes).map(|class| self.counts(class));
+        let counts = self.counts.iter().copied();
         mean(counts.filter(|counts| counts.expected + counts.predicted > 0).map(Counts::f1))
     }
 
     /// Matthews' correlation, in its form for any number of classes; 0 where everything expected or predicted is one class.
     pub fn matthews(&self) -> f64 {
-        let counts: Vec<Counts> = (0..self.classes).map(|class| self.counts(class)).collect();
-        let sum = |of: &dyn Fn(&Counts) -> f64| counts.iter().map(of).sum::<f64>();
+        let sum = |of: &dyn Fn(&Counts) -> f64| self.counts.iter().map(of).sum::<f64>();
         let right = sum(&|c| c.right as f64);
         let total = sum(&|c| c.expected as f64);
         let by_chance = sum(&|c| c.expected as f64 * c.predicted as f64);

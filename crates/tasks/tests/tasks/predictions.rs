@@ -186,7 +186,9 @@ fn labels_of_predictions_alone() {
     assert_eq!((score.get("accuracy"), set.labels.join(" ")), (Some(0.5), "x y z".to_owned()));
     assert_eq!((score.mistakes[0].expected.as_str(), score.mistakes[0].predicted.as_str()), ("x", "z"));
     let json = score.to_json();
-    assert_eq!(json["confusion"]["counts"], serde_json::json!([[0, 0, 1], [0, 1, 0], [0, 0, 0]]));
+    // Mistakes alone: what was right is among the labels.
+    assert_eq!(json["confusions"], serde_json::json!([{"expected": "x", "predicted": "z", "count": 1}]));
+    assert_eq!(json["labels"]["y"]["recall"], 1.0);
 }
 
 #[test]

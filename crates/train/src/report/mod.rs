@@ -25,10 +25,14 @@ use crate::metrics::{self, Eval, Line, LogError, Train};
 pub use page::render;
 
 /// The largest small file (recipe, config, results) that is read.
-const FILE_LIMIT: u64 = 16 << 20;
+const FILE_LIMIT: u64 = 64 << 20;
 
 /// The most settings or results that are shown.
 const FACTS: usize = 1000;
+
+/// The most labels with their scores, and the most pairs of labels that were mistaken for each other.
+const LABELS: usize = 50;
+const CONFUSIONS: usize = 20;
 
 /// The most held-out metrics in a headline or a table. A benchmark may have one for each of its parts.
 const METRICS: usize = 12;
@@ -49,6 +53,8 @@ pub struct Run {
     pub facts: Vec<(String, String)>,
     /// Further results, such as those of a task after pre-training.
     pub results: Vec<(String, String)>,
+    /// What was taken for what most often.
+    pub confusions: Vec<Confused>,
 }
 
 impl Run {
@@ -64,7 +70,8 @@ impl Run {
         }
         let lines = metrics::read(&log)?;
         let config: Option<Value> = read_if_there(&directory.join("config.json"))?;
-        let results: Option<Value> = read_if_there(&directory.join("results.json"))?;
+        let mut results: Value = read_if_there(&directory.join("results.json"))?.unwrap_or_default();
+        let confusions = take_confusions(&mut results);
         // `.` and `..` have no name of their own.
         let full = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         Ok(Self {
@@ -72,7 +79,8 @@ impl Run {
             recipe: read_text(&directory.join("recipe.toml"))?,
             lines,
             facts: config.map(facts_of).unwrap_or_default(),
-            results: results.map(|results| flat(&results)).unwrap_or_default(),
+            results: if results.is_null() { Vec::new() } else { flat(&results) },
+            confusions,
         })
     }
 
@@ -118,6 +126,17 @@ impl Run {
             l.step
         })
     }
+}
+
+/// Examples of one label that were taken for another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Confused {
+    /// The right label.
+    pub expected: String,
+    /// The one that was predicted.
+    pub predicted: String,
+    /// How many.
+    pub count: u64,
 }
 
 /// A run in a few numbers.
@@ -290,6 +309,46 @@ fn facts_of(config: Value) -> Vec<(String, String)> {
         facts.insert(facts.len().min(1), ("parameters".to_owned(), html::count(parameters as u64)));
     }
     facts
+}
+
+/// Takes what was mistaken for what out of results.json, the most frequent first, and leaves only some of many labels, which
+/// would hide all else. Version 0.1 kept a table of all labels by all labels.
+fn take_confusions(results: &mut Value) -> Vec<Confused> {
+    let Some(scores) = results.get_mut("scores").and_then(Value::as_object_mut) else { return Vec::new() };
+    if let Some(labels) = scores.get_mut("labels").and_then(Value::as_object_mut)
+        && labels.len() > LABELS
+    {
+        *labels = std::mem::take(labels).into_iter().take(LABELS).collect();
+    }
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let mut confusions: Vec<Confused> = match (scores.remove("confusions"), scores.remove("confusion")) {
+        (Some(Value::Array(pairs)), _) => {
+            let read = |pair: &Value| {
+                let (expected, predicted) = (text(&pair["expected"])?, text(&pair["predicted"])?);
+                Some(Confused { expected, predicted, count: pair["count"].as_u64()? })
+            };
+            pairs.iter().filter_map(read).collect()
+        }
+        (_, Some(table)) => {
+            let names: Vec<String> = table["labels"].as_array().into_iter().flatten().filter_map(text).collect();
+            let rows = table["counts"].as_array().into_iter().flatten().zip(&names);
+            let cells = rows.flat_map(|(row, expected)| {
+                let cells = row.as_array().into_iter().flatten().zip(&names);
+                cells.map(move |(count, predicted)| (expected, predicted, count.as_u64().unwrap_or(0)))
+            });
+            let wrong = cells.filter(|(expected, predicted, count)| expected != predicted && *count > 0);
+            let owned = |(expected, predicted, count): (&String, &String, u64)| Confused {
+                expected: expected.clone(),
+                predicted: predicted.clone(),
+                count,
+            };
+            wrong.map(owned).collect()
+        }
+        _ => Vec::new(),
+    };
+    confusions.sort_by_key(|confused| std::cmp::Reverse(confused.count));
+    confusions.truncate(CONFUSIONS);
+    confusions
 }
 
 /// The first leaves of a JSON value with the way to them: `a.b[0]`.

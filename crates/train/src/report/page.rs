@@ -49,6 +49,7 @@ pub fn render(runs: &[Run]) -> String {
         recipes(&mut sections, runs);
         facts(&mut sections, "model", "Model", runs, |run| &run.facts);
         facts(&mut sections, "results", "Further results", runs, |run| &run.results);
+        confusions(&mut sections, runs);
         notes(&mut sections, runs);
         numbers(&mut sections, runs);
         line!(sections, "</div>");
@@ -434,6 +435,32 @@ fn facts(out: &mut String, id: &str, title: &str, runs: &[Run], of: impl Fn(&Run
             line!(out, "<td class=\"number\">{}</td>", Text(value));
         }
         line!(out, "</tr>");
+    }
+    line!(out, "</tbody>");
+    end_table(out);
+    line!(out, "</section>");
+}
+
+/// What was taken for what, of each run that has such.
+fn confusions(out: &mut String, runs: &[Run]) {
+    if runs.iter().all(|run| run.confusions.is_empty()) {
+        return;
+    }
+    line!(out, "<section id=\"confusions\" aria-labelledby=\"confusions-title\">");
+    line!(out, "<h2 id=\"confusions-title\">Most frequent confusions</h2>");
+    begin_table(out, "Most frequent confusions");
+    let run = if runs.len() > 1 { "<th>Run</th>" } else { "" };
+    line!(
+        out,
+        "<thead><tr>{run}<th>Label</th><th>Predicted</th><th class=\"number\">Examples</th></tr></thead><tbody>"
+    );
+    for (i, run) in runs.iter().enumerate() {
+        for confused in &run.confusions {
+            let name = if runs.len() > 1 { run_cell("row", "", i, &run.name) } else { String::new() };
+            let (expected, predicted) = (Text(&confused.expected), Text(&confused.predicted));
+            line!(out, "<tr>{name}<td dir=\"auto\">{expected}</td><td dir=\"auto\">{predicted}</td>");
+            line!(out, "<td class=\"number\">{}</td></tr>", count(confused.count));
+        }
     }
     line!(out, "</tbody>");
     end_table(out);
