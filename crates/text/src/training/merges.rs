@@ -35,8 +35,8 @@ pub(super) struct MergeSettings {
     pub(super) specials: Vec<String>,
     /// Sorted.
     pub(super) alphabet: Vec<char>,
-    /// The most frequent characters of the alphabet. Letters of scripts with case and digits among them are in the
-    /// vocabulary in both forms, marked and unmarked.
+    /// The most frequent characters of the alphabet. Letters of scripts with case and digits among them, and those of ASCII
+    /// in any case, are in the vocabulary in both forms, marked and unmarked.
     pub(super) common: Vec<char>,
     pub(super) marks: Marks,
     pub(super) vocabulary_size: usize,
@@ -206,8 +206,13 @@ fn lay_out(words: &[(Box<str>, u64)], settings: &MergeSettings) -> (Vec<String>,
     // Unmarked characters are there whether they occur so or not, as in Hugging Face's trainer. So are, unlike there,
     // the marked forms of common letters: a word may end in z though none of the text does, and would be unknown.
     let cased = |character: &char| character.is_lowercase() || character.is_uppercase() || character.is_ascii_digit();
-    let both =
-        |character: &char| settings.marks != Marks::None && settings.common.contains(character) && cased(character);
+    let both = |character: &char| match settings.marks {
+        Marks::None => false,
+        // Signs are words of their own, without anything before them.
+        Marks::Continuation => cased(character) && (character.is_ascii() || settings.common.contains(character)),
+        // And what is a word of its own ends it.
+        Marks::WordEnd => character.is_ascii() || (cased(character) && settings.common.contains(character)),
+    };
     let mut used = vec![true; alphabet.len()];
     used.extend(alphabet.iter().map(both));
     for (word, _) in words {

@@ -59,8 +59,8 @@ pub struct TrainingSettings {
     pub lowercase: bool,
     /// A merge, or a piece of the unigram model's first vocabulary, must be seen so often.
     pub min_frequency: u64,
-    /// At most so many different characters, the most frequent; others become the unknown token. Byte-level BPE has its
-    /// 256 bytes instead.
+    /// At most so many different characters, the most frequent, and those of ASCII beyond it; others become the unknown
+    /// token. Byte-level BPE has its 256 bytes instead.
     pub alphabet_limit: usize,
     /// At most so many different words (as white space divides the text) are held while counting, at some 80 bytes
     /// each. When there are more, the rarest are dropped, and [`TrainingReport::dropped_words`] says how many.
@@ -262,8 +262,9 @@ fn learn(
         vocabulary_size: settings.vocabulary_size,
         min_frequency: settings.min_frequency,
     };
-    let alphabet = || counted.alphabet(settings.alphabet_limit);
-    let mut dropped_characters = counted.characters.len().saturating_sub(settings.alphabet_limit);
+    let alphabet = || with_ascii(counted.first_characters(settings.alphabet_limit), settings);
+    let kept = counted.first_characters(settings.alphabet_limit).len();
+    let mut dropped_characters = counted.characters.len() - kept;
     let origin = Path::new("the trained vocabulary");
     let refused = |reason| TextError::Refused { path: origin.to_owned(), reason };
     let tokenizer = match settings.kind {
@@ -348,6 +349,20 @@ fn learn(
         vocabulary_size: tokenizer.vocabulary_size(),
     };
     Ok(Trained { tokenizer, report })
+}
+
+/// The characters with all that ASCII can print, as the normalizer leaves it, though the text may have none of some. They
+/// take at most half of the vocabulary, so a tiny one goes without.
+fn with_ascii(mut characters: Vec<char>, settings: &TrainingSettings) -> Vec<char> {
+    let printable = ('!'..='~').filter(|c| !(settings.lowercase && c.is_ascii_uppercase()));
+    let mut all: Vec<char> = characters.iter().copied().chain(printable).collect();
+    all.sort_unstable();
+    all.dedup();
+    // Twice: a character may have a form of its own inside of words.
+    if 2 * (2 * all.len() + BERT_TOKENS.len()) <= settings.vocabulary_size {
+        characters = all;
+    }
+    characters
 }
 
 fn vocabulary(pieces: &[String]) -> Vocab {

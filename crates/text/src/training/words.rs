@@ -28,6 +28,16 @@ pub(super) struct Counted {
 }
 
 impl Counted {
+    /// The characters to start from, sorted: the `limit` most frequent, and those of ASCII however rare they are. Markup,
+    /// code and paths come up in texts of all kinds, and an unknown character makes a whole word unknown.
+    pub(super) fn first_characters(&self, limit: usize) -> Vec<char> {
+        let ascii = self.characters.iter().map(|(character, _)| *character).filter(char::is_ascii_graphic);
+        let mut kept: Vec<char> = self.alphabet(limit).into_iter().chain(ascii).collect();
+        kept.sort_unstable();
+        kept.dedup();
+        kept
+    }
+
     /// The `limit` most frequent characters, sorted. Among equally frequent ones the lower code points are kept.
     pub(super) fn alphabet(&self, limit: usize) -> Vec<char> {
         let mut kept = self.characters.clone();

@@ -200,9 +200,9 @@ fn little_text_gives_few_pieces() {
     }
     // The rarest letters go, and are counted.
     let few = TrainingSettings { alphabet_limit: 3, ..TrainingSettings::new(TrainingKind::WordPiece, 100) };
-    let trained = trained_on(&few, &["aaa bbb cc d e"]).unwrap();
-    assert_eq!((trained.report.characters, trained.report.dropped_characters), (5, 2));
-    assert_eq!(trained.tokenizer.id("d"), None);
+    let trained = trained_on(&few, &["ααα βββ γγ δ ε a"]).unwrap();
+    assert_eq!((trained.report.characters, trained.report.dropped_characters), (6, 2));
+    assert_eq!((trained.tokenizer.id("δ"), trained.tokenizer.id("a").is_some()), (None, true));
 }
 
 #[test]
@@ -239,4 +239,29 @@ fn the_caller_can_stop_and_fail() {
     assert!(matches!(broken, Err(ReaderError::Broken)));
     let empty = train(&settings, [Ok::<_, ReaderError>(String::new())], go_on);
     assert!(matches!(empty, Err(ReaderError::Text(TextError::NoWords))));
+}
+
+#[test]
+fn ascii_is_always_kept() {
+    // Signs that are rare, beyond the limit of the alphabet, or not in the text at all.
+    let text = "abcabc defdef ghighi\n".repeat(50) + "if (x < 3) { y } \n";
+    let printable: String = ('!'..='~').collect();
+    for kind in [TrainingKind::WordPiece, TrainingKind::Bpe, TrainingKind::ByteBpe, TrainingKind::Unigram] {
+        for cased in [false, true] {
+            let lowercase = !cased && kind != TrainingKind::ByteBpe;
+            let settings = TrainingSettings { lowercase, alphabet_limit: 4, ..TrainingSettings::new(kind, 700) };
+            let tokenizer = trained_on(&settings, &[&text]).unwrap().tokenizer;
+            let unknown = tokenizer.special().unk.as_ref().map(|unk| unk.id);
+            for c in printable.chars() {
+                for text in [c.to_string(), format!("a{c}"), format!("a{c}b"), format!("{c}{c}{c}")] {
+                    let ids = tokenizer.encode(&text).unwrap().ids;
+                    assert!(!ids.is_empty() && !ids.iter().any(|id| Some(*id) == unknown), "{kind:?}: {text}");
+                }
+            }
+        }
+    }
+    // Where there is no room, what the text has comes first.
+    let settings = TrainingSettings { alphabet_limit: 4, ..TrainingSettings::new(TrainingKind::WordPiece, 60) };
+    let tokenizer = trained_on(&settings, &[&text]).unwrap().tokenizer;
+    assert!(tokenizer.id("<").is_some() && tokenizer.id("z").is_none());
 }
