@@ -1,6 +1,6 @@
-//! The models that henson comes with, for commands that were not told which one to use. They are directories like any
-//! other: beside the binary, in `../share/henson` of it, in henson's source tree around it, or, with the build feature
-//! `embedded-model`, inside of it. Nothing is downloaded.
+//! The models that henson comes with, for commands that are given no model. They are directories like any other: in
+//! `HENSON_MODELS`, next to the binary, in `../share/henson` of it, in henson's source tree around it or where it was built
+//! from, or, with the build feature `embedded-model`, inside of it. Nothing is downloaded.
 
 use std::path::{Path, PathBuf};
 
@@ -18,9 +18,9 @@ pub(crate) enum BuiltIn {
 /// None of the places has it.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{name}, which comes with henson, was not found. Looked for {}, and into models/ of a source tree of henson around the \
-     program. Name a model with --model DIR (or --model org/name, which --download fetches); \
-     `henson demo` makes a small one in a few minutes",
+    "{name}, which comes with henson, was not found. Looked for {}, and in models/ of a source tree of henson around the \
+     program. Set HENSON_MODELS to the directory that holds {name}, or name a model with --model DIR (or --model org/name, \
+     which --download fetches); `henson demo` makes a small one in a few minutes",
     listed(places)
 )]
 pub(crate) struct NotFound {
@@ -53,8 +53,9 @@ impl BuiltIn {
     pub(crate) fn directory(self) -> anyhow::Result<PathBuf> {
         let program = std::env::current_exe().context("cannot tell where this program is; name a --model")?;
         let beside = program.parent().unwrap_or(Path::new("."));
-        if let Some(found) = look(beside, self.name()) {
-            return Ok(found);
+        let places = places(beside, crate::models::set("HENSON_MODELS"), Path::new(SOURCE), self.name());
+        if let Some(found) = places.iter().find(|place| place.join("config.json").is_file()) {
+            return Ok(found.clone());
         }
         #[cfg(feature = "embedded-model")]
         if let Some(model) = embedded::Model::named(self.name()) {
@@ -63,21 +64,23 @@ impl BuiltIn {
             )?;
             return model.unpack(&cache.join("models"));
         }
-        Err(NotFound { name: self.name(), places: installed(beside, self.name()).to_vec() }.into())
+        Err(NotFound { name: self.name(), places }.into())
     }
 }
 
-/// Where an installed program has its models.
-fn installed(beside: &Path, name: &str) -> [PathBuf; 2] {
-    let share = beside.parent().unwrap_or(beside).join("share/henson");
-    [beside, &share].map(|place| place.join("models").join(name))
-}
+/// The source tree that this program was built from, which may be gone or elsewhere by now.
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-fn look(beside: &Path, name: &str) -> Option<PathBuf> {
+/// Where a model may be, the first place first. Where somebody `named` the directory of models, the tree that the program
+/// was built from does not matter.
+fn places(beside: &Path, named: Option<PathBuf>, source: &Path, name: &str) -> Vec<PathBuf> {
+    let share = beside.parent().unwrap_or(beside).join("share/henson");
     // A directory above the program is only looked into where it is henson's own source: /models may be anybody's.
-    let trees = beside.ancestors().filter(|above| above.join("crates/henson/Cargo.toml").is_file());
-    let in_tree = trees.map(|tree| tree.join("models").join(name));
-    installed(beside, name).into_iter().chain(in_tree).find(|place| place.join("config.json").is_file())
+    let is_source = |tree: &&Path| tree.join("crates/henson/Cargo.toml").is_file();
+    let built_from = Some(source).filter(|_| named.is_none()).filter(is_source);
+    let trees = beside.ancestors().filter(is_source).chain(built_from).map(|tree| tree.join("models"));
+    let installed = [beside, &share].map(|place| place.join("models"));
+    named.into_iter().chain(installed).chain(trees).map(|models| models.join(name)).collect()
 }
 
 /// Models inside of the program. Weights are mapped into memory from a file, so they are unpacked once, into the cache.
@@ -157,20 +160,33 @@ mod tests {
             std::fs::write(at(path), "{}").unwrap();
         };
         let bin = at("src/target/release");
-        let found = || look(&bin, "m").map(|path| path.strip_prefix(root.path()).unwrap().to_owned());
+        let look = |named: Option<&str>| {
+            let places = places(&bin, named.map(at), &at("built"), "m");
+            let found = places.into_iter().find(|place| place.join("config.json").is_file());
+            found.map(|path| path.strip_prefix(root.path()).unwrap().to_owned())
+        };
+        let found = || look(None);
         assert_eq!(found(), None);
         // Above the program, but in nobody's source tree.
         make("models/m/config.json");
         make("src/models/m/config.json");
         assert_eq!(found(), None);
+        // Where it was built from, with a target directory elsewhere; not where that is somebody else's by now.
+        make("built/models/m/config.json");
+        assert_eq!(found(), None);
+        make("built/crates/henson/Cargo.toml");
+        assert_eq!(found(), Some("built/models/m".into()));
+        assert_eq!(look(Some("nowhere")), None);
         make("src/crates/henson/Cargo.toml");
         assert_eq!(found(), Some("src/models/m".into()));
         make("src/target/share/henson/models/m/config.json");
         assert_eq!(found(), Some("src/target/share/henson/models/m".into()));
-        // A directory without a model in it is passed over.
+        // A directory without a model in it is skipped.
         std::fs::create_dir_all(bin.join("models/m")).unwrap();
         assert_eq!(found(), Some("src/target/share/henson/models/m".into()));
         make("src/target/release/models/m/config.json");
         assert_eq!(found(), Some("src/target/release/models/m".into()));
+        assert_eq!(look(Some("nowhere")), Some("src/target/release/models/m".into()));
+        assert_eq!(look(Some("models")), Some("models/m".into()));
     }
 }

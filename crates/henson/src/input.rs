@@ -96,7 +96,7 @@ impl Lines {
         let path = path.unwrap_or(&stdin);
         let (name, inner, bytes): (_, Box<dyn Read>, _) = if path == stdin {
             if io::stdin().is_terminal() {
-                eprintln!("reading one text a line from the terminal; end with ctrl-D");
+                output::message("reading one text a line from the terminal; end with ctrl-D");
             }
             ("standard input".to_owned(), Box::new(io::stdin()), None)
         } else {

@@ -3,7 +3,6 @@
 //! Only this crate prints, reads the environment or exits. Flags are read in two stages: what was typed ([`flags`]),
 //! then what it means, built once by each command.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the binary is the part that talks to people")]
 
 mod built_in;
 mod commands;
@@ -17,7 +16,10 @@ mod signals;
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
-    let flags = flags::Flags::parse();
+    let flags = match flags::Flags::try_parse() {
+        Ok(flags) => flags,
+        Err(error) => return output::report_usage(&error),
+    };
     match commands::run(flags) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => output::report_error(&error),

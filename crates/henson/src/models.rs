@@ -90,6 +90,6 @@ fn caches() -> Option<PathBuf> {
 }
 
 /// A variable as a path; an empty one counts as not set.
-fn set(name: &str) -> Option<PathBuf> {
+pub(crate) fn set(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -1,6 +1,6 @@
 //! Commands without `--model`: the models beside the program are used, and where there are none, the message says where they
-//! were looked for and what to do. A program of its own is put into an empty directory, so that what lies in the source
-//! tree does not matter.
+//! were looked for and what to do. A program of its own is put into an empty directory, and HENSON_MODELS is set, so that
+//! what lies in the source tree does not matter.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,12 @@ impl Installed {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.at("bin/henson"));
-        command.args(arguments).env("HF_HOME", "nowhere").env("HOME", self.0.path()).current_dir(self.0.path());
+        command
+            .args(arguments)
+            .env("HF_HOME", "nowhere")
+            .env("HENSON_MODELS", "nowhere")
+            .env("HOME", self.0.path())
+            .current_dir(self.0.path());
         command.stdin(Stdio::null());
         command
     }
@@ -251,6 +256,25 @@ fn a_server_without_models_named_has_those_that_are_there() {
     assert_eq!((embed.0, &embed.1), (200, &tuned.1));
     assert_ne!(embed.1, general.1);
     assert_eq!(filled.0, 200, "{}", filled.1);
+}
+
+/// As with `CARGO_TARGET_DIR`: the program is nowhere near the tree that it was built from.
+#[test]
+fn a_program_elsewhere_finds_its_source_or_what_henson_models_names() {
+    let henson = Installed::new();
+    let fill = ["fill", "--json", "The keys to the cabinet [MASK] on the table."];
+    let token = |output: &Output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+        line["masks"][0]["predictions"][0]["token"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(token(&henson.command(&fill).env_remove("HENSON_MODELS").output().unwrap()), "are");
+    // An empty variable counts as not set.
+    assert_eq!(token(&henson.command(&fill).env("HENSON_MODELS", "").output().unwrap()), "are");
+    henson.put("mlm", "mine/henson-12m");
+    let fill = ["fill", "--json", "[MASK] word40"];
+    assert!(token(&henson.command(&fill).env("HENSON_MODELS", "mine").output().unwrap()).starts_with("word"));
+    henson.fails(&fill, &["HENSON_MODELS", "nowhere/henson-12m"]);
 }
 
 /// The models in the repository: whole, and good enough to tell agreement and meaning.

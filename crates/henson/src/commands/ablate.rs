@@ -11,10 +11,9 @@ use henson_train::{Outcome, Recipe, report};
 use serde::Serialize;
 
 use crate::commands::eval::{blimp_accuracy, read_blimp};
-use crate::commands::info::thousands;
 use crate::commands::pretrain::{Options, Show, plan, pretrain};
 use crate::flags::ablate::Ablate;
-use crate::output;
+use crate::output::{self, thousands};
 
 /// What a variant gave.
 #[derive(Serialize)]
@@ -57,7 +56,7 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     let count = plans.len();
     for (i, (variant, out, plan)) in plans.into_iter().enumerate() {
         let seed = plan.recipe.seed;
-        eprintln!("{variant}, seed {seed} ({} of {count})", i + 1);
+        output::message(&format!("{variant}, seed {seed} ({} of {count})", i + 1));
         let options = Options { stop_at: None, loader_threads: 1, show: Show::Bar };
         if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &out, &options)? {
             return Err(output::Interrupted::saved(step).into());
@@ -95,7 +94,7 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     if !flags.json {
         output::line(table.trim_end())?;
     }
-    eprintln!("table.md, results.json and report.html are in {}", flags.out.display());
+    output::message(&format!("table.md, results.json and report.html are in {}", flags.out.display()));
     Ok(())
 }
 

@@ -17,7 +17,7 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     let model = Model::open(&path, &Device::cpu(None, None)?, DType::F32, Want::AsSaved)?;
     let report = model.report();
     if !report.is_clean() {
-        eprintln!("{report}");
+        output::message(&report.to_string());
     }
     let mut config = model.bert().config().clone();
     let head = model.bert().head();
@@ -28,7 +28,7 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     files.extend(sentence_transformer_files(&path)?);
     let tagger = tagger_files(&path)?;
     if !tagger.is_empty() {
-        eprintln!("the tagger on the encoder ({}) comes along as it is", Tagger::FILES.join(", "));
+        output::message(&format!("the tagger on the encoder ({}) comes along as it is", Tagger::FILES.join(", ")));
     }
     files.extend(tagger);
     let dtype = match flags.dtype {

@@ -17,10 +17,11 @@ use henson_text::{TrainingKind, TrainingSettings};
 use henson_train::{Engine, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task};
 use serde::Serialize;
 
-use crate::built_in::{BuiltIn, NotFound};
-use crate::commands::pretrain::{Options, Show, duration, pretrain};
+use crate::built_in::BuiltIn;
+use crate::commands::pretrain::{Options, Show, pretrain};
 use crate::flags::demo::Demo;
-use crate::{output, signals};
+use crate::output::{self, Progress, duration, message as say};
+use crate::signals;
 
 const CORPUS: &[u8] = include_bytes!("../../demo/corpus.txt.zst");
 const RECIPE: &str = include_str!("../../../../recipes/demo.toml");
@@ -177,18 +178,20 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         say(&format!("   {name:<28} {}   mean {:.1}%", shown.join("  "), 100.0 * mean));
     }
 
-    let built_in_fills = BuiltIn::General.directory().and_then(|found| fill(&found, &device)).inspect_err(|error| {
-        if !error.is::<NotFound>() {
-            output::warn(&format!("the model that henson comes with cannot be used: {error:#}"));
+    let built_in_fills = BuiltIn::General.directory().and_then(|found| fill(&found, &device));
+    match &built_in_fills {
+        Ok(fills) => {
+            step(
+                5,
+                "the model that henson comes with: trained the same way on 42.6 million words, in seven minutes on a GPU",
+            );
+            for (text, best) in BLANKS.iter().zip(fills) {
+                say(&format!("     {text:<44} {}", best.join(", ")));
+            }
         }
-    });
-    let built_in_fills = built_in_fills.ok();
-    if let Some(fills) = &built_in_fills {
-        step(5, "the model that henson comes with: the same way, 42.6 million words, seven minutes of a GPU");
-        for (text, best) in BLANKS.iter().zip(fills) {
-            say(&format!("     {text:<44} {}", best.join(", ")));
-        }
+        Err(error) => step(5, &format!("skipped: the same with the model that henson comes with ({error:#})")),
     }
+    let built_in_fills = built_in_fills.ok();
 
     let evals = evaluations(&model)?;
     let results = Results {
@@ -210,20 +213,30 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     if flags.json {
         output::json(&results)?;
     }
-    let here = out.display();
-    say(&format!("\nDone in {}. Next:", duration(results.seconds)));
-    say(&format!("  open {here}/model/report.html                      the curves, and what it fills in over time"));
-    say(&format!("  henson fill --model {here}/model \"He opened the [MASK].\""));
-    say(&format!("  henson data show {here}/shards                     what the model saw"));
-    if results.built_in.is_some() {
-        say("  henson fill \"The keys to the cabinet [MASK] on the table.\"    by the model that henson comes with");
-        say("  henson serve                                       it, behind a page in the browser");
-    }
-    say("And with your own text (see docs/commands.md):");
-    say("  henson tokenizer train --kind wordpiece --vocab-size 16000 --out tok TEXTS…");
-    say("  henson data build --tokenizer tok --out shards --held-out 0.01 TEXTS…");
-    say("  henson pretrain --model bert-mini --data shards --out run --set steps=20000");
+    next_steps(out, &results);
     Ok(())
+}
+
+/// What to do next, as somebody can type it who has run `cargo run -- demo` and nothing else.
+fn next_steps(out: &Path, results: &Results) {
+    let here = out.display();
+    let henson = std::env::args_os().next().map_or("henson".into(), |program| program.to_string_lossy().into_owned());
+    say(&format!("\nDone in {}. Look at what it made:", duration(results.seconds)));
+    say(&format!("  {here}/model/report.html, in a browser: the curves, and what the model fills in over time"));
+    say(&format!("  {henson} fill --model {here}/model \"He opened the [MASK].\""));
+    say(&format!("  {henson} data show {here}/shards"));
+    if results.built_in.is_some() {
+        say("Use the model that henson comes with, first here, then on a page in the browser:");
+        say(&format!("  {henson} fill \"The keys to the cabinet [MASK] on the table.\""));
+        say(&format!("  {henson} serve"));
+    }
+    say("Train a classifier on your own table, a csv with the columns text and label, and try it:");
+    say(&format!("  {henson} finetune --task classify --train labels.csv --out my-model"));
+    say(&format!("  {henson} classify --model my-model \"A new text.\""));
+    say("From your own text to a model of your own, step by step: docs/tutorial.md");
+    if !henson.starts_with("henson") {
+        say(&format!("({henson} is the program that cargo built; put it on your PATH to type henson alone)"));
+    }
 }
 
 /// Refuses a directory, unless an interrupted demo is in it (or nothing), which goes on.
@@ -250,10 +263,6 @@ fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
 
 fn step(number: usize, text: &str) {
     say(&format!("{number}. {text}"));
-}
-
-fn say(text: &str) {
-    eprintln!("{text}");
 }
 
 /// An embedded text.
@@ -323,9 +332,9 @@ fn classify(
     let steps = EPOCHS * train.len().div_ceil(BATCH) as u64;
     let schedule =
         Schedule { kind: ScheduleKind::Linear, peak: LEARNING_RATE, warmup_steps: steps / 10, decay_steps: 0, steps };
-    let bar = output::steps_bar(steps * SEEDS.len() as u64, 0);
+    let mut progress = Progress::steps(steps * SEEDS.len() as u64, 0);
     let mut scores = Vec::new();
-    for seed in SEEDS {
+    for (number, seed) in SEEDS.into_iter().enumerate() {
         let mut builder = Builder::new();
         let model = Bert::build(&mut builder, &plan.config, Head::Sequence { labels: 2 });
         let dtype = DType::from(plan.recipe.dtype);
@@ -359,15 +368,12 @@ fn classify(
             engine.gradients.zero();
             task.step(&mut engine, step)?;
             engine.updater.step(&mut engine.parameters, &engine.gradients, task.rate(step).0)?;
-            if let Some(bar) = &bar {
-                bar.inc(1);
-            }
+            progress
+                .show(number as u64 * steps + step + 1, |_| format!("classifier {} of {}", number + 1, SEEDS.len()));
         }
         let evaluation = task.evaluate(&mut engine, steps)?.context("there is nothing to score with")?;
         scores.push(evaluation.metrics["accuracy"]);
     }
-    if let Some(bar) = &bar {
-        bar.finish_and_clear();
-    }
+    progress.finish();
     Ok(scores)
 }

@@ -12,14 +12,12 @@ use henson_tasks::{
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch};
-use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::built_in::BuiltIn;
-use crate::commands::info::thousands;
-use crate::commands::pretrain::duration;
 use crate::flags::finetune::Finetune;
-use crate::{models, output, signals};
+use crate::output::{self, JsonLines, Progress, duration, thousands};
+use crate::{models, signals};
 
 /// What `--dev` says where all rows are trained on and nothing is scored.
 const NO_DEV: &str = "none";
@@ -40,13 +38,14 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let mut watcher = Watcher::new(&plan, flags.json);
     let mut on = |event: Event<'_>| watcher.on(&event);
     let ended = finetune(&plan, &device, &flags.out, flags.stop_at, &mut Watch { on: &mut on, stop: &stop });
-    watcher.finish();
-    match ended? {
+    match watcher.finish(ended?)? {
         Ended::Stopped(step) if stop.load(std::sync::atomic::Ordering::Relaxed) => {
             Err(output::Interrupted::saved(step).into())
         }
         Ended::Stopped(step) => {
-            eprintln!("stopped at step {step} as asked; the same command without --stop-at goes on");
+            output::message(&format!(
+                "stopped at step {step} as requested; the same command without --stop-at resumes"
+            ));
             Ok(())
         }
         Ended::Finished(results) => show(flags, &results),
@@ -71,8 +70,8 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
         (None, _) => format!("after {}", updates(results.best_step)),
     };
     let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
-    eprintln!("{score}, trained for {}{early}", duration(results.seconds));
-    eprintln!("the model is in {}; README.md and report.html show the run", flags.out.display());
+    output::message(&format!("{score}, trained for {}{early}", duration(results.seconds)));
+    output::message(&format!("the model is in {}; README.md and report.html show the run", flags.out.display()));
     if flags.json { output::json(results) } else { Ok(()) }
 }
 
@@ -202,8 +201,8 @@ fn introduce(plan: &Plan, device: &Device) {
     }
     let dev =
         plan.dev.as_ref().map_or("no dev data".to_owned(), |dev| format!("{} dev", thousands(dev.examples.len())));
-    plan.reasons.iter().for_each(|reason| eprintln!("{reason}"));
-    eprintln!(
+    plan.reasons.iter().for_each(|reason| output::message(reason));
+    output::message(&format!(
         "{} from {}: {} examples, {dev}, {} of {} sequences, {} on {device}",
         plan.task.name,
         plan.recipe.model,
@@ -211,7 +210,7 @@ fn introduce(plan: &Plan, device: &Device) {
         updates(plan.steps()),
         plan.recipe.batch_size,
         DType::from(plan.recipe.dtype)
-    );
+    ));
 }
 
 fn warn_of_bad_rows(train: &Set, dev: Option<&Set>) {
@@ -240,16 +239,16 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         if number == 0 {
             introduce(plan, device);
         }
-        eprintln!("run {} of {count}: {}", number + 1, name_of(&cell.settings, cell.seed));
+        output::message(&format!("run {} of {count}: {}", number + 1, name_of(&cell.settings, cell.seed)));
         *watcher.borrow_mut() = Some(Watcher { people: false, ..Watcher::new(plan, flags.json) });
     };
     let mut ends = |cell: &Cell| {
         if let Some(watcher) = watcher.borrow_mut().take() {
-            watcher.finish();
+            watcher.progress.finish();
         }
         let value = cell.value.map_or("no score".to_owned(), |value| format!("{value:.4}"));
         let failed = cell.failed.as_ref().map_or(String::new(), |reason| format!("  ({reason})"));
-        eprintln!("  {value}{failed}");
+        output::message(&format!("  {value}{failed}"));
     };
     let ended = search(&wanted, device, &flags.out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
     match ended {
@@ -261,7 +260,9 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
                 print(&table)?;
             }
             match &table.best {
-                Some(best) => eprintln!("the best model, that of {best}, is in {}", flags.out.display()),
+                Some(best) => {
+                    output::message(&format!("the best model, that of {best}, is in {}", flags.out.display()));
+                }
                 None => output::warn("no run gave a score"),
             }
             Ok(())
@@ -304,59 +305,57 @@ fn print(table: &Table) -> anyhow::Result<()> {
 
 /// Shows what happens.
 struct Watcher {
-    bar: Option<ProgressBar>,
+    progress: Progress,
     metric: &'static str,
-    json: bool,
-    /// Whether evaluations are told on standard error.
+    json: Option<JsonLines>,
+    /// Whether evaluations are reported on standard error.
     people: bool,
 }
 
 impl Watcher {
     fn new(plan: &Plan, json: bool) -> Self {
-        Self { bar: output::steps_bar(plan.steps(), 0), metric: plan.task.metric, json, people: !json }
+        Self::of_steps(plan.steps(), plan.task.metric, json)
+    }
+
+    fn of_steps(steps: u64, metric: &'static str, json: bool) -> Self {
+        let lines = json.then(JsonLines::default);
+        Self { progress: Progress::steps(steps, 0), metric, json: lines, people: !json }
     }
 
     fn on(&mut self, event: &Event<'_>) {
         match event {
             Event::Part { name, steps } => {
-                self.finish();
+                self.progress.finish();
                 if self.people {
-                    eprintln!("{name}");
+                    output::message(name);
                 }
-                self.bar = output::steps_bar(*steps, 0);
+                self.progress = Progress::steps(*steps, 0);
             }
             Event::Step { step, loss, tokens_per_s, .. } => {
-                if let Some(bar) = &self.bar {
-                    bar.set_position(*step);
-                    bar.set_message(format!("loss {loss:.3}  {} tokens/s ", thousands(*tokens_per_s as usize)));
-                }
+                self.progress.show(*step, |_| format!("loss {loss:.3}, {} tokens/s", thousands(*tokens_per_s as u64)));
             }
             Event::Evaluated { step, metrics } => {
-                if self.json {
-                    // A closed pipe must not end a training run: the log has every line.
-                    let _ = output::json(&json!({ "kind": "eval", "step": step, "metrics": metrics }));
+                if let Some(lines) = &mut self.json {
+                    lines.print(&json!({ "kind": "eval", "step": step, "metrics": metrics }));
                 } else if self.people {
                     let first = metrics.get_key_value(self.metric);
                     let rest = metrics.iter().filter(|(name, _)| *name != self.metric && !name.contains("threshold"));
                     let parts = first.into_iter().chain(rest.take(3)).map(|(name, value)| format!("{name} {value:.4}"));
-                    self.line(&format!("step {step:>6}  {}", parts.collect::<Vec<_>>().join("  ")));
+                    output::message(&format!("step {step:>6}  {}", parts.collect::<Vec<_>>().join("  ")));
                 }
             }
-            Event::Evaluating | Event::Samples { .. } | Event::Saved { .. } => {}
+            Event::Evaluating => self.progress.pause("evaluating"),
+            Event::Samples { .. } | Event::Saved { .. } => {}
         }
     }
 
-    fn line(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+    /// After a run that ended like this. What could not be printed is an error, unless the run was stopped.
+    fn finish(self, ended: Ended) -> anyhow::Result<Ended> {
+        self.progress.finish();
+        if let (Ended::Finished(_), Some(lines)) = (&ended, self.json) {
+            lines.finish()?;
         }
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        Ok(ended)
     }
 }
 

@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use crate::built_in::BuiltIn;
 use crate::flags::Info;
-use crate::{gpu, models, output};
+use crate::output::{self, thousands};
+use crate::{gpu, models};
 
 pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
     if flags.devices {
@@ -240,12 +241,6 @@ fn estimate(config: &BertConfig, parameters: usize, tokens: usize) -> Memory {
         infer_f32: mib(f32.inference),
         infer_bf16: mib(bf16.inference),
     }
-}
-
-pub(crate) fn thousands(n: usize) -> String {
-    let digits = n.to_string();
-    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap_or("")).collect();
-    groups.join(",")
 }
 
 #[derive(Serialize)]

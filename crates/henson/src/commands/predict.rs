@@ -37,7 +37,7 @@ pub(crate) fn run(flags: &Predict) -> anyhow::Result<()> {
     for (name, bytes) in &files {
         let path = flags.out.join(name);
         write_atomic(&path, bytes)?;
-        eprintln!("wrote {}", path.display());
+        output::message(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

@@ -9,12 +9,11 @@ use henson_tensor::{DType, Device};
 use henson_train::{
     Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, TrainError, Watch, memory, train,
 };
-use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::commands::info::thousands;
 use crate::flags::pretrain::Pretrain;
-use crate::{models, output, signals};
+use crate::output::{self, JsonLines, Progress, duration, thousands};
+use crate::{models, signals};
 
 /// Seconds of training from which a dry run takes its speed.
 const TRIAL_SECONDS: f64 = 3.0;
@@ -50,11 +49,13 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
     match outcome {
         (Outcome::Interrupted, step) => Err(output::Interrupted::saved(step).into()),
         (Outcome::Paused, step) => {
-            eprintln!("stopped at step {step} as asked; the same command without --stop-at goes on");
+            output::message(&format!(
+                "stopped at step {step} as requested; the same command without --stop-at resumes"
+            ));
             Ok(())
         }
         (Outcome::Finished, _) => {
-            eprintln!("the model is in {}; report.html shows the run", out.display());
+            output::message(&format!("the model is in {}; report.html shows the run", out.display()));
             Ok(())
         }
     }
@@ -111,12 +112,12 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
                 ));
             }
             if state.step >= steps && run.is_finished(state.step)? {
-                eprintln!(
-                    "{} is finished: {} of {steps} steps. To go on, raise steps: --set steps={}",
+                output::message(&format!(
+                    "{} is finished: {} of {steps} steps. To continue, raise steps: --set steps={}",
                     out.display(),
                     state.step,
                     2 * state.step
-                );
+                ));
                 return Ok((Outcome::Finished, state.step));
             }
             state
@@ -144,8 +145,12 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
         log_every: plan.recipe.log_every,
         stop_at: options.stop_at,
     };
-    let mut watcher =
-        Watcher { bar: output::steps_bar(steps, state.step), show: options.show, log_every: settings.log_every };
+    let mut watcher = Watcher {
+        progress: Progress::steps(steps, state.step),
+        json: JsonLines::default(),
+        show: options.show,
+        log_every: settings.log_every,
+    };
     let model = plan.model_files()?;
     let products = out.join("cuda-products.txt");
     if let Device::Cuda(_) = device
@@ -166,8 +171,11 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     };
     let mut watch = Watch { on: &mut on, stop: &stop };
     let outcome = train(&mut engine, &mut task, &run, &model, &mut state, &settings, &mut watch);
-    watcher.finish();
+    watcher.progress.finish();
     let outcome = outcome?;
+    if outcome != Outcome::Interrupted {
+        watcher.json.finish()?;
+    }
     if let Some(error) = not_written {
         return Err(error.into());
     }
@@ -353,22 +361,14 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
     ))
 }
 
-/// Seconds as people say them.
-pub(crate) fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s if s < 172_800.0 => format!("{:.1} hours", s / 3600.0),
-        s => format!("{:.1} days", s / 86_400.0),
-    }
-}
-
 fn introduce(plan: &Plan, device: &Device, state: &State, found: f64) {
     let (steps, parameters) = (plan.steps(), thousands(plan.parameters()));
     let dtype = DType::from(plan.recipe.dtype);
-    eprintln!("{}: {parameters} parameters, {steps} steps, {dtype} on {device}", plan.recipe.model);
+    let steps = thousands(steps);
+    output::message(&format!("{}: {parameters} parameters, {steps} steps, {dtype} on {device}", plan.recipe.model));
     if state.step > 0 {
-        eprintln!("going on from step {} (place found in {found:.2} s)", state.step);
+        let step = thousands(state.step);
+        output::message(&format!("resuming from step {step} (position in the data found in {found:.2} s)"));
     }
     if plan.phases.iter().any(|phase| phase.schedule.warmup_steps >= phase.schedule.steps) {
         output::warn("the run ends before its warm-up: the learning rate never gets to its peak (lower warmup_steps)");
@@ -380,7 +380,8 @@ fn introduce(plan: &Plan, device: &Device, state: &State, found: f64) {
 
 /// Shows what happens.
 struct Watcher {
-    bar: Option<ProgressBar>,
+    progress: Progress,
+    json: JsonLines,
     show: Show,
     log_every: u64,
 }
@@ -389,19 +390,16 @@ impl Watcher {
     fn on(&mut self, event: &Event<'_>) {
         match event {
             Event::Step { step, loss, tokens_per_s, learning_rate } => {
-                if let Some(bar) = &self.bar {
-                    bar.set_position(*step);
-                    bar.set_message(format!("loss {loss:.3}  {} tokens/s ", thousands(*tokens_per_s as usize)));
-                }
+                self.progress.show(*step, |_| format!("loss {loss:.3}, {} tokens/s", thousands(*tokens_per_s as u64)));
                 if self.show == Show::Json && step.is_multiple_of(self.log_every) {
-                    self.json(&serde_json::json!({
+                    self.json.print(&serde_json::json!({
                         "kind": "train", "step": step, "loss": loss, "tokens_per_s": tokens_per_s, "learning_rate": learning_rate,
                     }));
                 }
             }
-            Event::Evaluating => {}
+            Event::Evaluating => self.progress.pause("evaluating"),
             Event::Evaluated { step, metrics } => match self.show {
-                Show::Json => self.json(&serde_json::json!({ "kind": "eval", "step": step, "metrics": metrics })),
+                Show::Json => self.json.print(&serde_json::json!({ "kind": "eval", "step": step, "metrics": metrics })),
                 Show::People => {
                     let mut parts = vec![format!("step {step:>7}  held-out")];
                     let names = ["loss", "perplexity", "accuracy", "nsp_accuracy"];
@@ -412,34 +410,16 @@ impl Watcher {
                             _ => format!("{} {:.1}%", name.replace("nsp_", "next-sentence "), 100.0 * value),
                         });
                     }
-                    self.line(&parts.join("  "));
+                    output::message(&parts.join("  "));
                 }
                 Show::Bar => {}
             },
             Event::Part { .. } | Event::Samples { .. } => {}
             Event::Saved { step, path } => {
                 if self.show == Show::Json {
-                    self.json(&serde_json::json!({ "kind": "saved", "step": step, "path": path }));
+                    self.json.print(&serde_json::json!({ "kind": "saved", "step": step, "path": path }));
                 }
             }
-        }
-    }
-
-    fn line(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
-        }
-    }
-
-    fn json(&self, value: &serde_json::Value) {
-        // A closed pipe must not end a training run: the log has every line.
-        let _ = output::json(value);
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
         }
     }
 }

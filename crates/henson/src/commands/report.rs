@@ -28,7 +28,7 @@ pub(crate) fn run(flags: &Report) -> anyhow::Result<()> {
     } else {
         table(&summaries).iter().try_for_each(|line| output::line(line))?;
     }
-    eprintln!("wrote {}", out.display());
+    output::message(&format!("wrote {}", out.display()));
     Ok(())
 }
 
@@ -70,9 +70,9 @@ fn table(summaries: &[Summary]) -> Vec<String> {
             |label: &&str| figures.iter().find(|figure| figure.label == **label).map_or("–", |figure| &figure.text);
         rows.push(std::iter::once(summary.name.as_str()).chain(labels.iter().map(cell)).map(str::to_owned).collect());
     }
-    // Names are foreign text, which must not steer the terminal.
-    for text in rows.iter_mut().flatten().filter(|text| text.contains(char::is_control)) {
-        *text = text.replace(char::is_control, "\u{fffd}");
+    // Escapes are wider than what they stand for.
+    for text in rows.iter_mut().flatten() {
+        *text = output::harmless(text).into_owned();
     }
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..=labels.len()).map(width).collect();

@@ -73,7 +73,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     let as_json = flags.json;
     server.run(move || {
         if !as_json {
-            eprintln!("serving on {address}; ctrl-C stops it");
+            output::message(&format!("serving on {address}; ctrl-C stops it"));
         } else if let Err(error) = output::json(&Line { address }) {
             output::warn(&format!("cannot print the address: {error:#}"));
         }
@@ -133,7 +133,9 @@ fn log(flags: &Serve) {
     let filter = Targets::new().with_target("henson", level).with_target("henson_serve", level);
     let registry = tracing_subscriber::registry().with(filter);
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(colours);
+    // A log that cannot be written would otherwise be reported where it cannot be written either, with a panic.
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let layer = layer.with_target(false).with_ansi(colours);
     // Only this command logs, so nobody else can have begun to.
     let _ = if flags.json { registry.with(layer.json()).try_init() } else { registry.with(layer).try_init() };
 }
@@ -141,7 +143,7 @@ fn log(flags: &Serve) {
 /// INT and TERM stop the server when all is answered, a second one at once; HUP loads changed models.
 fn listen_to_signals(handle: Handle) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-    std::thread::Builder::new().name("henson-signals".to_owned()).spawn(move || {
+    let listening = std::thread::Builder::new().name("henson-signals".to_owned()).spawn(move || {
         let mut stopping = false;
         for signal in signals.forever() {
             match signal {
@@ -160,6 +162,7 @@ fn listen_to_signals(handle: Handle) -> anyhow::Result<()> {
                 }
             }
         }
-    })?;
+    });
+    listening.context("cannot start a thread that listens to signals")?;
     Ok(())
 }

@@ -104,7 +104,7 @@ pub(crate) struct TokenizerTrain {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse_count)]
     pub(crate) min_frequency: usize,
 
-    /// The most different characters; rarer ones become the unknown token
+    /// Maximum number of different characters, ASCII aside, which is always kept; rarer ones become the unknown token
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = parse_count)]
     pub(crate) alphabet: usize,
 

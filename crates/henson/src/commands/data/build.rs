@@ -9,10 +9,9 @@ use henson_data::{BuildOptions, BuildReport, Counts, DataError, Format, SourceFi
 use henson_text::Tokenizer;
 use serde::Serialize;
 
-use super::grouped;
 use crate::commands::bench::peak_mib;
 use crate::flags::data::DataBuild;
-use crate::output::{self, Progress};
+use crate::output::{self, Progress, thousands};
 use crate::{models, signals};
 
 /// The name of FILES among the sources.
@@ -51,7 +50,7 @@ pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
         bar.show(progress.file_bytes, |seconds| {
             let Counts { documents, pieces, .. } = progress.written;
             let rate = progress.bytes as f64 / 1e6 / seconds;
-            format!("{} documents, {} tokens, {rate:.1} MB/s", grouped(documents), grouped(pieces))
+            format!("{} documents, {} tokens, {rate:.1} MB/s", thousands(documents), thousands(pieces))
         });
         !stop.load(Ordering::Relaxed)
     });
@@ -60,7 +59,7 @@ pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
     }
     let report = match built {
         Err(DataError::Stopped) => {
-            eprintln!("interrupted; nothing was written");
+            output::message("interrupted; nothing was written");
             std::process::exit(130);
         }
         built => built?,
@@ -159,16 +158,16 @@ fn tell(flags: &DataBuild, report: &BuildReport, seconds: f64) -> anyhow::Result
     let line = |name: &str, text: String| output::line(&format!("{name:<12} {text}"));
     let counts = |counts: &Counts| {
         let Counts { documents, sentences, pieces } = *counts;
-        format!("{} documents, {} sentences, {} tokens", grouped(documents), grouped(sentences), grouped(pieces))
+        format!("{} documents, {} sentences, {} tokens", thousands(documents), thousands(sentences), thousands(pieces))
     };
     line("read", format!("{:.1} MB of text in {} files", report.bytes as f64 / 1e6, report.files))?;
-    let (documents, duplicates) = (grouped(report.documents), grouped(report.duplicates));
-    line("documents", format!("{documents}, of which {duplicates} duplicates and {} empty", grouped(report.empty)))?;
+    let (documents, duplicates) = (thousands(report.documents), thousands(report.duplicates));
+    line("documents", format!("{documents}, of which {duplicates} duplicates and {} empty", thousands(report.empty)))?;
     line("train", counts(&report.train))?;
     line("held out", counts(&report.held_out))?;
     line("shards", format!("{} in {}", report.shards, flags.out.display()))?;
     let Summary { mb_per_s, tokens_per_s, peak_mib, .. } = summary;
-    let rate = grouped(tokens_per_s as u64);
+    let rate = thousands(tokens_per_s as u64);
     line(
         "speed",
         format!("{seconds:.1} s: {mb_per_s:.1} MB/s, {rate} tokens/s; {peak_mib:.0} MiB of memory at the most"),

@@ -8,9 +8,9 @@ use henson_data::{Loader, Objective, Part, Place};
 use henson_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::{all_cores, grouped, instances};
+use super::{all_cores, instances};
 use crate::flags::data::DataExport;
-use crate::output;
+use crate::output::{self, thousands};
 
 /// The label of a piece that is not to be predicted, in transformers.
 const IGNORED: i64 = -100;
@@ -49,8 +49,8 @@ pub(crate) fn run(flags: &DataExport) -> anyhow::Result<()> {
         flags.batches,
         flags.batch_size,
         out.display(),
-        grouped(pieces as u64),
-        grouped(predicted as u64)
+        thousands(pieces as u64),
+        thousands(predicted as u64)
     ))
 }
 

@@ -30,16 +30,3 @@ fn instances(data: &Path, flags: &InstanceFlags) -> anyhow::Result<Arc<Instances
 fn all_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
-
-/// A large number with a space between thousands.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(' ');
-        }
-        text.push(digit);
-    }
-    text
-}

@@ -7,9 +7,9 @@ use henson_data::{Corpus, Instance, Objective};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
-use super::{all_cores, grouped, instances};
+use super::{all_cores, instances};
 use crate::flags::data::DataShow;
-use crate::output;
+use crate::output::{self, thousands};
 
 /// What `--json` prints for an instance.
 #[derive(Serialize)]
@@ -89,7 +89,7 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
             })?;
             continue;
         }
-        let place = format!("instance {} of {} in epoch {}", grouped(index), grouped(epoch.count()), flags.epoch);
+        let place = format!("instance {} of {} in epoch {}", thousands(index), thousands(epoch.count()), flags.epoch);
         output::line(&format!("{place}: {}", summary(&instance, causal)))?;
         let mut segments = [String::from("  A"), String::from("  B")];
         let mut predicted = instance.predicted.iter().filter(|_| !causal).peekable();
@@ -103,13 +103,14 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
             };
             let segment = &mut segments[(instance.segments[position] as usize).min(1)];
             segment.push(' ');
+            let text = output::harmless(&text);
             segment.push_str(&match code {
                 Some(code) if colour => format!("\x1b[{code}m{text}\x1b[0m"),
-                _ => text,
+                _ => text.into_owned(),
             });
         }
         let used = if instance.next_sentence.is_some() { 2 } else { 1 };
-        segments[..used].iter().try_for_each(|segment| output::line(segment))?;
+        segments[..used].iter().try_for_each(|segment| output::line_with_colours(segment))?;
         output::line("")?;
     }
     Ok(())

@@ -4,9 +4,8 @@ use henson_data::{Corpus, Lengths, Split, Stats, stats};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
-use super::grouped;
 use crate::flags::data::DataStats;
-use crate::output::{self, Progress};
+use crate::output::{self, Progress, thousands};
 
 /// The lengths of sequences to show: BERT's two.
 const SEQUENCE_LENGTHS: [usize; 2] = [128, 512];
@@ -52,7 +51,7 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
     match split {
         Split::Train => {
             let (size, digest) = (corpus.vocabulary().size, &corpus.digest()[..16]);
-            output::line(&format!("vocabulary of {} pieces, digest {digest}\n\nTo train on", grouped(size.into())))?;
+            output::line(&format!("vocabulary of {} pieces, digest {digest}\n\nTo train on", thousands(size)))?;
         }
         Split::HeldOut => output::line("Held out")?,
     }
@@ -70,9 +69,9 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
     let row = |name: &str, weight: String, counts: henson_data::Counts, unknown| {
         output::line(&format!(
             "  {name:<16} {weight:>6} {:>12} {:>13} {:>16} {:>9}",
-            grouped(counts.documents),
-            grouped(counts.sentences),
-            grouped(counts.pieces),
+            thousands(counts.documents),
+            thousands(counts.sentences),
+            thousands(counts.pieces),
             share(unknown, counts.pieces)
         ))
     };
@@ -96,7 +95,7 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
         output::line(&format!(
             "    {:>6}  {name:<11} {:>11} {:>6.1}% {:>6.1}%",
             packing.sequence_length,
-            grouped(packing.sequences),
+            thousands(packing.sequences),
             100.0 * packing.fullness,
             100.0 * packing.cut
         ))?;
@@ -105,11 +104,11 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
 }
 
 fn lengths(what: &str, lengths: &Lengths) -> anyhow::Result<()> {
-    let [p10, p50, p90, p99] = lengths.percentiles.map(grouped);
+    let [p10, p50, p90, p99] = lengths.percentiles.map(thousands);
     output::line(&format!(
         "\n  tokens of a {what}: mean {:.1}, 10% up to {p10}, half up to {p50}, 90% up to {p90}, 99% up to {p99}, longest {}",
         lengths.mean,
-        grouped(lengths.longest)
+        thousands(lengths.longest)
     ))?;
     let most = lengths.histogram.iter().copied().max().unwrap_or(0).max(1);
     let first = lengths.histogram.iter().position(|&count| count > 0).unwrap_or(0);
@@ -117,7 +116,7 @@ fn lengths(what: &str, lengths: &Lengths) -> anyhow::Result<()> {
         let (from, to) = Lengths::bin(place).into_inner();
         let range = if from == to { from.to_string() } else { format!("{from}–{to}") };
         let bar = "█".repeat((40.0 * count as f64 / most as f64).round() as usize);
-        output::line(format!("    {range:>15} {:>11} {bar}", grouped(count)).trim_end())?;
+        output::line(format!("    {range:>15} {:>11} {bar}", thousands(count)).trim_end())?;
     }
     Ok(())
 }

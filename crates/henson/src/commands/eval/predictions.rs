@@ -3,19 +3,27 @@
 use std::path::Path;
 
 use anyhow::Context;
-use henson_tasks::{Prediction, Reading, Score, Set, Task, TaskKind, read, read_null_odds, read_predictions, score};
+use henson_tasks::{
+    LabelScore, Prediction, Reading, Score, Set, Task, TaskKind, read, read_null_odds, read_predictions, score,
+};
 use serde_json::{Value, json};
 
 use crate::built_in::BuiltIn;
 use crate::commands::predict::Asked;
 use crate::flags::eval::Eval;
-use crate::output;
+use crate::output::{self, thousands};
 
 /// Mistakes that people are shown unless they ask for another number.
 const MISTAKES: usize = 5;
 
 /// Labels of which a table of confusions still fits a terminal.
 const MOST_LABELS: usize = 12;
+
+/// Labels whose scores are listed; where there are more, the most frequent.
+const MOST_ROWS: usize = 50;
+
+/// Confusions that are listed where there is no table of them.
+const MOST_CONFUSIONS: usize = 10;
 
 /// Without a `task`, it is the one that the model was fine-tuned for.
 pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<()> {
@@ -126,7 +134,12 @@ pub(super) fn print(score: &Score) -> anyhow::Result<()> {
     if !score.labels.is_empty() {
         let width = score.labels.iter().map(|label| label.name.chars().count()).max().unwrap_or(0).clamp(5, 40);
         output::line(&format!("\n  {:<width$}  precision  recall      f1  expected  predicted", "label"))?;
-        for label in &score.labels {
+        let mut rows: Vec<&LabelScore> = score.labels.iter().collect();
+        if rows.len() > MOST_ROWS {
+            rows.sort_by_key(|label| std::cmp::Reverse(label.counts.expected));
+            rows.truncate(MOST_ROWS);
+        }
+        for label in &rows {
             let counts = label.counts;
             output::line(&format!(
                 "  {:<width$}  {:>9.4}  {:>6.4}  {:>6.4}  {:>8}  {:>9}",
@@ -139,6 +152,23 @@ pub(super) fn print(score: &Score) -> anyhow::Result<()> {
             ))?;
         }
     }
+    if score.labels.len() > MOST_ROWS {
+        let all = thousands(score.labels.len());
+        output::line(&format!("  (the {MOST_ROWS} most frequent of {all} labels; --json has all)"))?;
+    }
+    print_confusions(score)?;
+    if !score.mistakes.is_empty() {
+        output::line("\n  the worst mistakes")?;
+    }
+    for mistake in &score.mistakes {
+        output::line(&format!("  {}: {}", mistake.place, mistake.text))?;
+        output::line(&format!("      expected {}, predicted {}", mistake.expected, mistake.predicted))?;
+    }
+    Ok(())
+}
+
+/// What was taken for what: a table of few labels, a list of the most frequent pairs of many.
+fn print_confusions(score: &Score) -> anyhow::Result<()> {
     if let Some(confusion) = score.confusion.as_ref().filter(|confusion| confusion.classes() <= MOST_LABELS) {
         let width = score.names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(8, 24);
         let cut = |name: &String| name.chars().take(width).collect::<String>();
@@ -151,12 +181,14 @@ pub(super) fn print(score: &Score) -> anyhow::Result<()> {
         }
         output::line(&format!("  {:<width$}  (columns: predicted)", ""))?;
     }
-    if !score.mistakes.is_empty() {
-        output::line("\n  the worst mistakes")?;
+    let many = score.confusion.as_ref().filter(|confusion| confusion.classes() > MOST_LABELS);
+    let mistakes = many.map(|confusion| confusion.mistakes(MOST_CONFUSIONS)).unwrap_or_default();
+    if !mistakes.is_empty() {
+        output::line("\n  most frequent confusions")?;
     }
-    for mistake in &score.mistakes {
-        output::line(&format!("  {}: {}", mistake.place, mistake.text))?;
-        output::line(&format!("      expected {}, predicted {}", mistake.expected, mistake.predicted))?;
+    for (expected, predicted, count) in mistakes {
+        let (expected, predicted) = (&score.names[expected], &score.names[predicted]);
+        output::line(&format!("  {:>8}  {expected} predicted as {predicted}", thousands(count)))?;
     }
     Ok(())
 }

@@ -6,9 +6,8 @@ use henson_tasks::{Ended, TaggerPlan, TaggerRecipe, Task, TaskError, train_tagge
 use henson_train::{Event, Precision, Watch, parse_settings};
 
 use super::{Watcher, find_files, recipe_text, show, warn_of_bad_rows};
-use crate::commands::info::thousands;
 use crate::flags::finetune::Finetune;
-use crate::output::{self, Progress};
+use crate::output::{self, Progress, thousands};
 use crate::signals;
 
 pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
@@ -24,7 +23,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let stop = signals::stop()?;
     let plan = TaggerPlan::new(recipe)?;
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
-    eprintln!(
+    output::message(&format!(
         "{} on {}, layers {}: {} sentences, {} updates of {}",
         task.name,
         plan.recipe.model,
@@ -32,16 +31,11 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
         thousands(plan.train.examples.len()),
         thousands(plan.steps() as usize),
         plan.recipe.batch_size
-    );
+    ));
     let mut progress = Progress::new("sentences read", None);
     let mut watcher: Option<Watcher> = None;
     let mut on = |event: Event<'_>| {
-        let new = || Watcher {
-            bar: output::steps_bar(plan.steps(), 0),
-            metric: task.metric,
-            json: flags.json,
-            people: !flags.json,
-        };
+        let new = || Watcher::of_steps(plan.steps(), task.metric, flags.json);
         watcher.get_or_insert_with(new).on(&event);
     };
     let mut read = |done: usize, all: usize| {
@@ -51,13 +45,14 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
         }
     };
     let ended = train_tagger(&plan, &device, &flags.out, &mut read, &mut Watch { on: &mut on, stop: &stop });
-    if let Some(watcher) = watcher {
-        watcher.finish();
-    }
-    match ended? {
+    let ended = match watcher {
+        Some(watcher) => watcher.finish(ended?)?,
+        None => ended?,
+    };
+    match ended {
         Ended::Finished(results) => show(flags, &results),
         Ended::Stopped(step) if stop.load(Ordering::Relaxed) => {
-            Err(output::Interrupted::lost(step, "a tagger keeps nothing on the way: the same command begins anew")
+            Err(output::Interrupted::lost(step, "a tagger saves no checkpoints: the same command starts from scratch")
                 .into())
         }
         Ended::Stopped(_) => Ok(()),
