@@ -15,7 +15,7 @@ use crate::workspace::{Workspace, succeed};
 use crate::{Result, minilm};
 
 /// Documents whose commands are run.
-const WITH_COMMANDS: [&str; 2] = ["README.md", "docs/commands.md"];
+const WITH_COMMANDS: [&str; 3] = ["README.md", "docs/commands.md", "docs/tutorial.md"];
 
 /// Folders whose documents have their links checked.
 const WITH_LINKS: [&str; 3] = [".", "docs", "tools/golden"];
