@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{DownloadProgress, Hub, resolve_model};
+use henson_models::Size;
 
 use crate::built_in::BuiltIn;
 use crate::flags::ModelName;
@@ -49,6 +50,13 @@ pub(crate) fn directory(name: &Path) -> anyhow::Result<PathBuf> {
 pub(crate) fn resolve(model: &str, download: bool) -> anyhow::Result<PathBuf> {
     if let (Some(built_in), false) = (BuiltIn::named(model), Path::new(model).exists()) {
         return built_in.directory();
+    }
+    if let (Ok(size), false) = (model.parse::<Size>(), Path::new(model).exists()) {
+        anyhow::bail!(
+            "{size} is a size, which has no weights yet. Pre-train one first (`henson pretrain --model {size} --data SHARDS \
+             --out DIR`; docs/tutorial.md shows each step) and give --model DIR, give the directory of any other model, or \
+             leave --model out to use the one that comes with henson"
+        );
     }
     let cache = cache();
     let endpoint = env::var("HF_ENDPOINT").ok();

@@ -9,10 +9,14 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::CommandFactory;
+use henson_tasks::{Task, TaskKind};
+use henson_train::report::numbers;
+pub(crate) use henson_train::report::numbers::duration;
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 /// How often progress is reported where standard error is not a terminal.
@@ -53,6 +57,9 @@ pub(crate) fn report_error(error: &anyhow::Error) -> ExitCode {
     };
     if error.chain().any(closed) {
         return ExitCode::SUCCESS;
+    }
+    if let Some(usage) = error.downcast_ref::<clap::Error>() {
+        return report_usage(usage);
     }
     if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
         message(&interrupted.to_string());
@@ -158,6 +165,13 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// The script with which a shell completes commands and flags.
+pub(crate) fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut crate::flags::Flags::command(), "henson", &mut script);
+    Ok(print(&script)?)
+}
+
 fn print(bytes: &[u8]) -> io::Result<()> {
     let write = || {
         let mut out = io::stdout().lock();
@@ -170,7 +184,7 @@ fn print(bytes: &[u8]) -> io::Result<()> {
 
 /// Prints something while no bar is drawn.
 fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let bar = lock(&BAR).clone();
     match bar {
         Some(bar) => bar.suspend(write),
         None => write(),
@@ -179,19 +193,15 @@ fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
 
 /// A number with commas between thousands.
 pub(crate) fn thousands(number: impl TryInto<u64>) -> String {
-    let digits = number.try_into().map_or_else(|_| "?".to_owned(), |number| number.to_string());
-    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap_or("")).collect();
-    groups.join(",")
+    number.try_into().map_or_else(|_| "?".to_owned(), numbers::count)
 }
 
-/// Seconds as people say them.
-pub(crate) fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 10.0 => format!("{s:.1} s"),
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s if s < 172_800.0 => format!("{:.1} hours", s / 3600.0),
-        s => format!("{:.1} days", s / 86_400.0),
+/// A score of a task: shares in per cent with two digits, which answers are already, and correlations with four.
+pub(crate) fn score(task: &Task, name: &str, value: f64) -> String {
+    match (numbers::is_share(name), task.kind) {
+        (true, TaskKind::Qa) => format!("{value:.2}%"),
+        (true, _) => format!("{:.2}%", 100.0 * value),
+        (false, _) => format!("{value:.4}"),
     }
 }
 
@@ -215,9 +225,38 @@ enum ProgressKind {
 enum Display {
     /// It may be over before it is worth showing.
     Waiting,
-    Bar(ProgressBar),
+    Bar(Bar),
     /// Lines, the last of them at this time.
     Lines(Instant),
+}
+
+/// A bar with a text beside it. The text is no message of the bar's, which would be drawn once more for it.
+struct Bar {
+    bar: ProgressBar,
+    text: Arc<Mutex<String>>,
+}
+
+impl Bar {
+    fn new(bar: ProgressBar, template: &str) -> Self {
+        let text = Arc::new(Mutex::new(String::new()));
+        let shown = Arc::clone(&text);
+        let write = move |_: &ProgressState, out: &mut dyn std::fmt::Write| {
+            // A bar that cannot be written is missing, and nothing else.
+            let _ = out.write_str(&lock(&shown));
+        };
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.with_key("text", write));
+        Self { bar, text }
+    }
+
+    fn show(&self, position: u64, text: String) {
+        *lock(&self.text) = text;
+        self.bar.set_position(position);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Progress {
@@ -252,10 +291,7 @@ impl Progress {
         }
         match &mut self.display {
             Display::Waiting => {}
-            Display::Bar(bar) => {
-                bar.set_position(position);
-                bar.set_message(message_of(elapsed.as_secs_f64()));
-            }
+            Display::Bar(bar) => bar.show(position, message_of(elapsed.as_secs_f64())),
             Display::Lines(last) if now - *last >= STATUS_EVERY => {
                 *last = now;
                 message(&self.status(position, elapsed, &message_of(elapsed.as_secs_f64())));
@@ -267,31 +303,31 @@ impl Progress {
     /// Something is done that has no steps of its own, such as an evaluation in training.
     pub(crate) fn pause(&self, what: &'static str) {
         if let Display::Bar(bar) = &self.display {
-            bar.set_message(what);
+            what.clone_into(&mut lock(&bar.text));
+            bar.bar.tick();
         }
     }
 
     /// Removes the bar, for lines that follow; one that goes out of scope does so itself.
     pub(crate) fn finish(&self) {
         if let Display::Bar(bar) = &self.display {
-            bar.finish_and_clear();
-            BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
+            bar.bar.finish_and_clear();
+            lock(&BAR).take();
         }
     }
 
-    fn bar(&self) -> ProgressBar {
-        let style = |template| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = match (&self.kind, self.total) {
+    fn bar(&self) -> Bar {
+        let (bar, template) = match (&self.kind, self.total) {
             (ProgressKind::Steps, Some(steps)) => {
-                ProgressBar::new(steps).with_style(style("{wide_bar} {pos}/{len} {msg}  {eta} left"))
+                (ProgressBar::new(steps), "{wide_bar} {pos}/{len} {text}  {eta} left")
             }
-            (_, Some(total)) => ProgressBar::new(total).with_style(style("{wide_bar} {percent}% {msg}  {eta} left")),
-            (_, None) => ProgressBar::new_spinner().with_style(style("{spinner} {msg}")),
+            (_, Some(total)) => (ProgressBar::new(total), "{wide_bar} {percent}% {text}  {eta} left"),
+            (_, None) => (ProgressBar::new_spinner(), "{spinner} {text}"),
         };
         let bar = bar.with_position(self.first);
         bar.reset_eta();
-        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
-        bar
+        *lock(&BAR) = Some(bar.clone());
+        Bar::new(bar, template)
     }
 
     /// A line for a log file.
@@ -347,21 +383,70 @@ mod tests {
     #[test]
     fn numbers_have_one_style() {
         assert_eq!([0usize, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!(
-            [0.04, 59.6, 150.0, 9000.0, 200_000.0].map(duration),
-            ["0.0 s", "60 s", "2 min", "2.5 hours", "2.3 days"]
-        );
+        let task = |name: &str| Task::named(name).unwrap();
+        assert_eq!(score(task("sst2"), "accuracy", 0.91234), "91.23%");
+        assert_eq!(score(task("squad1"), "best_f1", 88.5), "88.50%");
+        assert_eq!(score(task("cola"), "matthews", 0.61234), "0.6123");
+        assert_eq!(score(task("squad2"), "best_f1_threshold", -1.5), "-1.5000");
     }
 
     #[test]
     fn status_lines_know_where_a_run_began() {
         let run = Progress::steps(3000, 1000);
         let line = run.status(1500, Duration::from_secs(60), "loss 2.5");
-        assert_eq!(line, "step 1,500 of 3,000: loss 2.5, 3 min left");
+        assert_eq!(line, "step 1,500 of 3,000: loss 2.5, 3 min 0 s left");
         let file = Progress::new("texts", Some(200));
-        assert_eq!(file.status(50, Duration::from_secs(30), "9 texts"), "25%: 9 texts, 90 s left");
+        assert_eq!(file.status(50, Duration::from_secs(30), "9 texts"), "25%: 9 texts, 1 min 30 s left");
         let unknown = Progress::new("texts", None);
         assert_eq!(unknown.status(50, Duration::from_secs(30), "9 texts"), "30 s: 9 texts");
+    }
+
+    /// A terminal that counts how often something is drawn.
+    #[derive(Debug, Default, Clone)]
+    struct Counting(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl indicatif::TermLike for Counting {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_str(&self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_step_is_drawn_once() {
+        let terminal = Counting::default();
+        let target = indicatif::ProgressDrawTarget::term_like_with_hz(Box::new(terminal.clone()), 255);
+        let bar = Bar::new(ProgressBar::with_draw_target(Some(9), target), "{wide_bar} {pos} {text}");
+        for step in 1..=3 {
+            // Slowly enough for each to be drawn.
+            std::thread::sleep(Duration::from_millis(20));
+            bar.show(step, format!("loss {step}"));
+        }
+        assert_eq!(terminal.0.load(std::sync::atomic::Ordering::Relaxed), 3);
     }
 
     #[test]

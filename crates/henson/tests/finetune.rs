@@ -165,7 +165,7 @@ fn a_run_in_legs_and_a_search() {
         1,
         &["expected a key and its values"],
     );
-    fails(&place.finetune("tag", "tag.conll", "bad", &["--grid", "nothing=1"]), 1, &["unknown field `nothing`"]);
+    fails(&place.finetune("tag", "tag.conll", "bad", &["--grid", "nothing=1"]), 1, &["unknown setting `nothing`"]);
 }
 
 /// Without a dev file: folds for few rows, a part of many, nothing for who wants nothing; and it is reported.
@@ -226,7 +226,11 @@ fn answers_keep_their_threshold() {
 fn mistakes_are_told() {
     let place = Place::new("sequence");
     fails(&place.finetune("classify", "pair.jsonl", "out", &["--text-column", "no_such"]), 1, &["no_such"]);
-    fails(&place.finetune("classify", "classify.jsonl", "out", &["--set", "epoch=3"]), 1, &["unknown field `epoch`"]);
+    fails(
+        &place.finetune("classify", "classify.jsonl", "out", &["--set", "epoch=3"]),
+        1,
+        &["unknown setting `epoch`", "did you mean `epochs`"],
+    );
     fails(&place.finetune("magic", "classify.jsonl", "out", &[]), 2, &["magic", "classify"]);
     fails(&place.finetune("classify", "classify.jsonl", "out", &["--set", "max_length=2"]), 1, &["`max_length` is 2"]);
     let longer = place.finetune("classify", "classify.jsonl", "longer", &["--set", "max_length=999", "--stop-at", "0"]);
@@ -380,9 +384,7 @@ fn columns_of_the_training_hold_until_flags_name_others() {
     let recipe = format!("{run}/recipe.toml");
     let text = std::fs::read_to_string(&recipe).unwrap();
     let again = place.at("again");
-    for (wrong, expected) in
-        [("text_colum = \"x\"", "unknown field `text_colum`"), ("text_column = 1.5", "name of a column")]
-    {
+    for (wrong, expected) in [("text_colum = \"x\"", "`text_colum`"), ("text_column = 1.5", "name of a column")] {
         std::fs::write(&recipe, text.replace("text_column = \"body\"", wrong)).unwrap();
         fails(&place.henson(&["finetune", &recipe, "--out", &again]), 1, &[expected]);
         fails(&place.henson(&eval), 1, &["recipe.toml", expected]);

@@ -84,7 +84,7 @@ fn a_table_of_all_labels_by_all_is_still_shown() {
 fn hostile_labels_reach_nobody_raw() {
     let place = Place::new();
     let label = "\x1b[31m<script>|";
-    let row = |i: usize| format!("word{i},{}\n", if i % 2 == 0 { label } else { "plain" });
+    let row = |i: usize| format!("word{i},{}\n", if i.is_multiple_of(2) { label } else { "plain" });
     std::fs::write(place.at("data.csv"), "text,label\n".to_owned() + &(0..8).map(row).collect::<String>()).unwrap();
     let commands = [
         "finetune --task classify --model model --train data.csv --dev data.csv --out run --set epochs=1 --set max_length=8",

@@ -220,7 +220,7 @@ fn what_would_run_is_said_and_mistakes_are_named() {
     let cases: [(&'static str, i32, &[&str]); 8] = [
         ("config.vocab_size=10", 1, &["config.vocab_size", "pieces of the data's tokenizer"]),
         ("phase.0.steps=3", 1, &["there is no `phase` to count in", "[[phase]]"]),
-        ("stepz=3", 1, &["unknown field `stepz`", "steps"]),
+        ("stepz=3", 1, &["unknown setting `stepz`", "steps"]),
         ("objective=magic", 1, &["magic", "mlm-nsp"]),
         ("sequence_length=4096", 1, &["sequence_length", "512"]),
         ("accumulation=5", 1, &["accumulation", "divisor of 32"]),

@@ -72,7 +72,7 @@ fn tables_for_people() {
     for part in [
         "4 examples",
         "accuracy",
-        "0.7500",
+        "75.00%",
         "of \"positive\"",
         "line 4: not bad",
         "expected positive, predicted negative",

@@ -16,6 +16,7 @@ mod recipe;
 pub mod report;
 mod run;
 mod schedule;
+mod settings;
 pub mod tensorboard;
 mod trainer;
 mod update;
@@ -29,5 +30,6 @@ pub use recipe::{
 };
 pub use run::{Best, ModelFiles, RunDirectory, State};
 pub use schedule::{Schedule, ScheduleKind};
+pub use settings::{Setting, settings};
 pub use trainer::{Engine, Evaluation, Event, LoopSettings, Losses, Outcome, StepLoss, Task, Underway, Watch, train};
 pub use update::{Clip, OptimizerSettings, Updater};

@@ -7,6 +7,7 @@
 
 use henson_data::{InstanceSettings, Masking, Objective, Packing};
 use henson_tensor::{DType, Method};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -16,10 +17,10 @@ use crate::schedule::{Schedule, ScheduleKind};
 use crate::{Clip, OptimizerSettings};
 
 /// What models compute in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
-    /// 32-bit numbers.
+    /// 32-bit floats.
     #[default]
     F32,
     /// bfloat16, with the master weights in f32.
@@ -42,7 +43,7 @@ impl From<DType> for Precision {
 }
 
 /// The rule of the updates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
     /// AdamW with bias correction.
@@ -71,127 +72,132 @@ impl OptimizerKind {
 }
 
 /// A pre-training run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
-    /// A size (`bert-mini`), or the directory of a model to go on from.
+    /// The model: a size (`bert-tiny`, `bert-mini`, `bert-small`, `bert-medium`, `bert-base`, `bert-large`), or the
+    /// directory of a model to continue from (`--model`).
     pub model: String,
-    /// The directory that `henson data build` made.
+    /// The directory that `henson data build` wrote (`--data`).
     pub data: String,
-    /// The seed of initial weights, instances and dropout.
+    /// Seed of initial weights, instances and dropout (`--seed`).
     pub seed: u64,
-    /// What the model computes in.
+    /// Number type to compute in; the master weights are f32 either way (`--dtype`).
     pub dtype: Precision,
 
-    /// What is learnt.
+    /// Training objective.
     pub objective: Objective,
     /// How single segments are filled.
     pub packing: Packing,
-    /// What is hidden together.
+    /// Which tokens are masked together.
     pub masking: Masking,
-    /// The share of pieces to predict.
+    /// Share of the tokens to predict: max(1, round(length · probability)) of a sequence.
     pub mask_probability: f64,
-    /// The most pieces to predict in a sequence.
+    /// Maximum number of tokens to predict in a sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_predictions: Option<usize>,
-    /// Of the pieces to predict, the shares that become `[MASK]`, a random piece, or stay.
+    /// Of the tokens to predict, the shares that become `[MASK]`, become a random token, and stay as they are.
     pub mask_split: [f64; 3],
-    /// Copies of the data with masks of their own (static masking); 0 draws new masks for ever (dynamic).
+    /// Number of copies of the data with fixed masks (static masking, 10 in Devlin et al. 2019); 0 draws new masks in
+    /// every epoch (dynamic masking).
     pub dupe_factor: u32,
-    /// The share of documents with a shorter target length.
+    /// Share of documents with a random shorter target length.
     pub short_sequences: f64,
-    /// Tokens of a sequence, special ones included.
+    /// Maximum length of a sequence in tokens, special tokens included.
     pub sequence_length: usize,
 
-    /// Sequences of an update.
+    /// Sequences per update (`--batch-size`).
     pub batch_size: usize,
-    /// Parts that a batch is computed in, one after the other, to save memory.
+    /// Number of parts that a batch is computed in, to save memory; they add up to the same update.
     pub accumulation: usize,
-    /// Updates in all.
+    /// Number of updates; either this or `epochs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// Walks over the data in all, instead of `steps`.
+    /// Number of epochs, instead of `steps` (`--epochs`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<f64>,
 
-    /// The rule of the updates.
+    /// Optimizer.
     pub optimizer: OptimizerKind,
-    /// The highest learning rate.
+    /// Peak learning rate (`--learning-rate`).
     pub learning_rate: f64,
-    /// Its course.
+    /// Learning-rate schedule after the linear warm-up.
     pub schedule: ScheduleKind,
-    /// Updates in which it rises; the tenth part of all where nothing is said, at most 10,000.
+    /// Updates in which the learning rate rises from 0 to its peak; by default a tenth of all, at most 10,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// Updates in which `warmup-stable-decay` falls; the tenth part of all where nothing is said.
+    /// Updates in which `warmup-stable-decay` decays; by default a tenth of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
-    /// Decoupled decay of matrices and tables.
+    /// Decoupled weight decay; biases and LayerNorm are not decayed.
     pub weight_decay: f64,
-    /// β₁.
+    /// Adam's β₁.
     pub beta1: f64,
-    /// β₂.
+    /// Adam's β₂.
     pub beta2: f64,
-    /// ε.
+    /// Adam's ε.
     pub epsilon: f64,
-    /// The most that the norm of all gradients together may be; 0 for no bound.
+    /// Maximum norm of all gradients together; 0 turns clipping off.
     pub clip: f64,
-    /// Dropout of the hidden states and of attention; the model's own where nothing is said.
+    /// Dropout of hidden states and attention; by default the model's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
 
-    /// Whether feed-forward layers compute their inner values again on the way back instead of keeping them.
+    /// Recompute the inner activations of feed-forward layers in the backward pass instead of keeping them: about
+    /// half of the memory of a step for some 15% more time, with the same results.
     pub recompute: bool,
     /// Steps between checkpoints; 0 for one at the end alone.
     pub checkpoint_every: u64,
-    /// How many of the last checkpoints are kept, beside the best.
+    /// How many of the last checkpoints are kept, in addition to the best.
     pub keep_checkpoints: usize,
-    /// Steps between evaluations on held-out text; 0 for one at the end alone.
+    /// Steps between evaluations on held-out text; 0 for one at the end alone. Checkpoints are evaluated as well.
     pub eval_every: u64,
-    /// Held-out sequences to evaluate on.
+    /// Number of held-out sequences to evaluate on, with the same masks in all runs.
     pub eval_sequences: usize,
-    /// Steps between lines of the log.
+    /// Steps between lines of metrics.jsonl, which are means over them.
     pub log_every: u64,
-    /// Texts with masks to fill in at every evaluation.
+    /// Texts with `[MASK]` to fill at every evaluation, for the report.
     pub samples: Vec<String>,
 
-    /// Values of the model's config that differ from those of its size.
+    /// Values of config.json that differ from the size's, such as `config.num_hidden_layers = 6`.
     #[serde(skip_serializing_if = "Table::is_empty")]
+    #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
     pub config: Table,
-    /// Phases, one after the other; without any, the whole run is one.
+    /// Phases of a run, one after the other; without any, the whole run is one. What a phase does not set is as in
+    /// the rest of the recipe.
     #[serde(rename = "phase", skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
 }
 
 /// A part of a run with settings of its own.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Phase {
-    /// Its updates.
+    /// Its number of updates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
     /// Its share of the run's `steps`, instead of `steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// Tokens of a sequence.
+    /// Maximum length of a sequence in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence_length: Option<usize>,
-    /// Sequences of an update.
+    /// Sequences per update.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<usize>,
-    /// Parts of a batch.
+    /// Number of parts that a batch is computed in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accumulation: Option<usize>,
-    /// The highest learning rate of a course of its own.
+    /// Peak of a learning-rate schedule of its own, over its own steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// Updates in which it rises; only with a `learning_rate`.
+    /// Updates of its warm-up; only with a `learning_rate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// The share of pieces to predict.
+    /// Share of the tokens to predict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_probability: Option<f64>,
-    /// The most pieces to predict in a sequence.
+    /// Maximum number of tokens to predict in a sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_predictions: Option<usize>,
 }
@@ -478,18 +484,32 @@ pub fn to_toml<T: Serialize>(settings: &T) -> Result<String> {
 pub fn parse_settings<T: DeserializeOwned>(layers: &[(&str, &str)], sets: &[String]) -> Result<T> {
     let mut table = Table::new();
     for (text, place) in layers {
-        let error = |error: toml::de::Error| recipe_error(place, error.to_string().trim_end());
+        let error = |error: toml::de::Error| recipe_error(place, suggest(error.to_string().trim_end()));
         // Checked by itself first, so that an error shows its line.
         toml::from_str::<T>(text).map_err(error)?;
         table.extend(text.parse::<Table>().map_err(error)?);
     }
     for set in sets {
-        let error = |error: toml::de::Error| recipe_error(&format!("--set {set}"), error.message());
+        let error = |error: toml::de::Error| recipe_error(&format!("--set {set}"), suggest(error.message()));
         apply(&mut table, set)?;
         T::deserialize(table.clone()).map_err(error)?;
     }
     let place = layers.last().map_or("recipe", |(_, place)| place);
-    T::deserialize(table).map_err(|error| recipe_error(place, error.message()))
+    T::deserialize(table).map_err(|error| recipe_error(place, suggest(error.message())))
+}
+
+/// What serde says about a key that does not exist, with the one that was meant in place of all that there are.
+fn suggest(problem: &str) -> String {
+    let Some((before, rest)) = problem.split_once("unknown field `") else { return problem.to_owned() };
+    let mut names = rest.split('`').step_by(2);
+    let unknown = names.next().unwrap_or_default();
+    let likeness = |name: &str| strsim::jaro_winkler(name, &unknown.replace('-', "_"));
+    let best = names.map(|name| (likeness(name), name)).max_by(|a, b| a.0.total_cmp(&b.0));
+    let meant = match best.filter(|(likeness, _)| *likeness > 0.8) {
+        Some((_, name)) => format!("did you mean `{name}`? "),
+        None => String::new(),
+    };
+    format!("{before}unknown setting `{unknown}`: {meant}`henson help settings` lists all")
 }
 
 /// What keeps a run of `old` settings from going on with the `new` ones, a line each: not those that `may_change`, nor
@@ -589,13 +609,15 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let cases: [(&str, &[&str], &str); 16] = [
-            ("step = 10", &[], "unknown field `step`"),
+        let cases: [(&str, &[&str], &str); 18] = [
+            ("steps = 10", &["lerning-rate=1"], "did you mean `learning_rate`?"),
+            ("[[phase]]\nsteps = 1\nbatchsize = 2", &[], "did you mean `batch_size`?"),
+            ("step = 10", &[], "unknown setting `step`: did you mean `steps`?"),
             ("steps = 10\nlearning_rat = 1", &[], "line 2"),
             ("steps = \"many\"", &[], "line 1"),
             ("steps = 10", &["nothing"], "expected key=value"),
             ("steps = 10", &["=1"], "the key is empty"),
-            ("steps = 10", &["no_such=1"], "unknown field `no_such`"),
+            ("steps = 10", &["quux=1"], "unknown setting `quux`: `henson help settings` lists all"),
             ("steps = 10", &["phase.0.steps=1"], "phase"),
             ("[[phase]]\nsteps = 1", &["phase.3.steps=1"], "none of the 1 items"),
             ("steps = 10\nepochs = 2", &[], "either `steps` or `epochs`"),

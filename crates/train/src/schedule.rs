@@ -1,22 +1,22 @@
 //! Learning rates over the steps of a run.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The course of the learning rate after the warm-up, in which it rises from 0 in a line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
-    /// From the end of the warm-up in a line to 0, as in Hugging Face's `get_linear_schedule_with_warmup`.
+    /// Linear decay to 0 after the warm-up, as `get_linear_schedule_with_warmup` of `transformers`.
     #[default]
     Linear,
-    /// In a line to 0 over all steps, overruled by the warm-up while it lasts, so that the rate drops at its end: as in
-    /// Google's code (optimization.py 31-54).
+    /// Linear decay to 0 over all steps, with a drop where the warm-up ends: as in Google's code (optimization.py 31-54).
     PaperLinear,
-    /// Half a cosine from the end of the warm-up to 0.
+    /// Half a cosine to 0 after the warm-up.
     Cosine,
-    /// The same to the end.
+    /// Constant after the warm-up.
     Constant,
-    /// The same until the last `decay_steps`, then in a line to 0.
+    /// Constant until the last `decay_steps`, then linear decay to 0.
     WarmupStableDecay,
 }
 

@@ -1,5 +1,6 @@
 //! How instances are cut and hidden: the settings that a recipe can make.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
@@ -32,37 +33,37 @@ pub struct InstanceSettings {
 }
 
 /// What is to be learnt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
-    /// Hidden pieces, and whether a second segment followed the first: BERT's.
+    /// Masked LM and next-sentence prediction, as in BERT.
     #[default]
     MlmNsp,
-    /// Hidden pieces of single segments.
+    /// Masked LM on single segments.
     Mlm,
-    /// Every next piece, from left to right.
+    /// Left to right: predict every next token.
     Causal,
 }
 
 /// How single segments are cut from documents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
     /// Whole sentences of one document, as many as fit.
     #[default]
     Documents,
-    /// All documents in a row with `[SEP]` between them, cut once into blocks of the full length.
+    /// All documents in a row with `[SEP]` between them, cut into blocks of the full length.
     Blocks,
 }
 
 /// Which pieces are hidden together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Masking {
-    /// Each piece for itself.
+    /// Each token by itself.
     #[default]
     Pieces,
-    /// All pieces of a word.
+    /// All tokens of a word together.
     #[serde(rename = "whole-words")]
     Words,
     /// Up to ten words in a row, as in SpanBERT.

@@ -38,13 +38,14 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     {
         anyhow::bail!("--seeds has {seed} twice: expected seeds that differ");
     }
+    let sets = flags.settings.sets()?;
     let device = flags.machine.device()?;
     // All is read before the first recipe is run: a mistake in the last shall not show after hours.
     let mut plans = Vec::new();
     for (name, layers) in &variants {
         let layers: Vec<(&str, &str)> = layers.iter().map(|(text, place)| (text.as_str(), place.as_str())).collect();
         for &seed in &flags.seeds {
-            let mut recipe = Recipe::parse_layers(&layers, &flags.sets)?;
+            let mut recipe = Recipe::parse_layers(&layers, &sets)?;
             (recipe.data, recipe.seed) = (flags.data.clone(), seed);
             let directory = if flags.seeds.len() > 1 { format!("{name}-seed{seed}") } else { name.clone() };
             let plan = plan(recipe, device.threads()).with_context(|| format!("the variant {name}"))?;

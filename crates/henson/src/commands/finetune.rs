@@ -58,15 +58,18 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
             "the model learnt nothing: it {reason}; try --restarts 5, more epochs, or another learning_rate"
         ));
     }
+    let task = Task::named(&results.task).ok_or_else(|| TaskError::NoTask { name: results.task.clone() })?;
+    let shown = |value: f64| output::score(task, &results.metric, value);
     let score = match (results.value, &results.folds) {
         (Some(value), Some(folds)) => format!(
-            "{} {value:.4}{}, estimated by {} folds; the model has all rows, after {}",
+            "{} {}{}, estimated by {} folds; the model has all rows, after {}",
             results.metric,
-            folds.standard_deviation.map_or(String::new(), |deviation| format!(" ± {deviation:.4}")),
+            shown(value),
+            folds.standard_deviation.map_or(String::new(), |deviation| format!(" ± {}", shown(deviation))),
             folds.values.len(),
             updates(results.best_step)
         ),
-        (Some(value), None) => format!("{} {value:.4} after {}", results.metric, updates(results.best_step)),
+        (Some(value), None) => format!("{} {} after {}", results.metric, shown(value), updates(results.best_step)),
         (None, _) => format!("after {}", updates(results.best_step)),
     };
     let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
@@ -90,7 +93,7 @@ fn recipe_text(flags: &Finetune) -> anyhow::Result<(String, String)> {
 /// The recipe that the flags mean.
 fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     let (text, place) = recipe_text(flags)?;
-    let mut recipe = FineTuneRecipe::parse(&[(&text, &place)], &flags.sets)?;
+    let mut recipe = FineTuneRecipe::parse(&[(&text, &place)], &flags.settings.sets()?)?;
     if let Some(task) = &flags.task {
         recipe.task.clone_from(task);
     }
@@ -228,6 +231,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         Some([]) => Search::papers_grid(),
         Some(lists) => lists.iter().map(|list| parse_list(list)).collect::<anyhow::Result<_>>()?,
     };
+    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let wanted = Search { restarts: flags.restarts.unwrap_or(1) as u64, grid, recipe };
     let watcher: std::cell::RefCell<Option<Watcher>> = std::cell::RefCell::new(None);
     let mut on = |event: Event<'_>| {
@@ -246,7 +250,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         if let Some(watcher) = watcher.borrow_mut().take() {
             watcher.progress.finish();
         }
-        let value = cell.value.map_or("no score".to_owned(), |value| format!("{value:.4}"));
+        let value = cell.value.map_or("no score".to_owned(), |value| output::score(task, task.metric, value));
         let failed = cell.failed.as_ref().map_or(String::new(), |reason| format!("  ({reason})"));
         output::message(&format!("  {value}{failed}"));
     };
@@ -257,7 +261,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
             if flags.json {
                 output::json(&table)?;
             } else {
-                print(&table)?;
+                print(task, &table)?;
             }
             match &table.best {
                 Some(best) => {
@@ -284,10 +288,10 @@ fn parse_list(list: &str) -> anyhow::Result<(String, Vec<String>)> {
     Ok((key.trim().to_owned(), values))
 }
 
-fn print(table: &Table) -> anyhow::Result<()> {
+fn print(task: &Task, table: &Table) -> anyhow::Result<()> {
     let name = |settings: &[String]| if settings.is_empty() { "all runs".to_owned() } else { settings.join(" ") };
     let width = table.rows.iter().map(|row| name(&row.settings).chars().count()).max().unwrap_or(0).max(8);
-    let number = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.4}"));
+    let number = |value: Option<f64>| value.map_or("–".to_owned(), |value| output::score(task, &table.metric, value));
     output::line(&format!("{:<width$}  {:>8}  {:>9}  {:>8}  runs  failed", table.metric, "mean", "deviation", "best"))?;
     for row in &table.rows {
         output::line(&format!(
@@ -306,7 +310,7 @@ fn print(table: &Table) -> anyhow::Result<()> {
 /// Shows what happens.
 struct Watcher {
     progress: Progress,
-    metric: &'static str,
+    task: &'static Task,
     json: Option<JsonLines>,
     /// Whether evaluations are reported on standard error.
     people: bool,
@@ -314,12 +318,12 @@ struct Watcher {
 
 impl Watcher {
     fn new(plan: &Plan, json: bool) -> Self {
-        Self::of_steps(plan.steps(), plan.task.metric, json)
+        Self::of_steps(plan.steps(), plan.task, json)
     }
 
-    fn of_steps(steps: u64, metric: &'static str, json: bool) -> Self {
+    fn of_steps(steps: u64, task: &'static Task, json: bool) -> Self {
         let lines = json.then(JsonLines::default);
-        Self { progress: Progress::steps(steps, 0), metric, json: lines, people: !json }
+        Self { progress: Progress::steps(steps, 0), task, json: lines, people: !json }
     }
 
     fn on(&mut self, event: &Event<'_>) {
@@ -338,9 +342,13 @@ impl Watcher {
                 if let Some(lines) = &mut self.json {
                     lines.print(&json!({ "kind": "eval", "step": step, "metrics": metrics }));
                 } else if self.people {
-                    let first = metrics.get_key_value(self.metric);
-                    let rest = metrics.iter().filter(|(name, _)| *name != self.metric && !name.contains("threshold"));
-                    let parts = first.into_iter().chain(rest.take(3)).map(|(name, value)| format!("{name} {value:.4}"));
+                    let first = metrics.get_key_value(self.task.metric);
+                    let rest =
+                        metrics.iter().filter(|(name, _)| *name != self.task.metric && !name.contains("threshold"));
+                    let parts = first
+                        .into_iter()
+                        .chain(rest.take(3))
+                        .map(|(name, value)| format!("{name} {}", output::score(self.task, name, *value)));
                     output::message(&format!("step {step:>6}  {}", parts.collect::<Vec<_>>().join("  ")));
                 }
             }

@@ -18,10 +18,12 @@ mod predict;
 pub(crate) mod pretrain;
 mod report;
 mod serve;
+pub(crate) mod settings;
 mod tag;
 mod tokenizer;
 
 use crate::flags::{Command, Flags};
+use crate::output;
 
 pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
     match flags.command {
@@ -45,5 +47,7 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Info(flags) => info::run(&flags),
         Command::Convert(flags) => convert::run(&flags),
         Command::Bench(bench) => bench::run(bench),
+        Command::Settings(flags) => settings::run(&flags),
+        Command::Completions(flags) => output::completions(flags.shell),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_tensor::{DType, Device};
+use henson_train::report::numbers::metric;
 use henson_train::{
     Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, TrainError, Watch, memory, train,
 };
@@ -210,7 +211,7 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
         }
         None => (String::new(), "the default recipe".to_owned()),
     };
-    let mut recipe = Recipe::parse(&text, &place, &flags.sets)?;
+    let mut recipe = Recipe::parse(&text, &place, &flags.settings.sets()?)?;
     if let Some(model) = &flags.model {
         recipe.model.clone_from(model);
     }
@@ -404,11 +405,7 @@ impl Watcher {
                     let mut parts = vec![format!("step {step:>7}  held-out")];
                     let names = ["loss", "perplexity", "accuracy", "nsp_accuracy"];
                     for (name, value) in names.iter().filter_map(|name| Some((name, metrics.get(*name)?))) {
-                        parts.push(match *name {
-                            "perplexity" => format!("{name} {value:.1}"),
-                            "loss" => format!("{name} {value:.4}"),
-                            _ => format!("{} {:.1}%", name.replace("nsp_", "next-sentence "), 100.0 * value),
-                        });
+                        parts.push(format!("{} {}", name.replace("nsp_", "next-sentence "), metric(name, *value)));
                     }
                     output::message(&parts.join("  "));
                 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Machine;
+use super::settings::RecipeFlags;
 
 #[derive(Args, Debug)]
 pub(crate) struct Ablate {
@@ -20,9 +21,8 @@ pub(crate) struct Ablate {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
 
-    /// Set a value of every recipe, as in `henson pretrain`
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) sets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) settings: RecipeFlags,
 
     /// Run every variant with each of these seeds
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0")]

@@ -7,6 +7,7 @@ use henson_tasks::{FeatureLayers, TaggerHead};
 use henson_tensor::DType;
 
 use super::labelled::{Labelled, task_names};
+use super::settings::RecipeFlags;
 use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 
 #[derive(Args, Debug)]
@@ -16,13 +17,13 @@ columns, SQuAD's JSON); --train and --dev name files themselves. Without a dev f
 (from 500 rows on; by label, by passage or document where rows belong together), or folds estimate the score. Labels are the official ones, or learnt from the files.\n\n\
 The same command again goes on where the run was stopped, killed or interrupted. Keys for --set and recipes: batch_size, \
 epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper, lamb), dropout, layer_decay, freeze, \
-class_weights, evals_per_epoch, patience, limit, …; docs/finetuning.md has all.\n\n\
+class_weights, evals_per_epoch, patience, limit, …; `henson help settings` lists all.\n\n\
 Examples:\n  henson finetune --task mrpc --data glue --out mrpc\n  \
 henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \
-henson finetune --task ner --model DIR --data conll2003 --out ner --set epochs=4 --set layer_decay=0.9\n  \
+henson finetune --task ner --model DIR --data conll2003 --out ner --epochs 4 --set layer_decay=0.9\n  \
 henson finetune --task ner --model DIR --data conll2003 --out tagger --frozen --layers concat-last-4 --head bilstm --crf\n  \
 henson finetune --task squad2 --model DIR --data squad --out answers --dtype bf16\n  \
-henson finetune --task embed --model DIR --train pairs.jsonl --dev STS-B/dev.tsv --out sentences --set batch_size=128\n  \
+henson finetune --task embed --model DIR --train pairs.jsonl --dev STS-B/dev.tsv --out sentences --batch-size 128\n  \
 henson finetune --task rte --model DIR --data glue --out rte --restarts 5\n  \
 henson finetune --task rte --model DIR --data glue --out rte-grid --grid learning_rate=5e-5,3e-5 epochs=3,5 --restarts 3")]
 pub(crate) struct Finetune {
@@ -65,9 +66,8 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
 
-    /// Set a value of the recipe: epochs=5, learning_rate=3e-5, max_length=256
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) sets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) settings: RecipeFlags,
 
     /// Leave the encoder as it is and train only what stands on it
     #[arg(long)]

@@ -10,6 +10,7 @@ pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod report;
 pub(crate) mod serve;
+pub(crate) mod settings;
 pub(crate) mod tasks;
 pub(crate) mod tokenizer;
 
@@ -42,10 +43,11 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  henson pretrain --model bert-mini --data shards --out run --set steps=10000\n  \
 henson pretrain recipes/bert-base.toml --data shards --out run --dry-run\n  \
-henson pretrain --model DIR --data my-domain --out run --set epochs=3    (goes on from a checkpoint)\n\n\
+henson pretrain --model DIR --data my-domain --out run --epochs 3    (continues from a checkpoint)\n\n\
 The same command again goes on where the run was stopped, killed or interrupted. Keys of a recipe: steps, epochs, \
 batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal), masking (pieces, whole-words, spans), \
-learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; docs/recipes.md has all."
+learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; `henson help settings` \
+lists all."
     )]
     Pretrain(pretrain::Pretrain),
     /// Fine-tune a model on labelled data: GLUE, SQuAD, entities, multiple choice, or your own tables
@@ -98,6 +100,10 @@ lacks, is reported.\n\nExample:\n  henson convert SRC DST --dtype bf16")]
     /// Measure speed: training steps, inference, matrix products
     #[command(subcommand)]
     Bench(Bench),
+    /// List every setting of recipes and --set: key, default, meaning
+    Settings(settings::Settings),
+    /// Print a script that completes commands and flags in a shell
+    Completions(settings::Completions),
 }
 
 /// Which model.
@@ -204,8 +210,8 @@ pub(crate) struct Embed {
     #[arg(long, value_enum)]
     pub(crate) pooling: Option<PoolingName>,
 
-    /// Give every vector the length 1 [default: what the directory says, else no]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    /// Scale every vector to length 1 [default: as in the directory, otherwise no]
+    #[arg(long, visible_alias = "normalize", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) normalise: Option<bool>,
 
     #[command(flatten)]

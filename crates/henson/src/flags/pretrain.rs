@@ -6,6 +6,7 @@ use clap::Args;
 
 use henson_tensor::DType;
 
+use super::settings::RecipeFlags;
 use super::{Machine, parse_count, parse_dtype};
 
 #[derive(Args, Debug)]
@@ -27,9 +28,8 @@ pub(crate) struct Pretrain {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<String>,
 
-    /// Set a value of the recipe: steps=1000, learning_rate=3e-4, config.num_hidden_layers=6; of a recipe with phases, phase.0.steps=900
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) sets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) settings: RecipeFlags,
 
     /// The seed of initial weights, instances and dropout [default: the recipe's, else 0]
     #[arg(long)]

@@ -4,78 +4,80 @@ use std::path::{Path, PathBuf};
 
 use henson_infer::Layers;
 use henson_train::{Precision, Result, ScheduleKind, TrainError, check_counts, check_ranges, to_toml};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::layers::FeatureLayers;
 use crate::read::Files;
 
 /// What stands on the vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaggerHead {
-    /// One matrix.
+    /// A linear layer.
     Linear,
-    /// Two layers that read in both directions, and a matrix on them.
+    /// A bidirectional LSTM and a linear layer.
     Bilstm,
 }
 
 /// A run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TaggerRecipe {
-    /// What is learnt: a task of words with tags.
+    /// The task: `ner`, `pos` or `tag` (`--task`).
     pub task: String,
-    /// The directory of the encoder, or a name of it.
+    /// The encoder: a directory, or the name of one (`--model`).
     pub model: String,
     /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
     #[serde(skip)]
     pub found_at: Option<PathBuf>,
-    /// The file to train on.
+    /// The file to train on (`--train`).
     pub train: String,
-    /// The file to choose the best tagger by; empty: none, and the last one is it.
+    /// The file to choose the best tagger by (`--dev`).
     pub dev: String,
-    /// The seed of the first weights, of the order of sentences and of dropout.
+    /// Seed of the initial weights, of the order of sentences and of dropout (`--seed`).
     pub seed: u64,
-    /// What the encoder computes in; the tagger is f32.
+    /// Number type of the encoder; the tagger is f32 (`--dtype`).
     pub dtype: Precision,
 
-    /// Which layers.
+    /// Layers that the tagger reads, such as `last`, `sum-last-4`, `concat-last-4`, `mix-all` (`--layers`).
+    #[schemars(with = "String")]
     pub layers: FeatureLayers,
-    /// What stands on them.
+    /// Network on top of them (`--head`).
     pub head: TaggerHead,
-    /// Whether the tags of a sentence are scored together.
+    /// Score the tags of a sentence together, by a conditional random field (`--crf`).
     pub crf: bool,
-    /// Numbers of the BiLSTM's output, half of them of each direction; the encoder's own where nothing is said, as the 768 of
-    /// the paper.
+    /// Size of the BiLSTM's output, half of it of each direction; by default the encoder's, as the 768 of Devlin et
+    /// al. (2019).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hidden_size: Option<usize>,
     /// Layers of the BiLSTM.
     pub lstm_layers: usize,
-    /// Dropout between the layers and before the matrix.
+    /// Dropout between the layers and before the linear layer.
     pub dropout: f64,
-    /// Tokens of a sequence for the encoder; longer sentences are divided into windows. 128.
+    /// Maximum sequence length in tokens for the encoder; longer sentences are divided into windows.
     pub max_length: usize,
-    /// Whether the encoder reads each sentence amid the others of its document, as many as fit into `max_length`.
+    /// Read each sentence together with the sentences around it, as many as fit into `max_length`.
     pub document_context: bool,
 
-    /// Sentences of an update.
+    /// Sentences per update (`--batch-size`).
     pub batch_size: usize,
-    /// Walks over the training file.
+    /// Number of epochs (`--epochs`).
     pub epochs: u64,
-    /// Train on so many sentences alone, evenly spaced; for a quick look.
+    /// Train on this many sentences, evenly spaced, for a quick look.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// The highest learning rate.
+    /// Peak learning rate (`--learning-rate`).
     pub learning_rate: f64,
-    /// Its course.
+    /// Learning-rate schedule after the linear warm-up.
     pub schedule: ScheduleKind,
-    /// The share of the updates in which it rises.
+    /// Share of the updates in which the learning rate rises from 0 to its peak.
     pub warmup: f64,
-    /// Decoupled decay of matrices.
+    /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
-    /// The most that the norm of all gradients together may be; 0 for no bound.
+    /// Maximum norm of all gradients together; 0 turns clipping off.
     pub clip: f64,
-    /// Stop after so many epochs without a better score; 0 never.
+    /// Stop after this many epochs without an improvement; 0 never.
     pub patience: u64,
 
     /// How both files are written, where they are not as the task's own are.

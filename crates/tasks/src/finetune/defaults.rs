@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use henson_train::{Result, TrainError, parse_settings};
+use henson_train::{Result, Setting, TrainError, parse_settings};
 use toml::Table;
 
 use super::recipe::FineTuneRecipe;
@@ -15,6 +15,16 @@ use crate::example::Set;
 const BY_SIZE: [&str; 2] = ["dev_rows", "folds"];
 
 impl FineTuneRecipe {
+    /// Every setting, for people. Those that are chosen have no default.
+    pub fn settings() -> Vec<Setting> {
+        let mut settings = henson_train::settings::<Self>();
+        for setting in settings.iter_mut().filter(|setting| BY_SIZE.contains(&setting.key.as_str())) {
+            setting.default = None;
+            setting.meaning += " By default chosen by the size of the data and the model.";
+        }
+        settings
+    }
+
     /// Reads a recipe from TOML texts with their names, of which a later one overrules the earlier, and `key=value`s on top.
     /// What none of them sets is left to be chosen by the size of data and model.
     pub fn parse(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {

@@ -8,104 +8,104 @@ use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, TrainError, check_counts,
     check_ranges, to_toml,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::read::Files;
 use crate::task::{Task, TaskKind};
 
 /// A fine-tuning run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FineTuneRecipe {
-    /// What is learnt: a name of [`crate::TASKS`].
+    /// The task: a benchmark, or `classify`, `pair`, `regress`, `multilabel`, `tag`, `qa`, `choice`, `embed`
+    /// (`--task`).
     pub task: String,
-    /// The directory of the model to start from, or a name of it.
+    /// The model to start from: a directory, or the name of one (`--model`).
     pub model: String,
     /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
     #[serde(skip)]
     pub found_at: Option<PathBuf>,
-    /// The file to train on.
+    /// The file to train on (`--train`).
     pub train: String,
-    /// The file to choose the best model by; empty: none.
+    /// The file to choose the best checkpoint by (`--dev`).
     pub dev: String,
-    /// Without a dev file: rows of the training file that are held out to choose the best model by; 0 for none.
+    /// Without a dev file: number of rows of the training file that are held out to choose the best checkpoint by.
     pub dev_rows: usize,
-    /// Without a dev file: parts that the training file is divided into. Each is scored by a model that was trained on the
-    /// others, which estimates how good the model is that is then trained on all; 0 for none.
+    /// Without a dev file: number of folds. Each is scored by a model trained on the others, which estimates how good the
+    /// model is that is then trained on all rows.
     pub folds: usize,
-    /// The seed that draws which rows are held out, or the folds. It is another than `seed`, so that runs with several seeds
-    /// are scored on the same rows.
+    /// Seed that draws the held-out rows or the folds. It is separate from `seed`, so that runs with several seeds are scored
+    /// on the same rows.
     pub split_seed: u64,
-    /// The seed of the new head, of the order of examples and of dropout.
+    /// Seed of the new head, of the order of examples and of dropout (`--seed`).
     pub seed: u64,
-    /// What the model computes in.
+    /// Number type to compute in; the master weights are f32 either way (`--dtype`).
     pub dtype: Precision,
 
-    /// Examples of an update; for questions, windows.
+    /// Examples per update, windows for questions (`--batch-size`).
     pub batch_size: usize,
-    /// Parts that a batch is computed in, one after the other, to save memory. Of texts that are alike, each part is told from
-    /// itself alone and has two pairs at least: so at most half of `batch_size`, and fewer parts in the last batch of an
-    /// epoch where it is too small.
+    /// Number of parts that a batch is computed in, to save memory. For `embed` negatives come from the same part, so
+    /// at most half of `batch_size`.
     pub accumulation: usize,
-    /// Walks over the training file.
+    /// Number of epochs (`--epochs`).
     pub epochs: f64,
-    /// Train on so many examples alone, evenly spaced; for a quick look.
+    /// Train on this many examples, evenly spaced, for a quick look.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// Tokens of a sequence, special ones included; longer texts are cut, or divided where `windows` says so. 128, or 384
-    /// for questions.
+    /// Maximum sequence length in tokens, special tokens included; by default 128, and 384 for questions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
-    /// Whether longer texts are divided into overlapping windows. Those of a document to classify all have its label; in
-    /// evaluation their logits are averaged. Words to tag and passages always are.
+    /// Divide longer texts into overlapping windows instead of cutting them. In training each window has the text's
+    /// label, in evaluation their logits are averaged. Words to tag and passages are always divided.
     pub windows: bool,
-    /// Words to tag: whether each sentence is read amid the others of its document, as many as fit into `max_length`.
+    /// Words to tag: read each sentence together with the sentences around it, as many as fit into `max_length`.
     pub document_context: bool,
-    /// Questions: from the beginning of one window over the passage to that of the next.
+    /// Questions: tokens from the start of one window to that of the next.
     pub stride: usize,
-    /// Questions: the most pieces of a question.
+    /// Questions: maximum length of a question in tokens.
     pub max_question: usize,
 
-    /// The rule of the updates: `adamw` with bias correction, or `paper` without it.
+    /// Optimizer.
     pub optimizer: OptimizerKind,
-    /// The highest learning rate.
+    /// Peak learning rate (`--learning-rate`).
     pub learning_rate: f64,
-    /// Its course.
+    /// Learning-rate schedule after the linear warm-up.
     pub schedule: ScheduleKind,
-    /// The share of the updates in which it rises.
+    /// Share of the updates in which the learning rate rises from 0 to its peak.
     pub warmup: f64,
-    /// Decoupled decay of matrices and tables.
+    /// Decoupled weight decay; biases and LayerNorm are not decayed.
     pub weight_decay: f64,
-    /// β₁.
+    /// Adam's β₁.
     pub beta1: f64,
-    /// β₂.
+    /// Adam's β₂.
     pub beta2: f64,
-    /// ε.
+    /// Adam's ε.
     pub epsilon: f64,
-    /// The most that the norm of all gradients together may be; 0 for no bound.
+    /// Maximum norm of all gradients together; 0 turns clipping off.
     pub clip: f64,
-    /// Dropout of the hidden states, of attention and before the classifier; the model's own where nothing is said.
+    /// Dropout of hidden states, of attention and before the classifier; by default the model's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
-    /// The factor on the learning rate from one layer to the one below it; 1 for the same everywhere.
+    /// Factor on the learning rate from one layer to the one below it; 1 for the same everywhere.
     pub layer_decay: f64,
-    /// Whether the encoder stays as it is, and only what stands on it is trained.
+    /// Freeze the encoder and train the head alone (`--frozen`).
     pub freeze: bool,
-    /// Texts that are alike: what cosines are divided by before the softmax. Lower looks harder at the nearest of the others.
+    /// `embed`: what cosines are divided by before the softmax.
     pub temperature: f64,
-    /// Texts that are alike: the least score of a row to learn from, where the training file has scores. Without it, the scores
+    /// `embed`: lowest score of a row to learn from, where the training file has scores. Without it, the scores
     /// themselves are learnt, as cosines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_score: Option<f64>,
-    /// Whether rare labels count more, such that all labels weigh the same together; of labels of which a text may have
-    /// several, yes and no to each.
+    /// Weight labels inversely to their frequency; for `multilabel`, positives by the ratio of negatives to positives
+    /// (`pos_weight`).
     pub class_weights: bool,
 
-    /// Evaluations in an epoch, each with a checkpoint.
+    /// Evaluations per epoch, each with a checkpoint.
     pub evals_per_epoch: u64,
-    /// Stop after so many evaluations without a better one; 0 never.
+    /// Stop after this many evaluations without an improvement; 0 never.
     pub patience: u64,
-    /// Steps between lines of the log.
+    /// Steps between lines of metrics.jsonl.
     pub log_every: u64,
 
     /// How both files are written, where they are not as the task's own are.

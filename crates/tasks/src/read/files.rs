@@ -6,6 +6,7 @@ use std::path::Path;
 use henson_checkpoint::read_limited;
 use henson_data::tables::{Column, TableFormat};
 use henson_train::TrainError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::TaskError;
@@ -15,11 +16,12 @@ use crate::task::Task;
 const RECIPE_LIMIT: u64 = 16 << 20;
 
 /// How labelled files are written. What is not set is as the task has it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Files {
     /// How tables are written; none: what the file's name says.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub format: Option<TableFormat>,
     /// Whether quotes go around cells; none: in csv, and not in tsv.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,21 +31,27 @@ pub struct Files {
     pub header: Option<bool>,
     /// The text, the first of two, the question, the context, or the words.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub text_column: Option<Column>,
     /// The second text, or the passage.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub second_column: Option<Column>,
     /// The label, number, answer or tags. Several: each is 0 or 1 for the label that it is named after.
     #[serde(with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
     pub label_column: Vec<Column>,
     /// The choices.
     #[serde(with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
     pub choice_columns: Vec<Column>,
     /// A text that means something else than the first.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub negative_column: Option<Column>,
     /// What predictions are known by.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub id_column: Option<Column>,
     /// The labels, in the order of their numbers; empty: the official ones, or those of the file, sorted. Any other in the
     /// file is then an error.

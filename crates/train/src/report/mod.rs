@@ -6,6 +6,7 @@
 //! JSON without any `<`, and the page itself allows no other script than its own.
 
 mod html;
+pub mod numbers;
 mod page;
 mod series;
 
@@ -198,8 +199,8 @@ impl Summary {
     pub fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
         for (name, value) in in_order(&self.last).take(METRICS) {
-            let text = html::metric(name, *value);
-            let best = self.best.get(name).map(|best| (html::metric(name, best.value), best.step));
+            let text = numbers::metric(name, *value);
+            let best = self.best.get(name).map(|best| (numbers::metric(name, best.value), best.step));
             figures.push(Figure {
                 label: format!("held-out {}", words(name)),
                 value: *value,
@@ -213,13 +214,13 @@ impl Summary {
             Figure { label, value, text, best: None, lower_is_better }
         };
         if let Some(loss) = self.train_loss {
-            figures.push(plain("training loss", loss, html::metric("loss", loss), Some(true)));
+            figures.push(plain("training loss", loss, numbers::metric("loss", loss), Some(true)));
         }
-        figures.push(plain("steps", self.steps as f64, html::count(self.steps), None));
-        figures.push(plain("tokens", self.tokens as f64, html::short(self.tokens as f64), None));
-        figures.push(plain("time", self.seconds, html::duration(self.seconds), None));
+        figures.push(plain("steps", self.steps as f64, numbers::count(self.steps), None));
+        figures.push(plain("tokens", self.tokens as f64, numbers::short(self.tokens as f64), None));
+        figures.push(plain("time", self.seconds, numbers::duration(self.seconds), None));
         if let Some(rate) = self.tokens_per_s {
-            figures.push(plain("tokens/s", rate, html::short(rate), None));
+            figures.push(plain("tokens/s", rate, numbers::short(rate), None));
         }
         figures
     }
@@ -296,7 +297,7 @@ fn facts_of(config: Value) -> Vec<(String, String)> {
     }
     for (label, key) in named {
         if let Some(value) = config.get(key) {
-            facts.push((label.to_owned(), value.as_u64().map_or_else(|| plain(value), html::count)));
+            facts.push((label.to_owned(), value.as_u64().map_or_else(|| plain(value), numbers::count)));
         }
     }
     // Nobody has so many labels, and the sum below would not hold their parameters.
@@ -306,7 +307,7 @@ fn facts_of(config: Value) -> Vec<(String, String)> {
         let mut builder = Builder::new();
         Bert::build(&mut builder, &config, Head::of_config(&config).unwrap_or(Head::Pooler));
         let parameters: usize = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
-        facts.insert(facts.len().min(1), ("parameters".to_owned(), html::count(parameters as u64)));
+        facts.insert(facts.len().min(1), ("parameters".to_owned(), numbers::count(parameters as u64)));
     }
     facts
 }

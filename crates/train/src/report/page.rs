@@ -6,7 +6,8 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-use super::html::{Text, count, digits, duration, metric, short};
+use super::html::Text;
+use super::numbers::{count, digits, duration, metric, short};
 use super::series::{Chart, Data};
 use super::{MARK, METRICS, Run, Summary, by_step, flat, in_order, words};
 use crate::metrics::{Line, Note, Prediction, Samples};

@@ -62,7 +62,7 @@ pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<(
         (skipped, undecided) => format!(", without {skipped} bad rows and {undecided} undecided ones"),
     };
     output::line(&format!("{} examples of {}{left_out}", score.examples, flags.data.display()))?;
-    print(&score)
+    print(set.task, &score)
 }
 
 /// A set, what was predicted, and from which odds on a question counts as unanswered.
@@ -122,18 +122,18 @@ fn object(flags: &Eval, task: &Task, score: &Score, skipped: usize, undecided: u
 }
 
 /// Tables for people.
-pub(super) fn print(score: &Score) -> anyhow::Result<()> {
+pub(super) fn print(task: &Task, score: &Score) -> anyhow::Result<()> {
     let width = score.metrics.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in &score.metrics {
         let of = match (&score.positive, *name) {
             (Some(positive), "f1") => format!("  of {positive:?}"),
             _ => String::new(),
         };
-        output::line(&format!("  {name:<width$}  {value:>8.4}{of}"))?;
+        output::line(&format!("  {name:<width$}  {:>8}{of}", output::score(task, name, *value)))?;
     }
     if !score.labels.is_empty() {
         let width = score.labels.iter().map(|label| label.name.chars().count()).max().unwrap_or(0).clamp(5, 40);
-        output::line(&format!("\n  {:<width$}  precision  recall      f1  expected  predicted", "label"))?;
+        output::line(&format!("\n  {:<width$}  precision   recall       f1  expected  predicted", "label"))?;
         let mut rows: Vec<&LabelScore> = score.labels.iter().collect();
         if rows.len() > MOST_ROWS {
             rows.sort_by_key(|label| std::cmp::Reverse(label.counts.expected));
@@ -142,13 +142,13 @@ pub(super) fn print(score: &Score) -> anyhow::Result<()> {
         for label in &rows {
             let counts = label.counts;
             output::line(&format!(
-                "  {:<width$}  {:>9.4}  {:>6.4}  {:>6.4}  {:>8}  {:>9}",
+                "  {:<width$}  {:>8.2}%  {:>6.2}%  {:>6.2}%  {:>8}  {:>9}",
                 label.name,
-                counts.precision(),
-                counts.recall(),
-                counts.f1(),
-                counts.expected,
-                counts.predicted
+                100.0 * counts.precision(),
+                100.0 * counts.recall(),
+                100.0 * counts.f1(),
+                thousands(counts.expected),
+                thousands(counts.predicted)
             ))?;
         }
     }

@@ -35,7 +35,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let mut progress = Progress::new("sentences read", None);
     let mut watcher: Option<Watcher> = None;
     let mut on = |event: Event<'_>| {
-        let new = || Watcher::of_steps(plan.steps(), task.metric, flags.json);
+        let new = || Watcher::of_steps(plan.steps(), task, flags.json);
         watcher.get_or_insert_with(new).on(&event);
     };
     let mut read = |done: usize, all: usize| {
@@ -62,7 +62,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
 /// The recipe that the flags mean.
 fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     let (text, place) = recipe_text(flags)?;
-    let mut recipe: TaggerRecipe = parse_settings(&[(&text, &place)], &flags.sets)?;
+    let mut recipe: TaggerRecipe = parse_settings(&[(&text, &place)], &flags.settings.sets()?)?;
     if let Some(task) = &flags.task {
         recipe.task.clone_from(task);
     }
