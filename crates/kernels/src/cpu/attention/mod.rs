@@ -5,6 +5,7 @@
 //! [`Attention`]. Scores exist for a block of queries at a time and the keys that these see, never N×M for long sequences;
 //! the backward computes them again from the kept log-sums.
 
+pub mod cache;
 mod description;
 pub mod reference;
 mod softmax;
