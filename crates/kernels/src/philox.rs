@@ -8,7 +8,7 @@ pub(crate) const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Rounds for everything but dropout, as its authors recommend.
-const ROUNDS: usize = 10;
+pub(crate) const ROUNDS: usize = 10;
 
 /// Rounds for dropout, which draws for every element of every activation: the fewest for which the authors found no test of
 /// TestU01's BigCrush that fails.

@@ -6,8 +6,8 @@ use common::*;
 use henson_kernels::cpu::activation::{Activation, backward, forward, reference};
 use henson_kernels::cpu::{Cpu, Element, Isa};
 
-const ALL: [Activation; 5] =
-    [Activation::None, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Tanh];
+const ALL: [Activation; 6] =
+    [Activation::None, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Tanh, Activation::Silu];
 
 #[test]
 fn reference_has_the_right_gradients() {

@@ -69,6 +69,7 @@ fn check<E: Element, O: Element>(cpu: &Cpu, form: Form, m: usize, n: usize, k: u
         derivative: Some(&mut slope),
         factor: Some(&gate),
         accumulate: true,
+        ..Finish::default()
     };
     product(cpu, va, Right::Plain(vb), &mut out, n + 3, finish);
     let z: Vec<f64> = (0..m * n).map(|i| 0.5 * expected[i] + f64::from(bias[i % n])).collect();
@@ -113,6 +114,69 @@ fn products_match_the_reference() {
     }
 }
 
+const GATES: [Activation; 5] =
+    [Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Relu, Activation::None];
+
+#[test]
+fn reference_of_a_gate_has_the_right_gradients() {
+    for gate in GATES {
+        let z = vec![exact(&numbers::<f32>(1, 4 * 6))];
+        let w = exact(&numbers::<f32>(2, 4 * 3));
+        let (_, slopes) = reference::gated(&z[0], 3, gate);
+        let gradient = (0..4 * 6).map(|i| slopes[i] * w[i / 6 * 3 + i % 3]).collect();
+        check_gradients("gate", &z, &[gradient], |z| weighted(&reference::gated(&z[0], 3, gate).0, &w));
+    }
+}
+
+/// activation(x·gate)∘(x·other) as one product, what it keeps, and the backward through it.
+fn check_gated<E: Element>(cpu: &Cpu, m: usize, n: usize, k: usize, gate: Activation, with_bias: bool) {
+    let (mut a, b) = (numbers::<E>(1, m * k), numbers::<E>(2, 2 * n * k));
+    if k > 1000 {
+        a.iter_mut().for_each(|a| *a = E::from_f32(a.to_f32() / 64.0));
+    }
+    let bias = numbers::<f32>(3, 2 * n);
+    let bias = with_bias.then_some(&bias[..]);
+    // As weights are stored: the gate's n rows, then those of what it gates.
+    let weight = Matrix::new(&b, 2 * n, k).transposed();
+    let mut z = reference::product(&exact(&a), &transpose(&exact(&b), 2 * n, k), m, 2 * n, k);
+    z.iter_mut().enumerate().for_each(|(i, z)| *z += bias.map_or(0.0, |bias| f64::from(bias[i % (2 * n)])));
+    let (expected, slopes) = reference::gated(&z, n, gate);
+    let what = format!("{gate:?}, {m}×{n}×{k}");
+    let a = Matrix::new(&a, m, k);
+    let (mut out, mut kept) = (poisoned::<E>(m * n), poisoned::<E>(m * 2 * n));
+    let derivative = Some(&mut kept[..]);
+    let finish = Finish { bias, activation: gate, gated: true, derivative, ..Finish::default() };
+    product(cpu, a, Right::Plain(weight), &mut out, n, finish);
+    assert_close(&what, cpu, &out, &expected);
+    assert_close(&format!("{what}: kept"), cpu, &kept, &slopes);
+    let packed = Packed::gated(cpu, weight);
+    for weight in [Right::Plain(weight), Right::Packed(&packed)] {
+        let mut out = poisoned::<E>(m * n);
+        let finish = Finish { bias, activation: gate, gated: true, ..Finish::default() };
+        product(cpu, a, weight, &mut out, n, finish);
+        assert_close(&format!("{what}: nothing kept"), cpu, &out, &expected);
+    }
+    // Back through the gate: dy·down, times both halves of what was kept.
+    let (dy, down) = (numbers::<E>(4, m * 5), numbers::<E>(5, 5 * n));
+    let dinner = reference::product(&exact(&dy), &exact(&down), m, n, 5);
+    let expected: Vec<f64> =
+        (0..m * 2 * n).map(|i| dinner[i / (2 * n) * n + i % n] * f64::from(kept[i].to_f32())).collect();
+    let mut dz = poisoned::<E>(m * 2 * n);
+    let finish = Finish { gate_factors: Some(&kept), ..Finish::default() };
+    product(cpu, Matrix::new(&dy, m, 5), Right::Plain(Matrix::new(&down, 5, n)), &mut dz, 2 * n, finish);
+    assert_close(&format!("{what}: backward"), cpu, &dz, &expected);
+}
+
+#[test]
+fn gated_products_match_the_reference() {
+    for (m, n, k) in [(1, 1, 1), (7, 33, 24), (129, 7, 33), (33, 129, 7), (100, 64, 40), (5, 9, 8195)] {
+        for_all!(check_gated(m, n, k, Activation::Gelu, true));
+    }
+    for gate in GATES {
+        for_all!(check_gated(33, 40, 20, gate, false));
+    }
+}
+
 #[test]
 fn every_number_of_rows_works() {
     for cpu in &contexts() {
@@ -151,4 +215,15 @@ fn threads_do_not_change_a_bit() {
         assert_eq!(run(1), run(2));
         assert_eq!(run(1), run(3));
     }
+    let run = |threads| {
+        let cpu = Cpu::new(Isa::best(), threads).unwrap();
+        let (a, b) = (numbers::<f32>(1, 129 * 40), numbers::<f32>(2, 40 * 200));
+        let (mut out, mut kept) = (poisoned::<f32>(129 * 100), poisoned::<f32>(129 * 200));
+        let derivative = Some(&mut kept[..]);
+        let finish = Finish { activation: Activation::Silu, gated: true, derivative, ..Finish::default() };
+        product(&cpu, Matrix::new(&a, 129, 40), Right::Plain(Matrix::new(&b, 40, 200)), &mut out, 100, finish);
+        [out, kept].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    assert_eq!(run(1), run(2));
+    assert_eq!(run(1), run(3));
 }

@@ -27,8 +27,11 @@ fn reference_has_the_right_gradients() {
     let (columns, classes) = (9, 7);
     let (targets, weights) = (targets(5, classes), exact(&weights(5)));
     let inputs = [exact(&numbers::<f32>(1, 5 * columns))];
-    let run = |x: &[f64]| reference::cross_entropy(x, columns, classes, &targets, &weights, 0.3);
-    check_gradients("cross_entropy", &inputs, &[run(&inputs[0]).2], |x| run(&x[0]).0);
+    for smoothing in [0.0, 0.1] {
+        let run =
+            |x: &[f64]| reference::smoothed_cross_entropy(x, columns, classes, &targets, &weights, smoothing, 0.3);
+        check_gradients("cross_entropy", &inputs, &[run(&inputs[0]).2], |x| run(&x[0]).0);
+    }
     let answers = exact(&answers(5 * columns));
     let run = |x: &[f64]| reference::mean_squared_error(x, &answers, 0.3);
     check_gradients("mean_squared_error", &inputs, &[run(&inputs[0]).1], |x| run(&x[0]).0);
@@ -52,14 +55,31 @@ fn check<E: Element>(cpu: &Cpu, rows: usize, classes: usize, padding: usize, str
         row[classes..].fill(E::from_f32(f32::NAN));
     }
     let targets = targets(rows, classes);
-    for weights in [None, Some(&weights(rows)[..])] {
+    for (weights, smoothing) in [(None, 0.0), (Some(&weights(rows)[..]), 0.0), (Some(&weights(rows)[..]), 0.125)] {
         let exact_weights = weights.map_or(vec![1.0; rows], exact);
-        let (loss, terms, gradient) =
-            reference::cross_entropy(&exact(&logits), columns, classes, &targets, &exact_weights, 0.3);
+        let (loss, terms, gradient) = reference::smoothed_cross_entropy(
+            &exact(&logits),
+            columns,
+            classes,
+            &targets,
+            &exact_weights,
+            f64::from(smoothing),
+            0.3,
+        );
         for want_gradient in [false, true] {
             let (mut x, mut losses) = (logits.clone(), poisoned::<f32>(rows));
-            let got =
-                loss::cross_entropy(cpu, &mut x, columns, classes, &targets, weights, 0.3, want_gradient, &mut losses);
+            let got = loss::cross_entropy(
+                cpu,
+                &mut x,
+                columns,
+                classes,
+                &targets,
+                weights,
+                smoothing,
+                0.3,
+                want_gradient,
+                &mut losses,
+            );
             assert_loss("cross_entropy", cpu, got, loss);
             assert_close("losses", cpu, &losses, &terms);
             if want_gradient {
@@ -164,6 +184,7 @@ fn what_is_not_finite_gives_nan() {
                         columns,
                         &targets,
                         weights,
+                        0.0,
                         1.0,
                         true,
                         &mut losses,
@@ -188,7 +209,7 @@ fn threads_do_not_change_a_bit() {
         let cpu = Cpu::new(Isa::best(), threads).unwrap();
         let (mut x, mut losses) = (logits.clone(), poisoned::<f32>(rows));
         let targets = targets(rows, columns);
-        let loss = loss::cross_entropy(&cpu, &mut x, columns, columns, &targets, None, 0.3, true, &mut losses);
+        let loss = loss::cross_entropy(&cpu, &mut x, columns, columns, &targets, None, 0.0, 0.3, true, &mut losses);
         let mut y = logits.clone();
         let answers = answers(y.len());
         let squared = loss::mean_squared_error(&cpu, &mut y, &answers, 0.3, true);

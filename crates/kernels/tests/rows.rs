@@ -71,6 +71,14 @@ fn check<E: Element>(cpu: &Cpu, t: usize, h: usize) {
     rows::drop(cpu, &mut y, h, &dropout, &ids);
     let expected: Vec<f64> = (0..t * h).map(|i| wide[i] * keeps(i) * f64::from(dropout.scale())).collect();
     assert_close("drop", cpu, &y, &expected);
+    // The same columns of both halves of every row.
+    let mut both: Vec<E> = x.chunks(h).flat_map(|row| [row, row].concat()).collect();
+    rows::drop_parts(cpu, &mut both, h, 2, &dropout, &ids);
+    let twice: Vec<E> = y.chunks(h).flat_map(|row| [row, row].concat()).collect();
+    assert!(
+        both.iter().zip(&twice).all(|(a, b)| a.to_f32().to_bits() == b.to_f32().to_bits()),
+        "drop_parts on {cpu:?}"
+    );
 
     let offsets = offsets(t);
     let expected = reference::segment_mean(&wide, h, &offsets);

@@ -3,10 +3,10 @@
 //! Legend: B sequences, T tokens in the flat batch, H hidden, A heads, V vocabulary, P predicted tokens.
 
 use henson_tensor::{
-    Activation, Builder, EmbeddingTables, Init, Layout, Param, Pass, Result, Tensor, TensorError, Var,
+    Activation, Builder, EmbeddingTables, Init, Layout, Norm, Param, Pass, Result, Tensor, TensorError, Var,
 };
 
-use crate::layers::{BLOCK_SITES, Block, BlockSettings, LayerNorm, Linear};
+use crate::layers::{BLOCK_SITES, Block, BlockSettings, Linear, layer_norm};
 use crate::{Batch, BertConfig, Naming};
 
 /// The names in BERT's checkpoints.
@@ -99,7 +99,7 @@ pub struct Bert {
     word_embeddings: Param,
     position_embeddings: Param,
     token_type_embeddings: Param,
-    embedding_norm: LayerNorm,
+    embedding_norm: Norm,
     layers: Vec<Block>,
     pooler: Option<Linear>,
     predictions: Option<Predictions>,
@@ -111,7 +111,7 @@ pub struct Bert {
 #[derive(Clone, Copy, Debug)]
 struct Predictions {
     transform: Linear,
-    norm: LayerNorm,
+    norm: Norm,
     bias: Param,
 }
 
@@ -147,7 +147,7 @@ impl Bert {
                     b.padded_table("word_embeddings.weight", config.vocab_size, h, init),
                     b.matrix("position_embeddings.weight", config.max_position_embeddings, h, init),
                     b.matrix("token_type_embeddings.weight", config.type_vocab_size, h, init),
-                    LayerNorm::build(b, "LayerNorm", h, config.layer_norm_eps as f32),
+                    layer_norm(b, "LayerNorm", h, config.layer_norm_eps as f32),
                 )
             });
             let settings = BlockSettings {
@@ -183,7 +183,7 @@ impl Bert {
                 let bias = b.padded_vector("bias", config.vocab_size, Init::Zeros);
                 let (transform, norm) = b.at("transform", |b| {
                     let dense = Linear::build(b, "dense", h, h, init);
-                    (dense, LayerNorm::build(b, "LayerNorm", h, config.layer_norm_eps as f32))
+                    (dense, layer_norm(b, "LayerNorm", h, config.layer_norm_eps as f32))
                 });
                 Predictions { transform, norm, bias }
             }));
@@ -248,12 +248,13 @@ impl Bert {
     fn embed(&self, pass: &mut Pass<'_>, batch: &Batch) -> Result<Var> {
         let tables = EmbeddingTables {
             word: self.word_embeddings,
-            position: self.position_embeddings,
-            segment: self.token_type_embeddings,
+            position: Some(self.position_embeddings),
+            position_offset: 0,
+            segment: Some(self.token_type_embeddings),
         };
-        let norm = (self.embedding_norm.weight, self.embedding_norm.bias, self.embedding_norm.epsilon);
         let dropout = (self.config.hidden_dropout_prob as f32, EMBEDDING_SITE);
-        pass.embeddings_layer_norm(tables, &batch.ids, &batch.segments, &batch.layout, norm, dropout)
+        let segments = Some(&batch.segments);
+        pass.embeddings_norm(tables, &batch.ids, segments, &batch.layout, &self.embedding_norm, dropout)
     }
 
     /// tanh(dense(first token)): B×H.
@@ -268,7 +269,7 @@ impl Bert {
         let head = part(self.predictions, "masked_logits", "the model has no masked-LM head")?;
         let x = pass.gather(last, rows)?;
         let x = head.transform.forward(pass, &x, self.config.hidden_act.into())?;
-        let x = pass.layer_norm(x, head.norm.weight, head.norm.bias, head.norm.epsilon)?;
+        let x = pass.norm(x, &head.norm)?;
         if pass.is_training() {
             pass.linear(&x, self.word_embeddings, Some(head.bias), Activation::None)
         } else {

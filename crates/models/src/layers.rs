@@ -3,7 +3,10 @@
 //!
 //! Legend: T tokens, H hidden, A heads.
 
-use henson_tensor::{Activation, Builder, Init, Layout, Param, Pass, Result, Tensor, Var};
+use henson_tensor::{
+    Activation, Attention, BiasValues, Builder, FeedForwardLayers, Init, Layout, Norm, Param, Pass, QueryKeyValue,
+    Result, Tensor, Var, Window,
+};
 
 /// y = x·weightᵀ + bias.
 #[derive(Clone, Copy, Debug)]
@@ -30,22 +33,14 @@ impl Linear {
     }
 }
 
-/// γ·(x − mean)/deviation + β over the columns of each row.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerNorm {
-    pub(crate) weight: Param,
-    pub(crate) bias: Param,
-    pub(crate) epsilon: f32,
-}
-
-impl LayerNorm {
-    pub(crate) fn build(b: &mut Builder, name: &str, size: usize, epsilon: f32) -> Self {
-        b.at(name, |b| Self {
-            weight: b.vector("weight", size, Init::Ones),
-            bias: b.vector("bias", size, Init::Zeros),
-            epsilon,
-        })
-    }
+/// Lays out a LayerNorm with a bias.
+pub(crate) fn layer_norm(b: &mut Builder, name: &str, size: usize, epsilon: f32) -> Norm {
+    b.at(name, |b| Norm {
+        weight: b.vector("weight", size, Init::Ones),
+        bias: Some(b.vector("bias", size, Init::Zeros)),
+        epsilon,
+        centred: true,
+    })
 }
 
 /// What a block of the encoder is built with.
@@ -71,10 +66,10 @@ pub(crate) struct Block {
     /// Query, key and value side by side: 3H×H and 3H.
     query_key_value: Linear,
     attention_output: Linear,
-    attention_norm: LayerNorm,
+    attention_norm: Norm,
     up: Linear,
     down: Linear,
-    norm: LayerNorm,
+    norm: Norm,
     settings: BlockSettings,
     /// The first of its dropout sites.
     site: u32,
@@ -89,14 +84,13 @@ impl Block {
                 weight: b.side_by_side(&["query.weight", "key.weight", "value.weight"], h, h, init),
                 bias: b.vectors(&["query.bias", "key.bias", "value.bias"], h, Init::Zeros),
             });
-            let (output, norm) = b.at("output", |b| {
-                (Linear::build(b, "dense", h, h, init), LayerNorm::build(b, "LayerNorm", h, epsilon))
-            });
+            let (output, norm) =
+                b.at("output", |b| (Linear::build(b, "dense", h, h, init), layer_norm(b, "LayerNorm", h, epsilon)));
             (fused, output, norm)
         });
         let up = b.at("intermediate", |b| Linear::build(b, "dense", h, intermediate, init));
         let (down, norm) = b.at("output", |b| {
-            (Linear::build(b, "dense", intermediate, h, init), LayerNorm::build(b, "LayerNorm", h, epsilon))
+            (Linear::build(b, "dense", intermediate, h, init), layer_norm(b, "LayerNorm", h, epsilon))
         });
         Self { query_key_value, attention_output, attention_norm, up, down, norm, settings, site }
     }
@@ -124,30 +118,32 @@ impl Block {
 
     /// The values that each token attends to, T×H, and the probabilities on request.
     fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, want_maps: bool) -> Result<(Var, Option<Tensor>)> {
-        let BlockSettings { heads, causal, attention_dropout, .. } = self.settings;
-        let qkv = self.query_key_value.forward(pass, x, Activation::None)?; // T×3H
-        let maps = if want_maps { Some(pass.attention_maps(&qkv, layout, heads, causal)?) } else { None };
-        Ok((pass.attention(qkv, layout, heads, causal, (attention_dropout, self.site))?, maps))
+        let BlockSettings { hidden, heads, causal, attention_dropout, .. } = self.settings;
+        let window = if causal { Window::CAUSAL } else { Window::FULL };
+        let attention = Attention { window, ..Attention::new(heads, hidden / heads.max(1)) };
+        let (bias, layouts) = (BiasValues::None, (layout, layout));
+        let from = QueryKeyValue::Fused(self.query_key_value.forward(pass, x, Activation::None)?); // T×3H
+        let maps = match want_maps {
+            true => Some(pass.attention_maps(&attention, &from, &bias, layouts)?),
+            false => None,
+        };
+        Ok((pass.attention(&attention, from, &bias, layouts, (attention_dropout, self.site))?, maps))
     }
 
     /// What follows attention.
     fn finish(&self, pass: &mut Pass<'_>, attended: &Var, x: &Var, layout: &Layout) -> Result<Var> {
         let BlockSettings { dropout, activation, .. } = self.settings;
         let output = self.attention_output.forward(pass, attended, Activation::None)?;
-        let x = add_norm(pass, &self.attention_norm, output, x, layout, (dropout, self.site + 1))?;
-        let (up, down) = ((self.up.weight, self.up.bias), (self.down.weight, self.down.bias));
-        let output = pass.feed_forward(&x, up, activation, down)?; // T×4H inside
-        add_norm(pass, &self.norm, output, &x, layout, (dropout, self.site + 2))
+        let x = pass.add_norm(output, x, &self.attention_norm, layout, (dropout, self.site + 1))?;
+        let layers = FeedForwardLayers {
+            up: self.up.weight,
+            up_bias: Some(self.up.bias),
+            activation,
+            gated: false,
+            down: self.down.weight,
+            down_bias: Some(self.down.bias),
+        };
+        let output = pass.feed_forward(&x, &layers, None)?; // T×4H inside
+        pass.add_norm(output, &x, &self.norm, layout, (dropout, self.site + 2))
     }
-}
-
-fn add_norm(
-    pass: &mut Pass<'_>,
-    norm: &LayerNorm,
-    x: Var,
-    residual: &Var,
-    layout: &Layout,
-    dropout: (f32, u32),
-) -> Result<Var> {
-    pass.add_layer_norm(x, residual, norm.weight, norm.bias, norm.epsilon, layout, dropout)
 }

@@ -26,11 +26,15 @@ pub use dtype::{DType, Native};
 pub use error::TensorError;
 pub use henson_kernels::bf16;
 pub use henson_kernels::cpu::activation::Activation;
+pub use henson_kernels::cpu::attention::{Attention, Bias, Buckets, Window};
+pub use henson_kernels::cpu::rotary::{Pairing, Rotary};
 pub use henson_kernels::cpu::{Isa, UnsupportedIsa};
 pub use henson_kernels::philox;
 pub use layout::Layout;
 pub use memory::Memory;
-pub use ops::{EmbeddingTables, Pooling};
+pub use ops::{
+    BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, QueryKeyValue, RotaryTable,
+};
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Builder, Entry, Gradients, Init, Param, Parameters};
 pub use profile::{Kind, Spent};

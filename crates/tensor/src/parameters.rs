@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use henson_kernels::cpu::gemm::{Matrix, Packed};
-use henson_kernels::cpu::{cast, reduce};
+use henson_kernels::cpu::{Cpu, Element, cast, reduce};
 use henson_kernels::cuda;
 use henson_kernels::philox::Stream;
 use henson_kernels::threads::in_threads;
@@ -175,14 +175,17 @@ fn pad(n: usize) -> usize {
     n.next_multiple_of(ALIGNMENT)
 }
 
+/// By where a weight starts, and whether it is that of a gated layer.
+type PackedWeights = HashMap<(usize, bool), Arc<Packed>>;
+
 /// The parameters of a model.
 pub struct Parameters {
     device: Device,
     entries: Vec<Entry>,
     values: Tensor,
     compute: Option<Tensor>,
-    /// Weights in the order in which products read them, by where they start; none unless asked for.
-    packed: Option<Mutex<HashMap<usize, Arc<Packed>>>>,
+    /// Weights in the order in which products read them; none unless asked for.
+    packed: Option<Mutex<PackedWeights>>,
 }
 
 impl Parameters {
@@ -195,15 +198,18 @@ impl Parameters {
     }
 
     /// The packed form of a weight (N×K as in checkpoints, to multiply K columns with), where it is kept.
-    pub(crate) fn packed(&self, param: Param) -> Option<Arc<Packed>> {
+    pub(crate) fn packed(&self, param: Param, gated: bool) -> Option<Arc<Packed>> {
         let Device::Cpu(cpu) = &self.device else { return None };
         let mut all = self.packed.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        let packed = all.entry(param.start).or_insert_with(|| {
+        let packed = all.entry((param.start, gated)).or_insert_with(|| {
+            fn pack<E: Element>(cpu: &Cpu, weight: Matrix<'_, E>, gated: bool) -> Packed {
+                if gated { Packed::gated(cpu, weight) } else { Packed::new(cpu, weight) }
+            }
             let weight = self.matrix(param);
             let (n, k) = (weight.rows(), weight.columns());
             Arc::new(match weight.dtype() {
-                DType::Bf16 => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<bf16>(), n, k).transposed()),
-                _ => Packed::new(&cpu.kernels, Matrix::new(weight.slice::<f32>(), n, k).transposed()),
+                DType::Bf16 => pack(&cpu.kernels, Matrix::new(weight.slice::<bf16>(), n, k).transposed(), gated),
+                _ => pack(&cpu.kernels, Matrix::new(weight.slice::<f32>(), n, k).transposed(), gated),
             })
         });
         Some(Arc::clone(packed))
@@ -294,6 +300,11 @@ impl Parameters {
     /// A vector in a dtype that there is a copy in: f32 always, bf16 where models compute in it.
     pub(crate) fn in_dtype(&self, param: Param, dtype: DType) -> Tensor {
         if dtype == DType::F32 { self.vector(param) } else { self.matrix(param) }
+    }
+
+    /// Its numbers in f32, on the CPU.
+    pub(crate) fn slice(&self, param: Param) -> &[f32] {
+        &self.values.slice::<f32>()[param.range()]
     }
 
     /// A vector in f32.

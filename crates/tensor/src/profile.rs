@@ -23,8 +23,10 @@ pub enum Kind {
     AttentionGradient,
     LayerNorm,
     LayerNormGradient,
+    Rotary,
     Rows,
     Loss,
+    Sampling,
     GradientNorm,
     ZeroGradients,
     Optimizer,
@@ -32,14 +34,16 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of a step.
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 17] = [
         Kind::Embedding,
         Kind::Linear,
+        Kind::Rotary,
         Kind::Attention,
         Kind::LayerNorm,
         Kind::Activation,
         Kind::Rows,
         Kind::Loss,
+        Kind::Sampling,
         Kind::InputGradient,
         Kind::WeightGradient,
         Kind::BiasGradient,
@@ -63,8 +67,10 @@ impl Kind {
             Kind::AttentionGradient => "attention gradient",
             Kind::LayerNorm => "layer norm",
             Kind::LayerNormGradient => "layer norm gradient",
+            Kind::Rotary => "rotary positions",
             Kind::Rows => "rows",
             Kind::Loss => "loss",
+            Kind::Sampling => "sampling",
             Kind::GradientNorm => "gradient norm",
             Kind::ZeroGradients => "zeroing gradients",
             Kind::Optimizer => "optimizer",

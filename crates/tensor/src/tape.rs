@@ -53,6 +53,11 @@ pub struct Var {
 pub(crate) struct Slot(usize);
 
 impl Var {
+    /// A value that no gradient is wanted of.
+    pub(crate) fn without_gradient(tensor: Tensor) -> Self {
+        Self { tensor, slot: None }
+    }
+
     /// The numbers.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use henson_kernels::cpu::dropout::{Dropout as CpuDropout, RowId};
-use henson_kernels::cpu::layer_norm::reference;
+use henson_kernels::cpu::layer_norm::{Norm, reference};
 use henson_kernels::cpu::{embedding::reference as embedding_reference, rows::reference as rows_reference};
 use henson_kernels::cuda::embedding::{self as embeddings, Lookup};
 use henson_kernels::cuda::layer_norm::{self as kernels, Drops};
@@ -108,15 +108,8 @@ fn norm<E: Number>(
     }
     let residual = with_residual.then(|| exact(&residual));
     let (wide_gamma, wide_beta) = (exact(&gamma), exact(&beta));
-    let expected = reference::forward(
-        &wide_x,
-        residual.as_deref(),
-        &wide_gamma,
-        &wide_beta,
-        1e-12,
-        masks.0.as_deref(),
-        masks.1.as_deref(),
-    );
+    let norm = Norm { gamma: &wide_gamma, beta: Some(&wide_beta), epsilon: 1e-12, centred: true };
+    let expected = reference::forward(&wide_x, residual.as_deref(), &norm, masks.0.as_deref(), masks.1.as_deref());
     checks.close::<E>(&format!("sum of {what}"), &sum, &expected.sum)?;
     checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
     // Without a way back, in place.
@@ -130,7 +123,7 @@ fn norm<E: Number>(
         y: vec![],
         statistics: checks.read::<f32>(&what, &statistics)?.chunks(2).map(|s| [s[0], s[1]].map(f64::from)).collect(),
     };
-    let expected = reference::backward(&exact(&dy), &stored, &wide_gamma, masks.0.as_deref(), masks.1.as_deref());
+    let expected = reference::backward(&exact(&dy), None, &stored, &norm, masks.0.as_deref(), masks.1.as_deref());
     let gdy = checks.up(&dy)?;
     let mut run = || -> Result<Vec<u32>> {
         let (dsum, dx) = (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?);
@@ -264,7 +257,9 @@ fn tables_normalised<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> 
     checks.close::<E>(&format!("sum of {what}"), &sum, &expected)?;
     let mask = mask(on_cpu, &rows, h);
     let stored = exact(&checks.read::<E>(&what, &sum)?);
-    let expected = reference::forward(&stored, None, &exact(&gamma), &exact(&beta), 1e-12, None, mask.as_deref());
+    let (wide_gamma, wide_beta) = (exact(&gamma), exact(&beta));
+    let norm = Norm { gamma: &wide_gamma, beta: Some(&wide_beta), epsilon: 1e-12, centred: true };
+    let expected = reference::forward(&stored, None, &norm, None, mask.as_deref());
     checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
     let expected: Vec<f64> = expected.statistics.concat();
     checks.within::<f32>(&format!("statistics of {what}"), &statistics, &expected, 1e-5)

@@ -38,6 +38,7 @@ pub mod reference {
             Activation::GeluTanh => 0.5 * x * (1.0 + tanh_of_gelu(x)),
             Activation::Relu => x.max(0.0),
             Activation::Tanh => x.tanh(),
+            Activation::Silu => x / (1.0 + (-x).exp()),
         }
     }
 
@@ -52,6 +53,10 @@ pub mod reference {
             }
             Activation::Relu => f64::from(x > 0.0),
             Activation::Tanh => 1.0 - x.tanh() * x.tanh(),
+            Activation::Silu => {
+                let share = 1.0 / (1.0 + (-x).exp());
+                share * (1.0 + x * (1.0 - share))
+            }
         }
     }
 }
@@ -69,6 +74,8 @@ pub enum Activation {
     Relu,
     /// The pooler's.
     Tanh,
+    /// x·σ(x), in gated layers.
+    Silu,
 }
 
 /// √(2/π) and its product with 0.044715.
@@ -100,6 +107,7 @@ impl Activation {
                 // Of two operands of which one is a NaN, `max` gives the second.
                 Self::Relu => S::max(S::splat(0.0), x),
                 Self::Tanh => tanh::<S>(x),
+                Self::Silu => S::div(x, S::add(S::splat(1.0), math::exp::<S>(S::sub(S::splat(0.0), x)))),
             }
         }
     }
@@ -120,6 +128,11 @@ impl Activation {
                 Self::Tanh => {
                     let t = tanh::<S>(x);
                     (t, S::sub(S::splat(1.0), S::mul(t, t)))
+                }
+                Self::Silu => {
+                    let share = sigmoid::<S>(x);
+                    let y = S::mul(x, share);
+                    (y, S::mul_add(y, S::sub(S::splat(1.0), share), share))
                 }
                 _ => (self.apply::<S>(x), self.derivative::<S>(x)),
             }
@@ -156,6 +169,10 @@ impl Activation {
                     let t = tanh::<S>(x);
                     S::sub(one, S::mul(t, t))
                 }
+                Self::Silu => {
+                    let share = sigmoid::<S>(x);
+                    S::mul_add(S::mul(x, share), S::sub(one, share), share)
+                }
             }
         }
     }
@@ -168,6 +185,16 @@ unsafe fn gelu_tanh_argument<S: Simd>(x: S::V) -> (S::V, S::V) {
     unsafe {
         let square = S::min(S::splat(100.0), S::mul(x, x));
         (S::mul(x, S::mul_add(square, S::splat(CUBIC), S::splat(SQRT_2_PI))), square)
+    }
+}
+
+/// 1/(1 + e⁻ˣ).
+#[inline(always)]
+unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, math::exp::<S>(S::sub(S::splat(0.0), x))))
     }
 }
 
@@ -223,6 +250,7 @@ unsafe fn forward_body<S: Simd, E: Element>(activation: Activation, x: &[E], y: 
             Activation::GeluTanh => forward_loop::<S, E>(Activation::GeluTanh, x, y),
             Activation::Relu => forward_loop::<S, E>(Activation::Relu, x, y),
             Activation::Tanh => forward_loop::<S, E>(Activation::Tanh, x, y),
+            Activation::Silu => forward_loop::<S, E>(Activation::Silu, x, y),
         }
     }
 }
@@ -247,6 +275,7 @@ unsafe fn backward_body<S: Simd, E: Element>(activation: Activation, x: &[E], dy
             Activation::GeluTanh => backward_loop::<S, E>(Activation::GeluTanh, x, dy, dx),
             Activation::Relu => backward_loop::<S, E>(Activation::Relu, x, dy, dx),
             Activation::Tanh => backward_loop::<S, E>(Activation::Tanh, x, dy, dx),
+            Activation::Silu => backward_loop::<S, E>(Activation::Silu, x, dy, dx),
         }
     }
 }

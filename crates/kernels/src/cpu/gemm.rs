@@ -16,6 +16,22 @@ use super::{Cpu, Isa, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
+    use crate::cpu::activation::{Activation, reference as activation};
+
+    /// A gated layer's output (m×n) from its product (m×2n): the activation of column c times column n + c; and (m×2n) its
+    /// derivatives with respect to each column of the product.
+    pub fn gated(product: &[f64], n: usize, gate: Activation) -> (Vec<f64>, Vec<f64>) {
+        let (mut out, mut slopes) = (vec![0.0; product.len() / 2], vec![0.0; product.len()]);
+        for (r, row) in product.chunks(2 * n).enumerate() {
+            for c in 0..n {
+                out[r * n + c] = activation::forward(gate, row[c]) * row[n + c];
+                slopes[r * 2 * n + c] = activation::derivative(gate, row[c]) * row[n + c];
+                slopes[r * 2 * n + n + c] = activation::forward(gate, row[c]);
+            }
+        }
+        (out, slopes)
+    }
+
     /// A·B for row-major A (m×k) and B (k×n).
     pub fn product(a: &[f64], b: &[f64], m: usize, n: usize, k: usize) -> Vec<f64> {
         let mut c = vec![0.0; m * n];
@@ -78,7 +94,8 @@ pub enum Right<'a, E> {
 pub struct Packed {
     units: Vec<u32>,
     k: usize,
-    n: usize,
+    columns: usize,
+    gated: bool,
     isa: Isa,
     bf16: bool,
 }
@@ -86,10 +103,19 @@ pub struct Packed {
 impl Packed {
     /// Packs `matrix` (k×n) for products on `cpu`.
     pub fn new<E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>) -> Self {
-        let sizes = Sizes::of::<E>(cpu.isa(), 0, matrix.columns, matrix.rows);
+        Self::for_finish(cpu, matrix, false)
+    }
+
+    /// Packs `matrix` (k×2n) for products whose [`Finish`] is gated.
+    pub fn gated<E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>) -> Self {
+        Self::for_finish(cpu, matrix, true)
+    }
+
+    fn for_finish<E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>, gated: bool) -> Self {
+        let sizes = Sizes::of::<E>(cpu.isa(), 0, matrix.columns, matrix.rows, gated);
         let mut units = vec![0; sizes.n_panels() * sizes.right_panel()];
         pack_all(cpu, &sizes, Side::right(matrix), &mut units);
-        Self { units, k: matrix.rows, n: matrix.columns, isa: cpu.isa(), bf16: E::IS_BF16 }
+        Self { units, k: matrix.rows, columns: matrix.columns, gated, isa: cpu.isa(), bf16: E::IS_BF16 }
     }
 
     /// Bytes that it takes.
@@ -107,17 +133,33 @@ pub struct Finish<'a, O> {
     pub bias: Option<&'a [f32]>,
     /// Applied then.
     pub activation: Activation,
-    /// Gets the activation's derivative (m×n, without gaps), for the way back: it shares its costly part with the value.
+    /// Whether this is a gated layer: of the product's 2n columns (k×2n is B, 2n the bias), the activation of column c is
+    /// multiplied with column n + c, and `out` is m×n.
+    pub gated: bool,
+    /// Gets the activation's derivative (m×n, without gaps), for the backward: it shares its costly part with the value. In a
+    /// gated layer (m×2n) the derivatives with respect to column c, and then those with respect to column n + c.
     pub derivative: Option<&'a mut [O]>,
-    /// Multiplied with then (m×n, without gaps): the way back through an activation whose derivative was kept.
+    /// Multiplied with then (m×n, without gaps): the backward through an activation whose derivative was kept.
     pub factor: Option<&'a [O]>,
+    /// The backward through a gated layer: both halves of what was kept (m×2n, without gaps) are multiplied with the product,
+    /// and `out` is m×2n.
+    pub gate_factors: Option<&'a [O]>,
     /// Whether the result is added to what `out` holds.
     pub accumulate: bool,
 }
 
 impl<O> Default for Finish<'_, O> {
     fn default() -> Self {
-        Self { scale: 1.0, bias: None, activation: Activation::None, derivative: None, factor: None, accumulate: false }
+        Self {
+            scale: 1.0,
+            bias: None,
+            activation: Activation::None,
+            gated: false,
+            derivative: None,
+            factor: None,
+            gate_factors: None,
+            accumulate: false,
+        }
     }
 }
 
@@ -146,23 +188,38 @@ pub(crate) unsafe fn product_into<E: Element, O: Element>(
     out_stride: usize,
     finish: Finish<'_, O>,
 ) {
-    let (k, n) = match b {
+    let (k, columns) = match b {
         Right::Plain(b) => (b.rows, b.columns),
         Right::Packed(p) => {
-            assert!(p.isa == cpu.isa() && p.bf16 == E::IS_BF16, "operand was packed for other kernels");
-            (p.k, p.n)
+            let fits = p.isa == cpu.isa() && p.bf16 == E::IS_BF16 && p.gated == finish.gated;
+            assert!(fits, "operand was packed for other kernels");
+            (p.k, p.columns)
         }
     };
     let m = a.rows;
-    assert!(a.columns == k, "inner sizes differ: {}×{} times {k}×{n}", a.rows, a.columns);
-    assert!(out_stride >= n && (m == 0 || out.len() >= (m - 1) * out_stride + n), "out is shorter than {m}×{n}");
-    assert!(finish.bias.is_none_or(|b| b.len() == n), "bias has another length than {n}");
-    assert!(finish.derivative.as_ref().is_none_or(|d| d.len() == m * n), "derivative is not {m}×{n}");
+    let n = if finish.gated { columns / 2 } else { columns };
+    let wide = if finish.gate_factors.is_some() { 2 * n } else { n };
+    assert!(a.columns == k, "inner sizes differ: {}×{} times {k}×{columns}", a.rows, a.columns);
+    assert!(!finish.gated || columns.is_multiple_of(2) && finish.factor.is_none(), "a gated product has two halves");
+    assert!(
+        out_stride >= wide && (m == 0 || out.len() >= (m - 1) * out_stride + wide),
+        "out is shorter than {m}×{wide}"
+    );
+    assert!(finish.bias.is_none_or(|b| b.len() == columns), "bias has another length than {columns}");
+    assert!(finish.derivative.as_ref().is_none_or(|d| d.len() == m * columns), "derivative is not {m}×{columns}");
     assert!(finish.factor.is_none_or(|f| f.len() == m * n), "factor is not {m}×{n}");
+    assert!(
+        finish.gate_factors.is_none_or(|f| f.len() == m * 2 * n && !finish.accumulate && !finish.gated),
+        "the factors of a gate are not {m}×2·{n}"
+    );
     if m == 0 || n == 0 {
         return;
     }
-    let plain = finish.bias.is_none() && finish.derivative.is_none() && finish.factor.is_none();
+    let plain = finish.bias.is_none()
+        && !finish.gated
+        && finish.derivative.is_none()
+        && finish.factor.is_none()
+        && finish.gate_factors.is_none();
     match b {
         Right::Plain(b) if plain && finish.activation == Activation::None && !O::IS_BF16 && k > SPLIT => {
             // Parts of k add up in the output itself.
@@ -173,13 +230,13 @@ pub(crate) unsafe fn product_into<E: Element, O: Element>(
                 unsafe { product_part(cpu, a, Right::Plain(b), out, out_stride, finish, None) };
             }
         }
-        Right::Plain(b) if k > LONG => scratch::with(Purpose::Sums, m * n, |sums: &mut [f32]| {
+        Right::Plain(b) if k > LONG => scratch::with(Purpose::Sums, m * columns, |sums: &mut [f32]| {
             // Parts of k add up in f32, and the last one takes the sums to the output.
             let count = parts(a, b).count();
             for (i, (a, b)) in parts(a, b).enumerate().take(count - 1) {
                 let finish = Finish { accumulate: i > 0, ..Finish::default() };
                 // SAFETY: the sums are ours alone.
-                unsafe { product_part(cpu, a, Right::Plain(b), SharedMut::new(sums), n, finish, None) };
+                unsafe { product_part(cpu, a, Right::Plain(b), SharedMut::new(sums), columns, finish, None) };
             }
             if let Some((a, b)) = parts(a, b).last() {
                 // SAFETY: as for this function.
@@ -213,7 +270,7 @@ fn parts<'a, E>(a: Matrix<'a, E>, b: Matrix<'a, E>) -> impl Iterator<Item = (Mat
     })
 }
 
-/// One product; `carry` (m×n, without gaps) is added to the sums before everything else.
+/// One product; `carry` (as large as the product, without gaps) is added to the sums before everything else.
 ///
 /// # Safety
 /// As for `product_into`, which checked the lengths.
@@ -226,16 +283,19 @@ unsafe fn product_part<E: Element, O: Element>(
     finish: Finish<'_, O>,
     carry: Option<&[f32]>,
 ) {
-    let (k, n) = match b {
+    let (k, columns) = match b {
         Right::Plain(b) => (b.rows, b.columns),
-        Right::Packed(p) => (p.k, p.n),
+        Right::Packed(p) => (p.k, p.columns),
     };
     let m = a.rows;
-    let sizes = Sizes::of::<E>(cpu.isa(), m, n, k);
+    let sizes = Sizes::of::<E>(cpu.isa(), m, columns, k, finish.gated);
+    let n = sizes.n;
     let plain = carry.is_none()
         && finish.activation == Activation::None
+        && !finish.gated
         && finish.derivative.is_none()
-        && finish.factor.is_none();
+        && finish.factor.is_none()
+        && finish.gate_factors.is_none();
     let target = Target {
         plain,
         carry,
@@ -246,16 +306,18 @@ unsafe fn product_part<E: Element, O: Element>(
         scale: finish.scale,
         bias: finish.bias,
         activation: finish.activation,
+        gated: finish.gated,
         derivative: finish.derivative.map(SharedMut::new),
         factor: finish.factor,
+        gate_factors: finish.gate_factors,
         accumulate: finish.accumulate,
     };
     let run = Run { cpu, sizes, target: &target };
     // The operand with fewer panels is packed for all, the other by its tasks.
     match b {
-        Right::Packed(p) if m >= n => run.tasks_by_rows::<E>(Side::left(a), &p.units),
+        Right::Packed(p) if m >= columns => run.tasks_by_rows::<E>(Side::left(a), &p.units),
         Right::Packed(p) => run.tasks_by_columns_packed::<E>(Side::left(a), &p.units),
-        Right::Plain(b) if m >= n => {
+        Right::Plain(b) if m >= columns => {
             scratch::with(Purpose::Shared, sizes.n_panels() * sizes.right_panel(), |right: &mut [u32]| {
                 pack_all(cpu, &sizes, Side::right(b), right);
                 run.tasks_by_rows::<E>(Side::left(a), right);
@@ -281,16 +343,22 @@ struct Sizes {
     /// Rows of a panel; the first `longer_panels` have one more.
     panel_rows: usize,
     longer_panels: usize,
+    /// Columns of a panel of B.
+    panel_columns: usize,
+    /// Columns of the output that belong to a panel of B: all of them, or half where a gate's columns stand beside the others.
     tile_columns: usize,
     isa: Isa,
 }
 
 impl Sizes {
-    fn of<E: Element>(isa: Isa, m: usize, n: usize, k: usize) -> Self {
-        let (tile_rows, tile_columns, pairs) = tile(isa);
+    /// For a product of m×k and k×columns; where it is gated, n is half of the columns.
+    fn of<E: Element>(isa: Isa, m: usize, columns: usize, k: usize, gated: bool) -> Self {
+        let (tile_rows, panel_columns, pairs) = tile(isa);
         let depth = if pairs && E::IS_BF16 { k.div_ceil(2) } else { k };
         let panels = m.div_ceil(tile_rows).max(1);
-        Self { m, n, k, depth, tile_rows, panel_rows: m / panels, longer_panels: m % panels, tile_columns, isa }
+        let (panel_rows, longer_panels) = (m / panels, m % panels);
+        let (n, tile_columns) = if gated { (columns / 2, panel_columns / 2) } else { (columns, panel_columns) };
+        Self { m, n, k, depth, tile_rows, panel_rows, longer_panels, panel_columns, tile_columns, isa }
     }
 
     fn m_panels(&self) -> usize {
@@ -308,7 +376,7 @@ impl Sizes {
 
     /// Units of a packed panel of B.
     fn right_panel(&self) -> usize {
-        self.depth * self.tile_columns
+        self.depth * self.panel_columns
     }
 }
 
@@ -354,15 +422,26 @@ fn pack_all<E: Element>(cpu: &Cpu, sizes: &Sizes, b: Side<'_, E>, units: &mut [u
     cpu.for_each(sizes.n_panels(), |j| {
         // SAFETY: each panel is written by its own task.
         let out = unsafe { shared.slice(j * panel, panel) };
-        let first = j * sizes.tile_columns;
-        let lanes = sizes.tile_columns.min(sizes.n - first);
-        pack(cpu.isa(), b, first, lanes, sizes.tile_columns, sizes.k, out);
+        pack_right(sizes, b, j, out);
     });
 }
 
+/// Packs one panel of a right operand; a gated one has a gate's columns in its first half and those of its other factor in the
+/// second.
+fn pack_right<E: Element>(s: &Sizes, b: Side<'_, E>, panel: usize, out: &mut [u32]) {
+    let first = panel * s.tile_columns;
+    let lanes = s.tile_columns.min(s.n - first);
+    pack(s.isa, b, first, lanes, s.panel_columns, 0, s.k, out);
+    if s.tile_columns < s.panel_columns {
+        pack(s.isa, b, s.n + first, lanes, s.panel_columns, s.tile_columns, s.k, out);
+    }
+}
+
 dispatch! {
-    /// Packs `lanes` lanes from `first` on into `out[unit * width + lane]`; lanes beyond them hold anything.
-    fn pack<E>(side: Side<'_, E>, first: usize, lanes: usize, width: usize, k: usize, out: &mut [u32]) = pack_body
+    /// Packs `lanes` lanes from `first` on into `out[unit * width + at + lane]`; lanes beyond them hold anything. `at` is 0, or
+    /// a multiple of a vector's lanes that leaves room for one.
+    fn pack<E>(side: Side<'_, E>, first: usize, lanes: usize, width: usize, at: usize, k: usize, out: &mut [u32])
+        = pack_body
 }
 
 /// # Safety
@@ -373,6 +452,7 @@ unsafe fn pack_body<S: Simd, E: Element>(
     first: usize,
     lanes: usize,
     width: usize,
+    at: usize,
     k: usize,
     out: &mut [u32],
 ) {
@@ -382,7 +462,8 @@ unsafe fn pack_body<S: Simd, E: Element>(
         return;
     }
     let last = (first + lanes - 1) * side.lane_stride + (k - 1) * side.k_stride;
-    assert!(last < side.data.len() && out.len() == k.div_ceil(step) * width && lanes <= width, "pack: lengths differ");
+    let fits = out.len() == k.div_ceil(step) * width && at + lanes <= width;
+    assert!(last < side.data.len() && fits, "pack: lengths differ");
     let data = side.data.as_ptr();
     if side.lane_stride == 1 {
         // Rows that a whole vector can be read from and written to without a look at the ends.
@@ -399,7 +480,7 @@ unsafe fn pack_body<S: Simd, E: Element>(
                     } else {
                         E::load::<S>(low)
                     };
-                    S::store(out.as_mut_ptr().add(u * width + lane).cast(), v);
+                    S::store(out.as_mut_ptr().add(u * width + at + lane).cast(), v);
                 }
             }
         }
@@ -416,7 +497,7 @@ unsafe fn pack_body<S: Simd, E: Element>(
                     } else {
                         load::<S, E>(low, n)
                     };
-                    put_unit::<S>(out, u * width + lane, S::LANES.min(width - lane), v);
+                    put_unit::<S>(out, u * width + at + lane, S::LANES.min(width - at - lane), v);
                 }
             }
         }
@@ -428,7 +509,7 @@ unsafe fn pack_body<S: Simd, E: Element>(
     for unit in (0..whole).step_by(S::LANES) {
         for lane in (0..lanes).step_by(S::LANES) {
             let most = lanes - lane - 1;
-            let start = unit * width + lane;
+            let start = unit * width + at + lane;
             // SAFETY: rows below `lanes` have k elements, of which LANES·step from unit·step on are read. The block is
             // written to rows of `width` units, see `put_unit`; without its tests where all of it fits.
             unsafe {
@@ -448,7 +529,7 @@ unsafe fn pack_body<S: Simd, E: Element>(
                     }
                 } else {
                     for j in 0..S::LANES {
-                        put_unit::<S>(out, start + j * width, S::LANES.min(width - lane), block[j]);
+                        put_unit::<S>(out, start + j * width, S::LANES.min(width - at - lane), block[j]);
                     }
                 }
             }
@@ -460,7 +541,7 @@ unsafe fn pack_body<S: Simd, E: Element>(
             let row = &side.data[(first + lane) * side.lane_stride..];
             let low = row[u * step];
             let high = if pairs && u * 2 + 1 < k { row[u * 2 + 1] } else { zero };
-            out[u * width + lane] = if pairs { bits(low) | bits(high) << 16 } else { low.to_f32().to_bits() };
+            out[u * width + at + lane] = if pairs { bits(low) | bits(high) << 16 } else { low.to_f32().to_bits() };
         }
     }
 }
@@ -529,8 +610,7 @@ impl<O: Element> Run<'_, '_, O> {
                 let panels = task * group..((task + 1) * group).min(s.n_panels());
                 scratch::with(Purpose::Local, panels.len() * panel, |right: &mut [u32]| {
                     for (j, out) in panels.clone().zip(right.chunks_exact_mut(panel.max(1))) {
-                        let first = j * s.tile_columns;
-                        pack(s.isa, b, first, s.tile_columns.min(s.n - first), s.tile_columns, s.k, out);
+                        pack_right(s, b, j, out);
                     }
                     tiles::<E, O>(s.isa, s, 0..s.m_panels(), left, panels, right, self.target);
                 });
@@ -561,7 +641,7 @@ impl<O: Element> Run<'_, '_, O> {
                 let (first, end) = (s.row(i), s.row(i + 1));
                 // SAFETY: each panel is written by its own task.
                 let out = unsafe { shared.slice(first * s.depth, (end - first) * s.depth) };
-                pack(s.isa, a, first, end - first, end - first, s.k, out);
+                pack(s.isa, a, first, end - first, end - first, 0, s.k, out);
             });
             body(left);
         });
@@ -581,7 +661,7 @@ impl<O: Element> Run<'_, '_, O> {
                 for i in panels.clone() {
                     let (first, width) = (s.row(i), s.row(i + 1) - s.row(i));
                     let at = (first - start) * s.depth + unit * width;
-                    pack(s.isa, side, first, width, width, k, &mut left[at..at + units * width]);
+                    pack(s.isa, side, first, width, width, 0, k, &mut left[at..at + units * width]);
                 }
             }
             return;
@@ -589,7 +669,7 @@ impl<O: Element> Run<'_, '_, O> {
         for i in panels {
             let (first, end) = (s.row(i), s.row(i + 1));
             let out = &mut left[(first - start) * s.depth..(end - start) * s.depth];
-            pack(s.isa, a, first, end - first, end - first, s.k, out);
+            pack(s.isa, a, first, end - first, end - first, 0, s.k, out);
         }
     }
 }
@@ -606,8 +686,10 @@ struct Target<'a, O> {
     scale: f32,
     bias: Option<&'a [f32]>,
     activation: Activation,
+    gated: bool,
     derivative: Option<SharedMut<O>>,
     factor: Option<&'a [O]>,
+    gate_factors: Option<&'a [O]>,
     accumulate: bool,
 }
 
@@ -625,9 +707,19 @@ impl<O: Element> Target<'_, O> {
                 S::prefetch_to_write(out.cast());
                 S::prefetch_to_write(out.wrapping_add(2 * S::LANES - 1).cast());
                 if let Some(derivative) = &self.derivative {
-                    let out = derivative.0.wrapping_add(row * self.n + column);
+                    let (stride, last) = if self.gated { (2 * self.n, self.n) } else { (self.n, 2 * S::LANES - 1) };
+                    let out = derivative.0.wrapping_add(row * stride + column);
                     S::prefetch_to_write(out.cast());
-                    S::prefetch_to_write(out.wrapping_add(2 * S::LANES - 1).cast());
+                    S::prefetch_to_write(out.wrapping_add(last).cast());
+                }
+                if let Some(factors) = self.gate_factors {
+                    let factors = factors.as_ptr().wrapping_add(row * 2 * self.n + column);
+                    let out = out.wrapping_add(self.n);
+                    for last in [0, 2 * S::LANES - 1] {
+                        S::prefetch_to_write(out.wrapping_add(last).cast());
+                        S::prefetch(factors.wrapping_add(last).cast());
+                        S::prefetch(factors.wrapping_add(self.n + last).cast());
+                    }
                 }
                 if let Some(factor) = self.factor {
                     let factor = factor.as_ptr().wrapping_add(row * self.n + column);
@@ -672,9 +764,9 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
             // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertion above; the
             // tile has room for 14×32 results, and no instruction set's is larger.
             unsafe {
-                target.expect::<S>(first, end, column * 2 * S::LANES);
+                target.expect::<S>(first, end, column * sizes.tile_columns);
                 multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
-                finish::<S, O>(&tile, first, end, column * 2 * S::LANES, target);
+                finish::<S, O>(&tile, first, end, column * sizes.tile_columns, target);
             }
         }
     }
@@ -737,6 +829,11 @@ unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, col
         unsafe { finish_plain::<S, O>(tile, first, end, column, t) };
         return;
     }
+    if t.gated {
+        // SAFETY: as for the caller.
+        unsafe { finish_gated::<S, O>(tile, first, end, column, t) };
+        return;
+    }
     for row in first..end {
         for half in 0..2 {
             let c = column + half * S::LANES;
@@ -766,12 +863,55 @@ unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, col
                 if let Some(factor) = t.factor {
                     x = S::mul(x, part::<S, O>(&factor[row * t.n + c..], lanes));
                 }
+                if let Some(factors) = t.gate_factors {
+                    for half in [0, t.n] {
+                        let factor = part::<S, O>(&factors[row * 2 * t.n + half + c..], lanes);
+                        put::<S, O>(t.out.slice(row * t.out_stride + half + c, lanes), S::mul(x, factor));
+                    }
+                    continue;
+                }
                 let out = t.out.slice(row * t.out_stride + c, lanes);
                 if t.accumulate {
                     x = S::add(x, part::<S, O>(out, lanes));
                 }
                 put::<S, O>(out, x);
             }
+        }
+    }
+}
+
+/// The same where the tile's first half is the gate of the second.
+#[inline(always)]
+unsafe fn finish_gated<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, c: usize, t: &Target<'_, O>) {
+    let lanes = S::LANES.min(t.n - c);
+    for row in first..end {
+        let sums = tile.0[(row - first) * 2 * S::LANES..].as_ptr();
+        let (gate_at, other_at) = (row * 2 * t.n + c, row * 2 * t.n + t.n + c);
+        // SAFETY: as for `finish`; both halves of what has 2n columns are there.
+        unsafe {
+            let (mut gate, mut other) = (S::load(sums), S::load(sums.add(S::LANES)));
+            if let Some(carry) = t.carry {
+                gate = S::add(gate, part::<S, f32>(&carry[gate_at..], lanes));
+                other = S::add(other, part::<S, f32>(&carry[other_at..], lanes));
+            }
+            (gate, other) = (S::mul(gate, S::splat(t.scale)), S::mul(other, S::splat(t.scale)));
+            if let Some(bias) = t.bias {
+                gate = S::add(gate, part::<S, f32>(&bias[c..], lanes));
+                other = S::add(other, part::<S, f32>(&bias[t.n + c..], lanes));
+            }
+            let mut x = if let Some(derivative) = &t.derivative {
+                let (y, slope) = t.activation.apply_with_derivative::<S>(gate);
+                put::<S, O>(derivative.slice(gate_at, lanes), S::mul(slope, other));
+                put::<S, O>(derivative.slice(other_at, lanes), y);
+                S::mul(y, other)
+            } else {
+                S::mul(t.activation.apply::<S>(gate), other)
+            };
+            let out = t.out.slice(row * t.out_stride + c, lanes);
+            if t.accumulate {
+                x = S::add(x, part::<S, O>(out, lanes));
+            }
+            put::<S, O>(out, x);
         }
     }
 }

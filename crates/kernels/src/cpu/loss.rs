@@ -28,13 +28,15 @@ pub mod reference {
         rows.map(|row| (row, log_sum_exp(row))).flat_map(|(row, sum)| row.iter().map(move |x| x - sum)).collect()
     }
 
-    /// (scale·Σ w·(ln Σ eˣ − `x[target]`), the rows' terms without scale and w, the gradient).
-    pub fn cross_entropy(
+    /// (scale·Σ w·(ln Σ eˣ − (1 − smoothing)·`x[target]` − smoothing·mean of x), the rows' terms without scale and w, the
+    /// gradient).
+    pub fn smoothed_cross_entropy(
         logits: &[f64],
         columns: usize,
         classes: usize,
         targets: &[u32],
         weights: &[f64],
+        smoothing: f64,
         scale: f64,
     ) -> (f64, Vec<f64>, Vec<f64>) {
         let (mut losses, mut gradient) = (vec![0.0; targets.len()], vec![0.0; logits.len()]);
@@ -46,14 +48,27 @@ pub mod reference {
             }
             let row = &row[..classes];
             let sum = log_sum_exp(row);
-            losses[p] = sum - row[target];
+            // What the target's distribution has at each class.
+            let wanted = |c: usize| (1.0 - smoothing) * f64::from(u8::from(c == target)) + smoothing / classes as f64;
+            losses[p] = sum - (0..classes).map(|c| wanted(c) * row[c]).sum::<f64>();
             loss += scale * w * losses[p];
             for c in 0..classes {
-                let probability = (row[c] - sum).exp();
-                gradient[p * columns + c] = scale * w * (probability - f64::from(u8::from(c == target)));
+                gradient[p * columns + c] = scale * w * ((row[c] - sum).exp() - wanted(c));
             }
         }
         (loss, losses, gradient)
+    }
+
+    /// Without smoothing.
+    pub fn cross_entropy(
+        logits: &[f64],
+        columns: usize,
+        classes: usize,
+        targets: &[u32],
+        weights: &[f64],
+        scale: f64,
+    ) -> (f64, Vec<f64>, Vec<f64>) {
+        smoothed_cross_entropy(logits, columns, classes, targets, weights, 0.0, scale)
     }
 
     /// (scale·Σ (x − t)², the gradient).
@@ -76,6 +91,9 @@ const LEAST: usize = 8192;
 
 /// Softmax cross-entropy: scale·Σ w·(ln Σ eˣ − `x[target]`), added in f64 in the order of rows. Without weights all are 1.
 ///
+/// With label smoothing (Szegedy et al. 2016), a share of the target is spread evenly over all classes, the target included:
+/// ln Σ eˣ − (1 − smoothing)·`x[target]` − smoothing·mean of x, as in PyTorch.
+///
 /// Each row's term, without scale and weight, goes to `losses`. With `want_gradient` the logits are replaced by
 /// scale·w·(softmax − onehot). A row of weight 0 has no loss and no gradient, and neither its logits nor its target
 /// are looked at.
@@ -86,11 +104,13 @@ pub fn cross_entropy<E: Element>(
     classes: usize,
     targets: &[u32],
     weights: Option<&[f32]>,
+    smoothing: f32,
     scale: f32,
     want_gradient: bool,
     losses: &mut [f32],
 ) -> f32 {
     let rows = targets.len();
+    assert!((0.0..1.0).contains(&smoothing), "cross_entropy: smoothing {smoothing} is not in [0, 1)");
     check("cross_entropy", logits.len(), columns, classes, rows, weights);
     assert!(losses.len() == rows, "cross_entropy: one loss per row");
     let counted = |p: usize| weights.is_none_or(|w| w[p] != 0.0);
@@ -102,7 +122,8 @@ pub fn cross_entropy<E: Element>(
             (logits.slice(range.start * columns, range.len() * columns), shared.slice(range.start, range.len()))
         };
         let weights = weights.map(|w| &w[range.clone()]);
-        cross_entropy_rows(cpu.isa(), logits, columns, classes, &targets[range], weights, scale, want_gradient, losses);
+        let rows = Rows { columns, classes, targets: &targets[range], weights, smoothing, scale };
+        cross_entropy_rows(cpu.isa(), logits, &rows, want_gradient, losses);
     });
     let terms = losses.iter().enumerate().map(|(p, loss)| f64::from(weights.map_or(1.0, |w| w[p])) * f64::from(*loss));
     (f64::from(scale) * terms.sum::<f64>()) as f32
@@ -114,11 +135,19 @@ fn check(what: &str, len: usize, columns: usize, classes: usize, rows: usize, we
     assert!(weights.is_none_or(|w| w.len() == rows), "{what}: one weight per row");
 }
 
+/// Some rows of a cross-entropy.
+struct Rows<'a> {
+    columns: usize,
+    classes: usize,
+    targets: &'a [u32],
+    weights: Option<&'a [f32]>,
+    smoothing: f32,
+    scale: f32,
+}
+
 dispatch! {
-    fn cross_entropy_rows<E>(
-        logits: &mut [E], columns: usize, classes: usize, targets: &[u32], weights: Option<&[f32]>, scale: f32,
-        want_gradient: bool, losses: &mut [f32],
-    ) = cross_entropy_body
+    fn cross_entropy_rows<E>(logits: &mut [E], rows: &Rows<'_>, want_gradient: bool, losses: &mut [f32])
+        = cross_entropy_body
 }
 
 /// # Safety
@@ -126,14 +155,11 @@ dispatch! {
 #[inline(always)]
 unsafe fn cross_entropy_body<S: Simd, E: Element>(
     logits: &mut [E],
-    columns: usize,
-    classes: usize,
-    targets: &[u32],
-    weights: Option<&[f32]>,
-    scale: f32,
+    rows: &Rows<'_>,
     want_gradient: bool,
     losses: &mut [f32],
 ) {
+    let Rows { columns, classes, targets, weights, smoothing, scale } = *rows;
     for (p, row) in logits.chunks_exact_mut(columns).enumerate() {
         let weight = weights.map_or(1.0, |w| w[p]);
         if weight == 0.0 {
@@ -149,18 +175,49 @@ unsafe fn cross_entropy_body<S: Simd, E: Element>(
         // SAFETY: the caller has the instruction set; c < classes.
         unsafe {
             let (largest, sum) = largest_and_sum::<S, E>(row);
-            losses[p] = (f64::from(largest - logit) + f64::from(sum).ln()) as f32;
+            let mut loss = f64::from(largest - logit) + f64::from(sum).ln();
+            if smoothing > 0.0 {
+                // How far the target's logit is above the mean, as it is below the largest one here.
+                loss += f64::from(smoothing) * (f64::from(logit) - f64::from(total::<S, E>(row)) / classes as f64);
+            }
+            losses[p] = loss as f32;
             if want_gradient {
                 let factor = scale * weight;
                 let (shift, share) = (S::splat(largest), S::splat(factor / sum));
-                for c in (0..classes).step_by(S::LANES) {
-                    let e = math::exp::<S>(S::sub(read::<S, E>(row, c), shift));
-                    write::<S, E>(row, c, S::mul(e, share));
+                let spread = smoothing / classes as f32;
+                if smoothing > 0.0 {
+                    let spread = S::splat(-factor * spread);
+                    for c in (0..classes).step_by(S::LANES) {
+                        let e = math::exp::<S>(S::sub(read::<S, E>(row, c), shift));
+                        write::<S, E>(row, c, S::mul_add(e, share, spread));
+                    }
+                } else {
+                    for c in (0..classes).step_by(S::LANES) {
+                        let e = math::exp::<S>(S::sub(read::<S, E>(row, c), shift));
+                        write::<S, E>(row, c, S::mul(e, share));
+                    }
                 }
-                row[target] = E::from_f32(factor * ((logit - largest).exp() / sum - 1.0));
+                let wanted = 1.0 - smoothing + spread;
+                row[target] = E::from_f32(factor * ((logit - largest).exp() / sum - wanted));
                 padding.fill(E::default());
             }
         }
+    }
+}
+
+/// Σ x.
+///
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn total<S: Simd, E: Element>(x: &[E]) -> f32 {
+    // SAFETY: c is below the length.
+    unsafe {
+        let mut sums = [S::splat(0.0); 4];
+        for (i, c) in (0..x.len()).step_by(S::LANES).enumerate() {
+            sums[i % 4] = S::add(sums[i % 4], read::<S, E>(x, c));
+        }
+        S::sum(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])))
     }
 }
 

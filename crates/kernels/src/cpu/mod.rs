@@ -20,7 +20,9 @@ pub mod layer_norm;
 pub mod loss;
 pub mod optimizer;
 pub mod reduce;
+pub mod rotary;
 pub mod rows;
+pub mod sample;
 pub mod span;
 
 pub use isa::{Isa, UnsupportedIsa};

@@ -149,24 +149,34 @@ unsafe fn scatter_body<S: Simd, E: Element, O: Element>(
 
 /// Dropout of rows in place. It is its own backward: applied to the gradient it drops and scales the same elements.
 pub fn drop<E: Element>(cpu: &Cpu, x: &mut [E], h: usize, dropout: &Dropout, rows: &[RowId]) {
-    assert!(x.len() == rows.len() * h, "drop: lengths differ");
+    drop_parts(cpu, x, h, 1, dropout, rows);
+}
+
+/// The same for rows of several parts of `h` columns: all parts of a row lose the same columns.
+pub fn drop_parts<E: Element>(cpu: &Cpu, x: &mut [E], h: usize, parts: usize, dropout: &Dropout, rows: &[RowId]) {
+    let columns = parts * h;
+    assert!(x.len() == rows.len() * columns, "drop: lengths differ");
     let x = SharedMut::new(x);
-    cpu.for_ranges(rows.len(), (LEAST / h.max(1)).max(1), |_, range| {
+    cpu.for_ranges(rows.len(), (LEAST / columns.max(1)).max(1), |_, range| {
         // SAFETY: ranges are disjoint.
-        let x = unsafe { x.slice(range.start * h, range.len() * h) };
-        drop_rows(cpu.isa(), x, h, dropout, &rows[range]);
+        let x = unsafe { x.slice(range.start * columns, range.len() * columns) };
+        drop_rows(cpu.isa(), x, h, parts, dropout, &rows[range]);
     });
 }
 
-dispatch! { fn drop_rows<E>(x: &mut [E], h: usize, dropout: &Dropout, rows: &[RowId]) = drop_body }
+dispatch! {
+    fn drop_rows<E>(x: &mut [E], h: usize, parts: usize, dropout: &Dropout, rows: &[RowId]) = drop_body
+}
 
 /// # Safety
 /// The instruction set must be there.
 #[inline(always)]
-unsafe fn drop_body<S: Simd, E: Element>(x: &mut [E], h: usize, dropout: &Dropout, rows: &[RowId]) {
+unsafe fn drop_body<S: Simd, E: Element>(x: &mut [E], h: usize, parts: usize, dropout: &Dropout, rows: &[RowId]) {
     for (i, row) in rows.iter().enumerate() {
-        // SAFETY: the caller has the instruction set.
-        unsafe { drop_row::<S, E>(dropout, *row, &mut x[i * h..(i + 1) * h]) };
+        for part in i * parts..(i + 1) * parts {
+            // SAFETY: the caller has the instruction set.
+            unsafe { drop_row::<S, E>(dropout, *row, &mut x[part * h..(part + 1) * h]) };
+        }
     }
 }
 

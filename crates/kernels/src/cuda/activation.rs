@@ -46,6 +46,7 @@ fn definition(activation: Activation) -> &'static str {
         Activation::GeluTanh => 2,
         Activation::Relu => 3,
         Activation::Tanh => 4,
+        Activation::Silu => unreachable!("SiLU has no CUDA kernel; whoever launches has refused it"),
     }]
 }
 

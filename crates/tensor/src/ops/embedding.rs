@@ -1,55 +1,106 @@
-//! The sum of word, position and segment embeddings.
+//! The sum of word, position and segment embeddings, of which all but the words' may be absent.
 
 use henson_kernels::cpu::embedding::{self as kernels, Lookup};
 
 use henson_kernels::cuda::embedding as cuda_kernels;
 use henson_kernels::cuda::rows::{self as cuda_rows, Sorted};
 
-use super::layer_norm::{Around, LayerNorm};
+use super::layer_norm::{Around, LayerNorm, Norm};
 use super::rows::check_indices;
 use super::{Op, sum_into, with_float};
 use crate::cuda::CudaDevice;
 use crate::tape::{Backward, Slot};
-use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, Var};
+use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, TensorError, Var};
 
 /// The tables of an embedding layer; each has one index a token.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingTables {
     /// V×H.
     pub word: Param,
-    /// Positions×H.
-    pub position: Param,
-    /// Segments×H.
-    pub segment: Param,
+    /// Positions×H; none where positions are relative or rotary.
+    pub position: Option<Param>,
+    /// The row of the first position: 2 in RoBERTa, whose rows 0 and 1 belong to padding.
+    pub position_offset: usize,
+    /// Segments×H; none where there are no segments.
+    pub segment: Option<Param>,
+}
+
+/// Tables at most.
+const MOST: usize = 3;
+
+/// A table, the first of its rows that counts, and the indices into it, counted from there.
+#[derive(Clone)]
+struct Indexed {
+    table: Param,
+    offset: usize,
+    indices: Tensor,
+    what: &'static str,
 }
 
 impl EmbeddingTables {
-    fn all(&self) -> [Param; 3] {
-        [self.word, self.position, self.segment]
+    fn indexed(&self, ids: &Tensor, positions: &Tensor, segments: Option<&Tensor>) -> Result<[Option<Indexed>; MOST]> {
+        if self.segment.is_some() != segments.is_some() {
+            let why = "segments are needed just where there is a table for them";
+            return Err(TensorError::Unsupported { operation: "embeddings", why });
+        }
+        let entry = |table: Param, offset: usize, indices: &Tensor, what: &'static str| Indexed {
+            table,
+            offset,
+            indices: indices.clone(),
+            what,
+        };
+        Ok([
+            Some(entry(self.word, 0, ids, "token id")),
+            self.position.map(|table| entry(table, self.position_offset, positions, "position")),
+            self.segment.zip(segments).map(|(table, segments)| entry(table, 0, segments, "segment")),
+        ])
+    }
+
+    /// The tables of BERT, for which GPUs have fused kernels.
+    fn check_on_gpu(&self) -> Result<()> {
+        if self.position.is_some() && self.position_offset == 0 && self.segment.is_some() {
+            return Ok(());
+        }
+        let why = "embeddings with an offset, or without positions or segments, have no CUDA kernel: use --device cpu";
+        Err(TensorError::Unsupported { operation: "embeddings", why })
+    }
+}
+
+impl Indexed {
+    /// The rows that count.
+    fn values(&self, pass: &Pass<'_>) -> Result<Tensor> {
+        let table = pass.parameters().matrix(self.table);
+        let (rows, h) = (table.rows(), table.columns());
+        if self.offset >= rows {
+            let (operation, what, index, end) = ("embeddings", "the first row", self.offset, rows);
+            return Err(TensorError::Index { operation, what, index, end });
+        }
+        Ok(table.view(self.offset * h, [rows - self.offset, h].into()))
     }
 }
 
 impl Pass<'_> {
-    /// dropout(LN(`word[ids] + position[place within the sequence] + segment[segments]`)): what BERT begins with; T×H.
-    pub fn embeddings_layer_norm(
+    /// dropout(norm(`word[ids] + position[place within the sequence] + segment[segments]`)): what BERT begins with; T×H.
+    pub fn embeddings_norm(
         &mut self,
         tables: EmbeddingTables,
         ids: &Tensor,
-        segments: &Tensor,
+        segments: Option<&Tensor>,
         layout: &Layout,
-        (gamma, beta, epsilon): (Param, Param, f32),
+        norm: &Norm,
         (p, site): (f32, u32),
     ) -> Result<Var> {
         let Device::Cuda(cuda) = self.device() else {
             let x = self.embeddings(tables, ids, layout.positions(), segments)?;
-            return self.layer_norm_dropout(x, gamma, beta, epsilon, layout, (p, site));
+            return self.norm_dropout(x, norm, layout, (p, site));
         };
-        let indices = [ids, layout.positions(), segments];
-        let values = self.check_tables(&tables, indices)?;
-        let (t, h) = (ids.shape().elements(), values[0].columns());
-        let (scale, shift) = (self.parameters().vector(gamma), self.parameters().vector(beta));
-        scale.check_shape("embeddings_layer_norm", "gamma", [h])?;
-        shift.check_shape("embeddings_layer_norm", "beta", [h])?;
+        tables.check_on_gpu()?;
+        let indexed = tables.indexed(ids, layout.positions(), segments)?;
+        let values = self.check_tables(&indexed)?;
+        let h = self.parameters().matrix(tables.word).columns();
+        let t = ids.shape().elements();
+        norm.check("embeddings_norm", self.parameters(), h)?;
+        let (scale, shift) = (self.parameters().vector(norm.weight), self.parameters().vector(norm.bias_on_gpu()?));
         let sum = Tensor::empty(self.device(), [t, h], self.dtype())?;
         let (y, statistics) = match self.is_training() {
             true => {
@@ -63,10 +114,10 @@ impl Pass<'_> {
         let timer = self.device().timer(Kind::Embedding, 0, &[&sum, &sum, &sum, &sum, &y]);
         cuda_kernels::forward_layer_norm(
             &cuda.gpu,
-            &lookups(&indices, &values),
+            &lookups(&indexed, &values)?,
             scale.on_gpu(),
             shift.on_gpu(),
-            epsilon,
+            norm.epsilon,
             drops.after.zip(drops.rows),
             sum.on_gpu(),
             y.on_gpu(),
@@ -77,24 +128,27 @@ impl Pass<'_> {
         if let (Some(out), Some(statistics)) = (y.slot(), statistics) {
             let x = self.var(sum.clone()).slot();
             if let Some(out) = x {
-                let indices = indices.map(Tensor::clone);
-                self.record(Op::Embedding(Embedding { tables, indices, layout: Some(layout.clone()), out }));
+                self.record(Op::Embedding(Embedding { indexed, layout: Some(layout.clone()), out }));
             }
-            let norm = LayerNorm { x, residual: None, sum, statistics, gamma, beta, bias: None, around, out };
-            self.record(Op::LayerNorm(norm));
+            let (residual, bias, stream, norm) = (None, None, None, *norm);
+            self.record(Op::LayerNorm(LayerNorm { x, residual, sum, statistics, norm, bias, around, stream, out }));
         }
         Ok(y)
     }
 
     /// The tables' values, where all sizes are right.
-    fn check_tables(&self, tables: &EmbeddingTables, indices: [&Tensor; 3]) -> Result<[Tensor; 3]> {
-        let values = tables.all().map(|table| self.parameters().matrix(table));
-        let (t, h) = (indices[0].shape().elements(), values[0].columns());
-        for ((index, table), what) in indices.iter().zip(&values).zip(["token id", "position", "segment"]) {
-            index.check_shape("embeddings", what, [t])?;
-            index.check_dtype("embeddings", what, DType::U32)?;
+    fn check_tables(&self, indexed: &[Option<Indexed>; MOST]) -> Result<[Option<Tensor>; MOST]> {
+        let mut values = [None, None, None];
+        let mut sizes = None;
+        for (indexed, values) in indexed.iter().zip(&mut values) {
+            let Some(indexed) = indexed else { continue };
+            let (table, Indexed { indices, what, .. }) = (indexed.values(self)?, indexed);
+            let (t, h) = *sizes.get_or_insert((indices.shape().elements(), table.columns()));
+            indices.check_shape("embeddings", what, [t])?;
+            indices.check_dtype("embeddings", what, DType::U32)?;
             table.check_shape("embeddings", what, [table.rows(), h])?;
-            check_indices("embeddings", what, self.device(), index, table.rows())?;
+            check_indices("embeddings", what, self.device(), indices, table.rows())?;
+            *values = Some(table);
         }
         Ok(values)
     }
@@ -105,40 +159,55 @@ impl Pass<'_> {
         tables: EmbeddingTables,
         ids: &Tensor,
         positions: &Tensor,
-        segments: &Tensor,
+        segments: Option<&Tensor>,
     ) -> Result<Var> {
-        let indices = [ids, positions, segments];
-        let values = self.check_tables(&tables, indices)?;
-        let (t, h) = (ids.shape().elements(), values[0].columns());
-        let out = Tensor::empty(self.device(), [t, h], self.dtype())?;
-        let timer = self.device().timer(Kind::Embedding, 0, &[&out, &out, &out, &out]);
+        let indexed = tables.indexed(ids, positions, segments)?;
+        let values = self.check_tables(&indexed)?;
+        let h = self.parameters().matrix(tables.word).columns();
+        let out = Tensor::empty(self.device(), [ids.shape().elements(), h], self.dtype())?;
+        let count = indexed.iter().flatten().count();
+        let timer = self.device().timer(Kind::Embedding, 0, &[&out, &out, &out, &out][..=count]);
         match self.device() {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => {
-                let lookups: [Lookup<'_, E>; 3] =
-                    std::array::from_fn(|i| Lookup { ids: indices[i].slice(), table: values[i].slice() });
-                kernels::forward(&cpu.kernels, &lookups, h, out.slice_mut::<E>());
+                let none = Lookup::<'_, E> { ids: &[], table: &[] };
+                let mut lookups = [none; MOST];
+                let all = indexed.iter().flatten().zip(values.iter().flatten());
+                for (lookup, (indexed, table)) in lookups.iter_mut().zip(all) {
+                    *lookup = Lookup { ids: indexed.indices.slice(), table: table.slice() };
+                }
+                kernels::forward(&cpu.kernels, &lookups[..count], h, out.slice_mut::<E>());
             }),
-            Device::Cuda(cuda) => cuda_kernels::forward(&cuda.gpu, &lookups(&indices, &values), h, out.on_gpu())?,
+            Device::Cuda(cuda) => {
+                tables.check_on_gpu()?;
+                cuda_kernels::forward(&cuda.gpu, &lookups(&indexed, &values)?, h, out.on_gpu())?;
+            }
         }
         drop(timer);
         let y = self.var(out);
         if let Some(out) = y.slot() {
-            let indices = indices.map(Tensor::clone);
-            self.record(Op::Embedding(Embedding { tables, indices, layout: None, out }));
+            self.record(Op::Embedding(Embedding { indexed, layout: None, out }));
         }
         Ok(y)
     }
 }
 
-/// As kernels take them.
-fn lookups<'a>(indices: &'a [&Tensor; 3], values: &'a [Tensor; 3]) -> [cuda_kernels::Lookup<'a>; 3] {
-    std::array::from_fn(|i| cuda_kernels::Lookup { ids: indices[i].on_gpu(), table: values[i].on_gpu() })
+/// As a GPU's kernels take all three of them.
+fn lookups<'a>(
+    indexed: &'a [Option<Indexed>; MOST],
+    values: &'a [Option<Tensor>; MOST],
+) -> Result<[cuda_kernels::Lookup<'a>; MOST]> {
+    let lookup = |i: usize| -> Option<cuda_kernels::Lookup<'a>> {
+        Some(cuda_kernels::Lookup { ids: indexed[i].as_ref()?.indices.on_gpu(), table: values[i].as_ref()?.on_gpu() })
+    };
+    match (lookup(0), lookup(1), lookup(2)) {
+        (Some(word), Some(position), Some(segment)) => Ok([word, position, segment]),
+        _ => Err(TensorError::Unsupported { operation: "embeddings", why: "a GPU needs all three tables" }),
+    }
 }
 
 /// A recorded embedding.
 pub(crate) struct Embedding {
-    tables: EmbeddingTables,
-    indices: [Tensor; 3],
+    indexed: [Option<Indexed>; MOST],
     /// Where positions are places within its sequences.
     layout: Option<Layout>,
     out: Slot,
@@ -151,35 +220,35 @@ impl Embedding {
         if let (Device::Cuda(cuda), Some(layout)) = (back.device(), &self.layout) {
             return self.backward_on_gpu(cuda, back, &dy, layout);
         }
-        for (table, index) in self.tables.all().into_iter().zip(&self.indices) {
-            add_rows(back, &dy, index, table)?;
+        for indexed in self.indexed.iter().flatten() {
+            add_rows(back, &dy, indexed)?;
         }
         Ok(())
     }
 
     /// Positions and segments are few, so their rows are summed without sorting them.
     fn backward_on_gpu(&self, cuda: &CudaDevice, back: &mut Backward<'_>, dy: &Tensor, layout: &Layout) -> Result<()> {
-        let [_, _, segments] = &self.indices;
-        add_rows(back, dy, &self.indices[0], self.tables.word)?;
+        let [Some(word), Some(position), Some(segment)] = &self.indexed else { return Ok(()) };
+        add_rows(back, dy, word)?;
         let offsets = layout.offsets_on_gpu()?.on_gpu();
-        let positions = back.gradients.target(self.tables.position);
+        let positions = back.gradients.target(position.table);
         cuda_rows::add_places(&cuda.gpu, dy.on_gpu(), dy.columns(), offsets, sum_into(&positions))?;
-        if self.tables.segment.shape().sizes()[0] > cuda_rows::MOST_KINDS {
-            return add_rows(back, dy, segments, self.tables.segment);
+        if segment.table.shape().sizes()[0] > cuda_rows::MOST_KINDS {
+            return add_rows(back, dy, segment);
         }
-        let kinds = back.gradients.target(self.tables.segment);
-        cuda_rows::add_kinds(&cuda.gpu, dy.on_gpu(), dy.columns(), segments.on_gpu(), sum_into(&kinds))?;
+        let kinds = back.gradients.target(segment.table);
+        cuda_rows::add_kinds(&cuda.gpu, dy.on_gpu(), dy.columns(), segment.indices.on_gpu(), sum_into(&kinds))?;
         Ok(())
     }
 }
 
 /// Adds each row of dy to the row of a table's gradient that its index names.
-fn add_rows(back: &mut Backward<'_>, dy: &Tensor, index: &Tensor, table: Param) -> Result<()> {
-    let gradient = back.gradients.sum(table)?;
+fn add_rows(back: &mut Backward<'_>, dy: &Tensor, indexed: &Indexed) -> Result<()> {
+    let (gradient, index) = (back.gradients.sum(indexed.table)?, &indexed.indices);
     match back.device() {
         Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
             let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());
-            kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
+            kernels::backward(&cpu.kernels, dy, ids, &mut gradient.slice_mut::<f32>()[indexed.offset * h..], h);
         }),
         Device::Cuda(cuda) => {
             let room = || Tensor::empty(back.device(), index.shape(), DType::U32);

@@ -1,4 +1,4 @@
-//! Linear layers, alone and as BERT's feed-forward pair.
+//! Linear layers, alone and as a feed-forward pair, gated or not.
 //!
 //! Legend: T rows, K inputs, N outputs; a weight is N×K as in checkpoints.
 
@@ -8,8 +8,10 @@ use henson_kernels::cuda::matmul::{self, product as cuda_product};
 use henson_kernels::cuda::{self, Gpu, product_hopper};
 
 use super::{Op, cast, sum_into, with_float};
-use crate::tape::{Backward, Slot};
-use crate::{Activation, DType, Device, Kind, Native, Param, Parameters, Pass, Result, Tensor, Var};
+use crate::tape::{Backward, Dropout, Slot};
+use crate::{
+    Activation, DType, Device, Kind, Layout, Native, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
+};
 
 impl Pass<'_> {
     /// activation(x·weightᵀ + bias): T×K → T×N, in the pass's dtype.
@@ -32,7 +34,8 @@ impl Pass<'_> {
         dtype: DType,
     ) -> Result<Var> {
         let keep = self.is_training() && activation != Activation::None;
-        let (y, slope) = apply(self.weights(), x.tensor(), weight, bias, activation, dtype, keep)?;
+        let layer = Layer { weight, bias, activation, gated: false };
+        let (y, slope) = apply(self.weights(), x.tensor(), layer, dtype, keep)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
             self.record(Op::Linear(Linear { x: x.clone(), weight, bias, activation, slope, out }));
@@ -40,30 +43,70 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// down(activation(up(x))): T×H → T×4H → T×H.
+    /// down(activation(up(x))): T×H → T×N → T×H; or, gated, down(activation(first half of up(x)) ∘ second half). `inner_dropout`
+    /// stands before the second layer.
     pub fn feed_forward(
         &mut self,
         x: &Var,
-        up: (Param, Param),
-        activation: Activation,
-        down: (Param, Param),
+        layers: &FeedForwardLayers,
+        inner_dropout: Option<(&Layout, (f32, u32))>,
     ) -> Result<Var> {
         let dtype = self.dtype();
+        let drop = match inner_dropout {
+            Some((layout, (p, site))) => self.dropout(p, site).map(|dropout| (dropout, layout.token_rows().clone())),
+            None => None,
+        };
         // The slope comes along even where it is dropped at once: the activation's last bits may depend on that.
         let (weights, keep) = (self.weights(), self.is_training());
-        let (inner, slope) = inner(weights, x.tensor(), up, activation, dtype, keep)?;
-        let (y, _) = apply(weights, &inner, down.0, Some(down.1), Activation::None, dtype, false)?;
+        let (inner, slope) = inner(weights, x.tensor(), layers, drop.as_ref(), dtype, keep)?;
+        let down = Layer { weight: layers.down, bias: layers.down_bias, activation: Activation::None, gated: false };
+        let (y, _) = apply(weights, &inner, down, dtype, false)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
             let kept = slope.filter(|_| !self.recompute()).map(|slope| (inner, slope));
-            let (x, down_bias) = (x.clone(), Some(down.1));
-            self.record(Op::FeedForward(FeedForward { x, up, activation, kept, down: down.0, down_bias, out }));
+            self.record(Op::FeedForward(FeedForward { x: x.clone(), layers: *layers, drop, kept, out }));
         }
         Ok(y)
     }
 
     fn weights(&self) -> Weights<'_> {
         Weights { parameters: self.parameters(), packed: !self.is_training() }
+    }
+}
+
+/// The two layers of a feed-forward pair.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedForwardLayers {
+    /// N×H; 2N×H where it is gated: the gate's rows, then those of what it gates.
+    pub up: Param,
+    /// As many as rows.
+    pub up_bias: Option<Param>,
+    /// Of the first layer, or of its gate.
+    pub activation: Activation,
+    /// Whether the first layer is gated (Shazeer 2020): GeGLU, SwiGLU, ReGLU.
+    pub gated: bool,
+    /// H×N.
+    pub down: Param,
+    /// H.
+    pub down_bias: Option<Param>,
+}
+
+/// One layer.
+#[derive(Clone, Copy)]
+struct Layer {
+    weight: Param,
+    bias: Option<Param>,
+    activation: Activation,
+    gated: bool,
+}
+
+impl Layer {
+    fn check_on_gpu(&self) -> Result<()> {
+        if !self.gated && self.activation != Activation::Silu {
+            return Ok(());
+        }
+        let why = "gated layers and SiLU have no CUDA kernel: use --device cpu";
+        Err(TensorError::Unsupported { operation: "linear", why })
     }
 }
 
@@ -74,52 +117,56 @@ struct Weights<'a> {
     packed: bool,
 }
 
-/// The layer's output, and what the way back needs of the activation where it is to be kept: on the CPU its derivative, on a
-/// GPU its input.
+/// The layer's output, and what the backward needs of the activation where it is to be kept: on the CPU its derivative (both
+/// factors of a gate's), on a GPU its input.
 fn apply(
     Weights { parameters, packed }: Weights<'_>,
     x: &Tensor,
-    weight: Param,
-    bias: Option<Param>,
-    activation: Activation,
+    layer: Layer,
     dtype: DType,
     keep: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
     let device = parameters.device();
-    let packed = if packed { parameters.packed(weight) } else { None };
-    let bias_param = bias;
-    let (weight, bias) = (parameters.matrix(weight), bias.map(|bias| parameters.vector(bias)));
-    let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
+    let packed = if packed { parameters.packed(layer.weight, layer.gated) } else { None };
+    let (weight, bias) = (parameters.matrix(layer.weight), layer.bias.map(|bias| parameters.vector(bias)));
+    let (t, columns, k) = (x.rows(), weight.rows(), weight.columns());
     x.check_shape("linear", "the input", [t, k])?;
     x.check_dtype("linear", "the input", weight.dtype())?;
     if let Some(bias) = &bias {
-        bias.check_shape("linear", "the bias", [n])?;
+        bias.check_shape("linear", "the bias", [columns])?;
     }
+    if layer.gated && !columns.is_multiple_of(2) {
+        let why = "a gated layer needs two halves of the same size";
+        return Err(TensorError::Unsupported { operation: "linear", why });
+    }
+    let n = if layer.gated { columns / 2 } else { columns };
     let y = Tensor::empty(device, [t, n], dtype)?;
-    let slope = if keep { Some(Tensor::empty(device, [t, n], dtype)?) } else { None };
-    let moved = [x, &weight, &y, &y];
+    let slope = if keep { Some(Tensor::empty(device, [t, columns], dtype)?) } else { None };
+    let moved = [x, &weight, &y, slope.as_ref().unwrap_or(&y)];
     let moved = if keep { &moved[..] } else { &moved[..3] };
-    let _timer = device.timer(Kind::Linear, 2 * t * n * k, moved);
+    let _timer = device.timer(Kind::Linear, 2 * t * columns * k, moved);
     match device {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => with_float!(dtype, O => {
             let finish = Finish {
                 bias: bias.as_ref().map(|bias| bias.slice::<f32>()),
-                activation,
+                activation: layer.activation,
+                gated: layer.gated,
                 derivative: slope.as_ref().map(|slope| slope.slice_mut::<O>()),
                 ..Finish::default()
             };
             let x = Matrix::new(x.slice::<E>(), t, k);
             let weight = match &packed {
                 Some(packed) => Right::Packed(packed),
-                None => Right::Plain(Matrix::new(weight.slice::<E>(), n, k).transposed()),
+                None => Right::Plain(Matrix::new(weight.slice::<E>(), columns, k).transposed()),
             };
             product(&cpu.kernels, x, weight, y.slice_mut::<O>(), n, finish);
         })),
         Device::Cuda(cuda) => {
+            layer.check_on_gpu()?;
             let weight = on_gpu(&weight, n, k).transposed();
-            let bias = bias_param.map(|bias| parameters.in_dtype(bias, dtype));
+            let bias = layer.bias.map(|bias| parameters.in_dtype(bias, dtype));
             let to = slope.as_ref().unwrap_or(&y);
-            apply_on_gpu(&cuda.gpu, on_gpu(x, t, k), weight, bias.as_ref(), activation, to, &y)?;
+            apply_on_gpu(&cuda.gpu, on_gpu(x, t, k), weight, bias.as_ref(), layer.activation, to, &y)?;
         }
     }
     Ok((y, slope))
@@ -232,109 +279,144 @@ impl Linear {
 
 /// The GPU that has GELU in the products of a feed-forward pair, T rows, N inner and K outer columns. Such a pair keeps
 /// GELU's derivative.
-fn fused(device: &Device, activation: Activation, dtype: DType, [t, n, k]: [usize; 3]) -> Option<&Gpu> {
+fn fused<'a>(device: &'a Device, layers: &FeedForwardLayers, dtype: DType, [t, n, k]: [usize; 3]) -> Option<&'a Gpu> {
+    let plain = !layers.gated && layers.up_bias.is_some();
     match device {
-        Device::Cuda(cuda) if (activation, dtype) == (Activation::Gelu, DType::Bf16) => {
+        Device::Cuda(cuda) if plain && (layers.activation, dtype) == (Activation::Gelu, DType::Bf16) => {
             product_hopper::fits(&cuda.gpu, t, n, k).then_some(&cuda.gpu)
         }
         _ => None,
     }
 }
 
+/// Dropout of rows, with what they are counted by.
+type RowDropout = (Dropout, Tensor);
+
 /// What a feed-forward pair has between its layers: as [`apply`], but for what is kept of a GELU that is [`fused`].
 fn inner(
     weights: Weights<'_>,
     x: &Tensor,
-    up: (Param, Param),
-    activation: Activation,
+    layers: &FeedForwardLayers,
+    drop: Option<&RowDropout>,
     dtype: DType,
     keep: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let (device, weight) = (weights.parameters.device(), weights.parameters.matrix(up.0));
+    let (device, weight) = (weights.parameters.device(), weights.parameters.matrix(layers.up));
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
-    let Some(gpu) = fused(device, activation, dtype, [t, n, k]) else {
-        return apply(weights, x, up.0, Some(up.1), activation, dtype, keep);
+    let (Some(gpu), Some(bias)) = (fused(device, layers, dtype, [t, n, k]), layers.up_bias) else {
+        let FeedForwardLayers { up: weight, up_bias: bias, activation, gated, .. } = *layers;
+        let (y, slope) = apply(weights, x, Layer { weight, bias, activation, gated }, dtype, keep)?;
+        if let Some(drop) = drop {
+            drop_inner(device, &y, slope.as_ref(), drop)?;
+        }
+        return Ok((y, slope));
     };
+    refuse_inner_dropout(drop)?;
     x.check_shape("linear", "the input", [t, k])?;
     x.check_dtype("linear", "the input", dtype)?;
     let y = Tensor::empty(device, [t, n], dtype)?;
     let slope = if keep { Some(Tensor::empty(device, [t, n], dtype)?) } else { None };
     let moved = [x, &weight, &y, &y];
     let _timer = device.timer(Kind::Linear, 2 * t * n * k, if keep { &moved[..] } else { &moved[..3] });
-    let bias = weights.parameters.in_dtype(up.1, dtype);
+    let bias = weights.parameters.in_dtype(bias, dtype);
     let to = slope.as_ref().map(Tensor::on_gpu);
     product_hopper::gelu(gpu, x.on_gpu(), weight.on_gpu(), bias.on_gpu(), to, y.on_gpu())?;
     Ok((y, slope))
 }
 
+fn refuse_inner_dropout(drop: Option<&RowDropout>) -> Result<()> {
+    let why = "dropout inside of a feed-forward pair has no CUDA kernel: use --device cpu";
+    if drop.is_some() { Err(TensorError::Unsupported { operation: "feed_forward", why }) } else { Ok(()) }
+}
+
+/// Dropout between the layers: of what the second one sees, and of the derivatives that lead back from there.
+fn drop_inner(device: &Device, y: &Tensor, slope: Option<&Tensor>, drop: &RowDropout) -> Result<()> {
+    let Device::Cpu(cpu) = device else { return refuse_inner_dropout(Some(drop)) };
+    let (dropout, ids) = drop;
+    ids.check_shape("feed_forward", "the layout", [y.rows(), 2])?;
+    let (Some(dropout), h) = (dropout.on_cpu(), y.columns()) else { return Ok(()) };
+    let ids = bytemuck::cast_slice(ids.slice::<u32>());
+    for x in [Some(y), slope].into_iter().flatten() {
+        let _timer = device.timer(Kind::Rows, 0, &[x, x]);
+        with_float!(x.dtype(), E => {
+            rows::drop_parts(&cpu.kernels, x.slice_mut::<E>(), h, x.columns() / h, &dropout, ids);
+        });
+    }
+    Ok(())
+}
+
 /// A recorded feed-forward pair.
 pub(crate) struct FeedForward {
     x: Var,
-    up: (Param, Param),
-    activation: Activation,
+    /// Without the second layer's bias where somebody else computes its gradient.
+    layers: FeedForwardLayers,
+    drop: Option<RowDropout>,
     /// What [`inner`] gave; nothing where it is computed again.
     kept: Option<(Tensor, Tensor)>,
-    down: Param,
-    /// Nothing where somebody else computes its gradient.
-    down_bias: Option<Param>,
     out: Slot,
 }
 
 impl FeedForward {
     pub(super) fn take_bias(&mut self, slot: Slot) -> Option<Param> {
-        if self.out == slot { self.down_bias.take() } else { None }
+        if self.out == slot { self.layers.down_bias.take() } else { None }
     }
 
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let layers = &self.layers;
         let (inner, slope) = match self.kept {
             Some(kept) => kept,
             None => {
                 let weights = Weights { parameters: back.parameters, packed: false };
                 let (x, dtype) = (self.x.tensor(), back.parameters.dtype());
-                let (inner, slope) = inner(weights, x, self.up, self.activation, dtype, true)?;
+                let (inner, slope) = inner(weights, x, layers, self.drop.as_ref(), dtype, true)?;
                 let slope = slope.unwrap_or_else(|| inner.clone());
                 (inner, slope)
             }
         };
-        parameter_gradients(back, &dy, &inner, self.down, self.down_bias)?;
-        // The gradient of the activation's input takes the place of its output, which is not needed any more.
-        let dz = inner;
-        let weight = back.parameters.matrix(self.down);
-        let (t, n, k) = (dy.rows(), dz.columns(), dy.columns());
+        parameter_gradients(back, &dy, &inner, layers.down, layers.down_bias)?;
+        let (t, n, k) = (dy.rows(), inner.columns(), dy.columns());
+        // The gradient of the activation's input takes the place of its output, which is not needed any more, where it is not
+        // twice as wide.
+        let dz = if layers.gated { Tensor::empty(back.device(), slope.shape(), slope.dtype())? } else { inner };
+        let weight = back.parameters.matrix(layers.down);
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
-        let fused = fused(back.device(), self.activation, dy.dtype(), [t, n, k]).is_some();
-        let mut up_bias = Some(self.up.1);
+        let fused = fused(back.device(), layers, dy.dtype(), [t, n, k]).is_some();
+        let mut up_bias = layers.up_bias;
         match back.device() {
             Device::Cuda(cuda) if fused => {
-                let sums = back.gradients.target(self.up.1);
-                up_bias = None;
+                let Some(bias) = up_bias.take() else { return Ok(()) };
+                let sums = back.gradients.target(bias);
                 let (dy, weight, slope) = (dy.on_gpu(), weight.on_gpu(), slope.on_gpu());
                 product_hopper::gelu_gradient(&cuda.gpu, dy, weight, slope, dz.on_gpu(), sum_into(&sums))?;
             }
             Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
                 let dy = Matrix::new(dy.slice::<E>(), t, k);
                 let weight = Right::Plain(Matrix::new(weight.slice::<E>(), k, n));
-                let finish = Finish { factor: Some(slope.slice::<E>()), ..Finish::default() };
-                product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), n, finish);
+                let (plain, slope) = (Finish::default(), Some(slope.slice::<E>()));
+                let finish = match layers.gated {
+                    true => Finish { gate_factors: slope, ..plain },
+                    false => Finish { factor: slope, ..plain },
+                };
+                product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), dz.columns(), finish);
             }),
             Device::Cuda(cuda) => {
                 let (dy, weight) = (on_gpu(&dy, t, k), on_gpu(&weight, k, n));
-                let kept = (self.activation == Activation::GeluTanh).then(|| slope.on_gpu());
+                let kept = (layers.activation == Activation::GeluTanh).then(|| slope.on_gpu());
                 let finish = matmul::Finish { gelu_tanh_gradient: kept, ..matmul::Finish::default() };
                 cuda_product(&cuda.gpu, dy, weight, on_gpu(&dz, t, n), finish)?;
             }
         }
         drop(timer);
         drop(dy);
-        if let (Device::Cuda(cuda), true) = (back.device(), self.activation != Activation::GeluTanh && !fused) {
+        if let (Device::Cuda(cuda), true) = (back.device(), layers.activation != Activation::GeluTanh && !fused) {
             let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &dz]);
-            activation_gradient_on_gpu(&cuda.gpu, back, self.activation, &slope, up_bias.take(), &dz, &dz)?;
+            activation_gradient_on_gpu(&cuda.gpu, back, layers.activation, &slope, up_bias.take(), &dz, &dz)?;
         }
         drop(slope);
-        parameter_gradients(back, &dz, self.x.tensor(), self.up.0, up_bias)?;
+        parameter_gradients(back, &dz, self.x.tensor(), layers.up, up_bias)?;
         if let Some(slot) = self.x.slot() {
-            input_gradient(back, &dz, self.up.0, slot, self.x.tensor())?;
+            input_gradient(back, &dz, layers.up, slot, self.x.tensor())?;
         }
         Ok(())
     }
@@ -438,7 +520,15 @@ mod tests {
         let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
         let x = Tensor::from_slice(device, [t, k], &numbers(2, t * k)).unwrap();
         let x = pass.var(cast(device, &x, dtype).unwrap());
-        let y = pass.feed_forward(&x, up, Activation::Gelu, down).unwrap();
+        let layers = FeedForwardLayers {
+            up: up.0,
+            up_bias: Some(up.1),
+            activation: Activation::Gelu,
+            gated: false,
+            down: down.0,
+            down_bias: Some(down.1),
+        };
+        let y = pass.feed_forward(&x, &layers, None).unwrap();
         let mut all = vec![y.tensor().to_f32().unwrap()];
         pass.seed_gradient(&y, &numbers(3, t * k)).unwrap();
         pass.backward(&mut gradients).unwrap();

@@ -2,13 +2,14 @@
 //! exists only one time; a pass's loss is the sum of all its loss operations.
 
 use henson_kernels::cpu::loss as kernels;
+use henson_kernels::cpu::sample::{Sampler, sample};
 use henson_kernels::cpu::span;
 use henson_kernels::cuda::Scalar;
 use henson_kernels::cuda::loss::{self as cuda_kernels, Total};
 
 use super::rows::check_indices;
 use super::{own, with_float};
-use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
+use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Training, Var};
 
 impl Pass<'_> {
     /// scale·Σ weight·(−ln of the softmax at the target) over rows (P×columns), of which the first `classes` columns count.
@@ -21,6 +22,27 @@ impl Pass<'_> {
         weights: Option<&Tensor>,
         scale: f32,
     ) -> Result<(Tensor, Tensor)> {
+        self.smoothed_cross_entropy(logits, classes, targets, weights, 0.0, scale)
+    }
+
+    /// The same with label smoothing: a share of each target is spread evenly over all classes.
+    pub fn smoothed_cross_entropy(
+        &mut self,
+        logits: Var,
+        classes: usize,
+        targets: &Tensor,
+        weights: Option<&Tensor>,
+        smoothing: f32,
+        scale: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let why = match (smoothing, self.device()) {
+            (s, _) if !(0.0..1.0).contains(&s) => Some("label smoothing is a share in [0, 1)"),
+            (s, Device::Cuda(_)) if s > 0.0 => Some("label smoothing has no CUDA kernel: use --device cpu"),
+            _ => None,
+        };
+        if let Some(why) = why {
+            return Err(TensorError::Unsupported { operation: "cross_entropy", why });
+        }
         let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
         targets.check_shape("cross_entropy", "targets", [rows])?;
         targets.check_dtype("cross_entropy", "targets", DType::U32)?;
@@ -39,6 +61,7 @@ impl Pass<'_> {
                         classes,
                         targets.slice(),
                         weights.map(|weights| weights.slice()),
+                        smoothing,
                         scale,
                         want_gradient,
                         losses.slice_mut(),
@@ -162,6 +185,44 @@ impl Pass<'_> {
             }
             Ok(())
         })
+    }
+
+    /// Draws a class for each row (P×columns) from the softmax of its first `classes` logits at a temperature: P, u32. Noise is
+    /// counted by the tokens (`rows`, P) that the logits belong to, so it is the same in any company. There is no gradient.
+    pub fn sample(
+        &mut self,
+        logits: &Var,
+        classes: usize,
+        temperature: f32,
+        (layout, rows): (&Layout, &Tensor),
+        (from, site): (Training, u32),
+    ) -> Result<Tensor> {
+        let (p, columns) = (logits.tensor().rows(), logits.tensor().columns());
+        rows.check_shape("sample", "rows", [p])?;
+        rows.check_dtype("sample", "rows", DType::U32)?;
+        check_indices("sample", "row", self.device(), rows, layout.tokens())?;
+        let why = match self.device() {
+            _ if classes == 0 || classes > columns => Some("there are fewer logits than classes, or none"),
+            _ if !(temperature > 0.0 && temperature.is_finite()) => Some("the temperature is not above 0"),
+            Device::Cuda(_) => Some("it has no CUDA kernel: use --device cpu"),
+            Device::Cpu(_) => None,
+        };
+        let (Device::Cpu(cpu), None) = (self.device(), why) else {
+            return Err(TensorError::Unsupported { operation: "sample", why: why.unwrap_or("it needs a CPU") });
+        };
+        let (out, tokens) =
+            (Tensor::empty(self.device(), [p], DType::U32)?, Tensor::empty(self.device(), [p, 2], DType::U32)?);
+        let _timer = self.device().timer(Kind::Sampling, 0, &[logits.tensor()]);
+        let all: &[[u32; 2]] = bytemuck::cast_slice(layout.token_rows().slice::<u32>());
+        for (to, row) in tokens.slice_mut::<u32>().chunks_exact_mut(2).zip(rows.slice::<u32>()) {
+            to.copy_from_slice(&all[*row as usize]);
+        }
+        let sampler = Sampler { seed: from.seed, step: from.step, site, temperature };
+        with_float!(logits.tensor().dtype(), E => {
+            let (logits, tokens) = (logits.tensor().slice::<E>(), bytemuck::cast_slice(tokens.slice::<u32>()));
+            sample(&cpu.kernels, &sampler, logits, columns, classes, tokens, out.slice_mut());
+        });
+        Ok(out)
     }
 
     /// The probabilities of the first `classes` columns of each row: P×classes in f32.

@@ -2,14 +2,21 @@
 //! and the way back beside it.
 
 mod attention;
+mod cache;
 mod embedding;
 mod layer_norm;
 mod linear;
 mod loss;
+mod rotary;
 mod rows;
 mod similarity;
 
+pub use attention::{BiasValues, QueryKeyValue};
+pub use cache::{Cache, CachedSequence};
 pub use embedding::EmbeddingTables;
+pub use layer_norm::Norm;
+pub use linear::FeedForwardLayers;
+pub use rotary::RotaryTable;
 pub use rows::Pooling;
 
 use henson_kernels::cpu::activation::Activation;
@@ -46,14 +53,16 @@ pub(crate) use with_float;
 
 /// A recorded operation.
 pub(crate) enum Op {
-    Attention(attention::Attention),
+    Attention(attention::Recorded),
     Dropout(rows::Dropped),
     Embedding(embedding::Embedding),
     FeedForward(linear::FeedForward),
     Gather(rows::Gather),
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),
+    Rotary(rotary::Rotated),
     Similarities(similarity::Similarities),
+    Sum(rows::Sum),
     UnitMeans(similarity::UnitMeans),
 }
 
@@ -68,7 +77,9 @@ impl Op {
             Op::Gather(op) => op.backward(back),
             Op::LayerNorm(op) => op.backward(back),
             Op::Linear(op) => op.backward(back),
+            Op::Rotary(op) => op.backward(back),
             Op::Similarities(op) => op.backward(back),
+            Op::Sum(op) => op.backward(back),
             Op::UnitMeans(op) => op.backward(back),
         }
     }

@@ -67,6 +67,21 @@ impl Pass<'_> {
         Ok(y)
     }
 
+    /// residual + dropout(x): the end of a pre-norm block that no norm follows at once. Rows are the layout's tokens.
+    pub fn add_residual(&mut self, x: Var, residual: &Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
+        residual.tensor().check_shape("add_residual", "the residual", x.tensor().shape())?;
+        residual.tensor().check_dtype("add_residual", "the residual", x.tensor().dtype())?;
+        let x = self.drop_rows(x, layout.token_rows(), p, site)?;
+        let x_slot = x.slot();
+        let out = own(self.device(), x.into_tensor())?;
+        super::add(self.device(), residual.tensor(), &out)?;
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            self.record(Op::Sum(Sum { terms: [x_slot, residual.slot()], out }));
+        }
+        Ok(y)
+    }
+
     /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::unit_means`].
     pub fn pool(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         if self.is_training() {
@@ -179,6 +194,21 @@ impl Gather {
             }
         }
         Ok(())
+    }
+}
+
+/// A recorded sum of two.
+pub(crate) struct Sum {
+    terms: [Option<Slot>; 2],
+    out: Slot,
+}
+
+impl Sum {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let [x, residual] = self.terms;
+        back.add(residual, dy.clone())?;
+        back.add(x, dy)
     }
 }
 

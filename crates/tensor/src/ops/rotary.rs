@@ -1,0 +1,109 @@
+//! Rotary positions, in place on the queries and keys of a projection.
+
+use std::ops::Range;
+
+use henson_kernels::cpu::rotary::{self as kernels, Rotary};
+
+use super::rows::check_indices;
+use super::{Op, copy, own, with_float};
+use crate::tape::{Backward, Slot};
+use crate::{DType, Device, Kind, Pass, Result, Tensor, TensorError, Var};
+
+/// The angles of all positions that a model may see: made once, used by every layer with the same theta.
+#[derive(Clone, Debug)]
+pub struct RotaryTable {
+    rotary: Rotary,
+    /// Positions × R: cosines, then sines.
+    angles: Tensor,
+}
+
+impl RotaryTable {
+    /// For positions below `positions`.
+    pub fn new(device: &Device, rotary: Rotary, positions: usize) -> Result<Self> {
+        if rotary.size == 0 || !rotary.size.is_multiple_of(2) {
+            let why = "the number of rotated columns is not even, or 0";
+            return Err(TensorError::Unsupported { operation: "rotary", why });
+        }
+        let angles = Tensor::from_slice(device, [positions, rotary.size], &rotary.table(positions))?;
+        Ok(Self { rotary, angles })
+    }
+}
+
+impl Pass<'_> {
+    /// Rotates heads of `head_size` within some columns of `x` (T rows) by their tokens' positions (T, u32): those of queries
+    /// and keys, which stand first in a fused projection.
+    pub fn rotary(
+        &mut self,
+        x: Var,
+        table: &RotaryTable,
+        positions: &Tensor,
+        columns: Range<usize>,
+        head_size: usize,
+    ) -> Result<Var> {
+        positions.check_shape("rotary", "the positions", [x.tensor().rows()])?;
+        positions.check_dtype("rotary", "the positions", DType::U32)?;
+        check_indices("rotary", "position", self.device(), positions, table.angles.rows())?;
+        let heads = head_size > 0 && columns.len().is_multiple_of(head_size) && columns.end <= x.tensor().columns();
+        if !heads || table.rotary.size > head_size {
+            let why = "the columns are not heads, or heads have fewer columns than are rotated";
+            return Err(TensorError::Unsupported { operation: "rotary", why });
+        }
+        let slot = x.slot();
+        let out = own(self.device(), x.into_tensor())?;
+        let turn = Turn { table: table.clone(), positions: positions.clone(), columns, head_size };
+        turn.apply(self.device(), &out, false)?;
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            self.record(Op::Rotary(Rotated { x: slot, turn, out }));
+        }
+        Ok(y)
+    }
+}
+
+/// What is rotated, and by how much.
+struct Turn {
+    table: RotaryTable,
+    positions: Tensor,
+    columns: Range<usize>,
+    head_size: usize,
+}
+
+impl Turn {
+    fn apply(&self, device: &Device, x: &Tensor, opposite: bool) -> Result<()> {
+        // Only the heads' columns move.
+        let moved = x.view(0, [x.rows(), self.columns.len()].into());
+        let _timer = device.timer(Kind::Rotary, 0, &[&moved, &moved]);
+        let Device::Cpu(cpu) = device else {
+            let why = "it has no CUDA kernel: use --device cpu";
+            return Err(TensorError::Unsupported { operation: "rotary", why });
+        };
+        with_float!(x.dtype(), E => kernels::rotate(
+            &cpu.kernels,
+            &self.table.rotary,
+            self.table.angles.slice(),
+            self.positions.slice(),
+            x.slice_mut::<E>(),
+            x.columns(),
+            self.columns.clone(),
+            self.head_size,
+            opposite,
+        ));
+        Ok(())
+    }
+}
+
+/// A recorded rotation.
+pub(crate) struct Rotated {
+    x: Option<Slot>,
+    turn: Turn,
+    out: Slot,
+}
+
+impl Rotated {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let dx = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
+        self.turn.apply(back.device(), &dx, true)?;
+        back.add(self.x, dx)
+    }
+}

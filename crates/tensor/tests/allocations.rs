@@ -1,0 +1,103 @@
+//! A steady step through every operation beyond BERT's allocates nothing: a counting allocator proves it. It stands alone in its
+//! file, because other tests would be counted too.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout as Memory, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::*;
+use henson_tensor::{
+    Activation, Attention, Bias, BiasValues, Buckets, Builder, DType, EmbeddingTables, FeedForwardLayers, Init, Layout,
+    Norm, Pairing, Pass, QueryKeyValue, Rotary, RotaryTable, Tape, Tensor, Training, Window,
+};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator; counting does not touch the memory.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Memory) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as for the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Memory) {
+        // SAFETY: as for the caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+fn a_steady_step_allocates_nothing() {
+    // One thread: each has work space of its own, and on a busy machine a second may come to its first task at any time.
+    let (device, h, t) = (device(1), 32, 60);
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut b = Builder::new();
+        let tables = EmbeddingTables {
+            word: b.matrix("word", 50, h, Init::Normal(1.0)),
+            position: Some(b.matrix("position", 64, h, Init::Normal(1.0))),
+            position_offset: 2,
+            segment: None,
+        };
+        let norm = Norm { weight: b.vector("norm", h, Init::Ones), bias: None, epsilon: 1e-6, centred: false };
+        let qkv = b.matrix("qkv", h + 2 * 16, h, Init::Normal(0.1));
+        let (query, key_value) = (b.matrix("q", h, h, Init::Normal(0.1)), b.matrix("kv", 2 * h, h, Init::Normal(0.1)));
+        let bias = BiasValues::Table(b.matrix("bias", 8, 2, Init::Normal(0.1)));
+        let layers = FeedForwardLayers {
+            up: b.matrix("up", 80, h, Init::Normal(0.1)),
+            up_bias: None,
+            activation: Activation::Silu,
+            gated: true,
+            down: b.matrix("down", h, 40, Init::Normal(0.1)),
+            down_bias: None,
+        };
+        let mut parameters = b.finish(&device, dtype).unwrap();
+        parameters.initialise(1).unwrap();
+        let mut gradients = parameters.gradients().unwrap();
+        let layout = Layout::new(&device, &[40, 1, 19], 0).unwrap();
+        let ids = Tensor::from_slice(&device, [t], &(0..t as u32).map(|i| i % 50).collect::<Vec<_>>()).unwrap();
+        let targets = Tensor::from_slice(&device, [t], &vec![7u32; t]).unwrap();
+        let rotary = Rotary { theta: 1e4, size: 16, pairing: Pairing::Halves };
+        let angles = RotaryTable::new(&device, rotary, 40).unwrap();
+        let window = Attention { window: Window::local(5), key_heads: 1, ..Attention::new(2, 16) };
+        let buckets = Buckets { count: 8, max_distance: 20, bidirectional: true };
+        let cross = Attention { bias: Bias::Relative(buckets), ..Attention::new(2, 16) };
+        let mut tape = Tape::new();
+        let mut before = 0;
+        for step in 0..8 {
+            if step == 4 {
+                before = ALLOCATIONS.load(Ordering::Relaxed);
+            }
+            gradients.zero();
+            let training = Training { seed: 1, step };
+            let mut pass = Pass::training(&mut tape, &parameters, training);
+            let x = pass.embeddings(tables, &ids, layout.positions(), None).unwrap();
+            let y = pass.norm(x.clone(), &norm).unwrap();
+            let y = pass.linear(&y, qkv, None, Activation::None).unwrap();
+            let y = pass.rotary(y, &angles, layout.positions(), 0..48, 16).unwrap();
+            let from = QueryKeyValue::Fused(y);
+            let y = pass.attention(&window, from, &BiasValues::None, (&layout, &layout), (0.1, 1)).unwrap();
+            let (x, y) = pass.add_pre_norm(y, &x, &norm, &layout, (0.1, 2)).unwrap();
+            let query = pass.linear(&y, query, None, Activation::None).unwrap();
+            let key_value = pass.linear(&y, key_value, None, Activation::None).unwrap();
+            let from = QueryKeyValue::Cross { query, key_value };
+            let y = pass.attention(&cross, from, &bias, (&layout, &layout), (0.1, 3)).unwrap();
+            let (x, y) = pass.add_pre_norm(y, &x, &norm, &layout, (0.1, 4)).unwrap();
+            let y = pass.feed_forward(&y, &layers, Some((&layout, (0.1, 5)))).unwrap();
+            let x = pass.add_residual(y, &x, &layout, (0.1, 6)).unwrap();
+            let y = pass.norm_dropout(x, &norm, &layout, (0.1, 7)).unwrap();
+            let logits = pass.linear(&y, tables.word, None, Activation::None).unwrap();
+            pass.sample(&logits, 50, 1.0, (&layout, &ids), (training, 8)).unwrap();
+            pass.smoothed_cross_entropy(logits, 50, &targets, None, 0.1, 0.1).unwrap();
+            pass.backward(&mut gradients).unwrap();
+        }
+        let during = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        assert_eq!(during, 0, "four steady steps in {dtype} made {during} allocations");
+    }
+}
