@@ -4,6 +4,7 @@
 
 mod batch;
 pub mod bert;
+pub mod blocks;
 mod config;
 mod layers;
 mod naming;

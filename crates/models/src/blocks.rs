@@ -1,0 +1,306 @@
+//! Blocks of families beyond BERT, from layers that they share: pre-norm blocks with rotary positions, windows, a relative bias,
+//! attention to another sequence, and gated feed-forward layers. Their fields' paths are their names in a checkpoint.
+//!
+//! Legend: T tokens, H hidden, A heads, D = head size, I inner columns of a feed-forward layer.
+
+use henson_tensor::{
+    Activation, Attention, Bias, BiasValues, Buckets, Builder, FeedForwardLayers, Init, Layout, Norm, Param, Pass,
+    QueryKeyValue, Result, RotaryTable, Var, Window,
+};
+
+/// The stream of residuals through pre-norm blocks: x + dropout(f(norm(x))), again and again. An addition waits for the norm
+/// that follows it, so that both are done at once.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    layout: &'a Layout,
+    sum: Var,
+    waiting: Option<(Var, (f32, u32))>,
+}
+
+impl<'a> Stream<'a> {
+    /// Begins with the embeddings' output: T×H.
+    pub fn new(x: Var, layout: &'a Layout) -> Self {
+        Self { layout, sum: x, waiting: None }
+    }
+
+    /// What flows here, normalised: the input of the next layer.
+    pub fn norm(&mut self, pass: &mut Pass<'_>, norm: &Norm) -> Result<Var> {
+        let Some((x, dropout)) = self.waiting.take() else { return pass.norm(self.sum.clone(), norm) };
+        let (sum, y) = pass.add_pre_norm(x, &self.sum, norm, self.layout, dropout)?;
+        self.sum = sum;
+        Ok(y)
+    }
+
+    /// What flows here, as it is.
+    pub fn value(&mut self, pass: &mut Pass<'_>) -> Result<Var> {
+        if let Some((x, dropout)) = self.waiting.take() {
+            self.sum = pass.add_residual(x, &self.sum, self.layout, dropout)?;
+        }
+        Ok(self.sum.clone())
+    }
+
+    /// Adds dropout(x).
+    pub fn add(&mut self, pass: &mut Pass<'_>, x: Var, dropout: (f32, u32)) -> Result<()> {
+        self.value(pass)?;
+        self.waiting = Some((x, dropout));
+        Ok(())
+    }
+
+    /// dropout(norm(x)) of all that flowed here: the end of a stack.
+    pub fn finish(mut self, pass: &mut Pass<'_>, norm: &Norm, dropout: (f32, u32)) -> Result<Var> {
+        let x = self.value(pass)?;
+        pass.norm_dropout(x, norm, self.layout, dropout)
+    }
+}
+
+/// Lays out a norm without a bias: LayerNorm, or RMSNorm where it is not centred.
+pub fn norm_without_bias(b: &mut Builder, name: &str, size: usize, epsilon: f32, centred: bool) -> Norm {
+    let weight = b.at(name, |b| b.vector("weight", size, Init::Ones));
+    Norm { weight, bias: None, epsilon, centred }
+}
+
+/// An attention with its projections, without biases.
+#[derive(Clone, Debug)]
+pub struct AttentionLayer {
+    /// Query, key and value side by side (3·A·D×H); or the query alone, where keys and values come from elsewhere.
+    query: Param,
+    /// Key and value of what is attended to (2·A·D×H).
+    key_value: Option<Param>,
+    /// H×A·D.
+    output: Param,
+    attention: Attention,
+    bias: BiasValues,
+    dropout: (f32, u32),
+}
+
+impl AttentionLayer {
+    /// What the tokens of `x` attend to among themselves. Rotary positions are those of `table`.
+    pub fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, table: Option<&RotaryTable>) -> Result<Var> {
+        let Attention { heads, key_heads, head_size, .. } = self.attention;
+        let mut qkv = pass.linear(x, self.query, None, Activation::None)?;
+        if let Some(table) = table {
+            qkv = pass.rotary(qkv, table, layout.positions(), 0..(heads + key_heads) * head_size, head_size)?;
+        }
+        self.finish(pass, QueryKeyValue::Fused(qkv), (layout, layout))
+    }
+
+    /// What the tokens of `x` attend to in `memory`.
+    pub fn attend_to(&self, pass: &mut Pass<'_>, (x, layout): (&Var, &Layout), memory: (&Var, &Layout)) -> Result<Var> {
+        let query = pass.linear(x, self.query, None, Activation::None)?;
+        let Some(key_value) = self.key_value else {
+            let why = "the layer attends to its own tokens";
+            return Err(henson_tensor::TensorError::Unsupported { operation: "attend_to", why });
+        };
+        let key_value = pass.linear(memory.0, key_value, None, Activation::None)?;
+        self.finish(pass, QueryKeyValue::Cross { query, key_value }, (layout, memory.1))
+    }
+
+    fn finish(&self, pass: &mut Pass<'_>, from: QueryKeyValue, layouts: (&Layout, &Layout)) -> Result<Var> {
+        let y = pass.attention(&self.attention, from, &self.bias, layouts, self.dropout)?;
+        pass.linear(&y, self.output, None, Activation::None)
+    }
+}
+
+/// What ModernBERT's blocks are built with.
+#[derive(Clone, Copy, Debug)]
+pub struct ModernBertSettings {
+    /// H.
+    pub hidden: usize,
+    /// I.
+    pub intermediate: usize,
+    /// A.
+    pub heads: usize,
+    /// All tokens, or [`Window::local`] of half of `local_attention`.
+    pub window: Window,
+    /// Of the gate.
+    pub activation: Activation,
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// After the feed-forward layer and attention's output.
+    pub dropout: f32,
+    /// Of probabilities.
+    pub attention_dropout: f32,
+    /// How matrices start.
+    pub init: Init,
+}
+
+/// Dropout sites that a block uses.
+pub const MODERN_BERT_SITES: u32 = 3;
+
+/// A block of ModernBERT (Warner et al. 2024): pre-norm, rotary positions, GeGLU, no biases.
+#[derive(Clone, Debug)]
+pub struct ModernBertBlock {
+    /// Absent in the first block, which follows the embeddings' norm.
+    attn_norm: Option<Norm>,
+    attn: AttentionLayer,
+    mlp_norm: Norm,
+    mlp: FeedForwardLayers,
+    settings: ModernBertSettings,
+    site: u32,
+}
+
+impl ModernBertBlock {
+    /// Builds with the names of `transformers`.
+    pub fn build(b: &mut Builder, settings: ModernBertSettings, first: bool, site: u32) -> Self {
+        let ModernBertSettings { hidden: h, intermediate: i, heads, window, activation, epsilon, init, .. } = settings;
+        let attn_norm = (!first).then(|| norm_without_bias(b, "attn_norm", h, epsilon, true));
+        let attention = Attention { window, ..Attention::new(heads, h / heads.max(1)) };
+        let attn = b.at("attn", |b| AttentionLayer {
+            query: b.matrix("Wqkv.weight", 3 * h, h, init),
+            key_value: None,
+            output: b.matrix("Wo.weight", h, h, init),
+            attention,
+            bias: BiasValues::None,
+            dropout: (settings.attention_dropout, site),
+        });
+        let mlp_norm = norm_without_bias(b, "mlp_norm", h, epsilon, true);
+        let mlp = b.at("mlp", |b| FeedForwardLayers {
+            up: b.matrix("Wi.weight", 2 * i, h, init),
+            up_bias: None,
+            activation,
+            gated: true,
+            down: b.matrix("Wo.weight", h, i, init),
+            down_bias: None,
+        });
+        Self { attn_norm, attn, mlp_norm, mlp, settings, site }
+    }
+
+    /// Adds what the block computes to the stream.
+    pub fn forward(&self, pass: &mut Pass<'_>, stream: &mut Stream<'_>, table: &RotaryTable) -> Result<()> {
+        let dropout = self.settings.dropout;
+        let x = match &self.attn_norm {
+            Some(norm) => stream.norm(pass, norm)?,
+            None => stream.value(pass)?,
+        };
+        let y = self.attn.attend(pass, &x, stream.layout, Some(table))?;
+        stream.add(pass, y, (dropout, self.site + 1))?;
+        let x = stream.norm(pass, &self.mlp_norm)?;
+        let y = pass.feed_forward(&x, &self.mlp, None)?;
+        stream.add(pass, y, (dropout, self.site + 2))
+    }
+}
+
+/// What T5's blocks are built with.
+#[derive(Clone, Copy, Debug)]
+pub struct T5Settings {
+    /// H: `d_model`.
+    pub hidden: usize,
+    /// I: `d_ff`.
+    pub intermediate: usize,
+    /// A.
+    pub heads: usize,
+    /// D: `d_kv`; A·D need not be H.
+    pub head_size: usize,
+    /// `relative_attention_num_buckets`.
+    pub buckets: u32,
+    /// `relative_attention_max_distance`.
+    pub max_distance: u32,
+    /// Of the feed-forward layer, or of its gate.
+    pub activation: Activation,
+    /// Whether there is a gate: `wi_0` and `wi_1` instead of `wi`.
+    pub gated: bool,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// Everywhere.
+    pub dropout: f32,
+    /// How matrices start.
+    pub init: Init,
+}
+
+/// Dropout sites that a block uses.
+pub const T5_SITES: u32 = 6;
+
+/// A block of T5 (Raffel et al. 2020), of its encoder or of its decoder: pre-norm with RMSNorm, scores without a scale but with a
+/// bias by distance, no other biases.
+#[derive(Clone, Debug)]
+pub struct T5Block {
+    self_norm: Norm,
+    self_attention: AttentionLayer,
+    /// A decoder's: to the encoder's output.
+    cross: Option<(Norm, AttentionLayer)>,
+    feed_forward_norm: Norm,
+    feed_forward: FeedForwardLayers,
+    settings: T5Settings,
+    site: u32,
+}
+
+impl T5Block {
+    /// Builds with the names of `transformers`. The first block of a stack has the table of biases, which all others use: see
+    /// [`T5Block::bias`].
+    pub fn build(b: &mut Builder, settings: T5Settings, decoder: bool, bias: Option<Param>, site: u32) -> Self {
+        let T5Settings { hidden, heads, epsilon, dropout, init, .. } = settings;
+        let norm = |b: &mut Builder| norm_without_bias(b, "layer_norm", hidden, epsilon, false);
+        let window = if decoder { Window::CAUSAL } else { Window::FULL };
+        let plain = Attention { scale: 1.0, ..Attention::new(heads, settings.head_size) };
+        let (self_attention, self_norm) = b.at("layer.0", |b| {
+            let inner = plain.query_width();
+            let layer = b.at("SelfAttention", |b| {
+                let query = b.side_by_side(&["q.weight", "k.weight", "v.weight"], inner, hidden, init);
+                let output = b.matrix("o.weight", hidden, inner, init);
+                let count = settings.buckets;
+                let table =
+                    bias.unwrap_or_else(|| b.matrix("relative_attention_bias.weight", count as usize, heads, init));
+                let buckets = Buckets { count, max_distance: settings.max_distance, bidirectional: !decoder };
+                let attention = Attention { window, bias: Bias::Relative(buckets), ..plain };
+                let bias = BiasValues::Table(table);
+                AttentionLayer { query, key_value: None, output, attention, bias, dropout: (dropout, site) }
+            });
+            (layer, norm(b))
+        });
+        let cross = decoder.then(|| {
+            b.at("layer.1", |b| {
+                let inner = plain.query_width();
+                let layer = b.at("EncDecAttention", |b| AttentionLayer {
+                    query: b.matrix("q.weight", inner, hidden, init),
+                    key_value: Some(b.side_by_side(&["k.weight", "v.weight"], inner, hidden, init)),
+                    output: b.matrix("o.weight", hidden, inner, init),
+                    attention: plain,
+                    bias: BiasValues::None,
+                    dropout: (dropout, site + 2),
+                });
+                (norm(b), layer)
+            })
+        });
+        let last = if decoder { "layer.2" } else { "layer.1" };
+        let (feed_forward, feed_forward_norm) =
+            b.at(last, |b| (b.at("DenseReluDense", |b| feed_forward(b, &settings)), norm(b)));
+        Self { self_norm, self_attention, cross, feed_forward_norm, feed_forward, settings, site }
+    }
+
+    /// The table of biases.
+    pub fn bias(&self) -> Option<Param> {
+        match self.self_attention.bias {
+            BiasValues::Table(table) => Some(table),
+            _ => None,
+        }
+    }
+
+    /// Adds what the block computes to the stream; a decoder's attends to `memory`.
+    pub fn forward(&self, pass: &mut Pass<'_>, stream: &mut Stream<'_>, memory: Option<(&Var, &Layout)>) -> Result<()> {
+        let dropout = |i: u32| (self.settings.dropout, self.site + i);
+        let x = stream.norm(pass, &self.self_norm)?;
+        let y = self.self_attention.attend(pass, &x, stream.layout, None)?;
+        stream.add(pass, y, dropout(1))?;
+        if let (Some((norm, layer)), Some(memory)) = (&self.cross, memory) {
+            let x = stream.norm(pass, norm)?;
+            let y = layer.attend_to(pass, (&x, stream.layout), memory)?;
+            stream.add(pass, y, dropout(3))?;
+        }
+        let x = stream.norm(pass, &self.feed_forward_norm)?;
+        let y = pass.feed_forward(&x, &self.feed_forward, Some((stream.layout, dropout(4))))?;
+        stream.add(pass, y, dropout(5))
+    }
+}
+
+fn feed_forward(b: &mut Builder, settings: &T5Settings) -> FeedForwardLayers {
+    let T5Settings { hidden, intermediate, activation, gated, init, .. } = *settings;
+    let up: &[&str] = if gated { &["wi_0.weight", "wi_1.weight"] } else { &["wi.weight"] };
+    FeedForwardLayers {
+        up: b.side_by_side(up, intermediate, hidden, init),
+        up_bias: None,
+        activation,
+        gated,
+        down: b.matrix("wo.weight", hidden, intermediate, init),
+        down_bias: None,
+    }
+}
