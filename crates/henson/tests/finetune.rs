@@ -394,3 +394,71 @@ fn columns_of_the_training_hold_until_flags_name_others() {
     std::fs::remove_file(&recipe).unwrap();
     fails(&place.henson(&eval), 1, &["--task is missing", "recipe.toml"]);
 }
+
+/// All files under a directory that hold a text.
+fn files_with(directory: &str, text: &str) -> Vec<PathBuf> {
+    let (mut found, mut places, mut seen) = (Vec::new(), vec![PathBuf::from(directory)], 0);
+    while let Some(place) = places.pop() {
+        for entry in std::fs::read_dir(&place).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                places.push(path);
+                continue;
+            }
+            seen += 1;
+            if std::fs::read(&path).unwrap().windows(text.len()).any(|bytes| bytes == text.as_bytes()) {
+                found.push(path);
+            }
+        }
+    }
+    assert!(seen > 5, "{directory} has {seen} files");
+    found
+}
+
+/// What no file of a model may hold: it stands in every text, id and answer of the files below.
+const SECRET: &str = "zqxsecret";
+
+#[test]
+fn no_text_of_the_files_is_left_with_the_model() {
+    let marked = OWN_FILES.map(|(task, name, content, flags)| {
+        let content = content.replace("sat", SECRET).replace("a dog", &format!("a {SECRET} dog"));
+        let content = content.replace("cat", SECRET).replace("man", SECRET).replace("\n7,", &format!("\n{SECRET},"));
+        // The answers are moved along.
+        (task, name, content.replace("[2]", &format!("[{}]", SECRET.len() + 3)), flags)
+    });
+    let cases = marked.iter().map(|(task, name, content, flags)| (*task, *name, content, flags.to_vec()));
+    let (task, name, content, flags) = &marked[0];
+    let more = [&["--frozen"][..], &["--restarts", "2"]].map(|more| (*task, *name, content, [flags, more].concat()));
+    for (task, name, content, flags) in cases.chain(more) {
+        let place = Place::new("sequence");
+        let (file, out, model) = (place.at(name), place.at("run"), place.model.to_str().unwrap());
+        std::fs::write(&file, content).unwrap();
+        assert!(content.matches(SECRET).count() > 1, "{content}");
+        let tune = ["finetune", "--task", task, "--model", model, "--train", &file, "--dev", &file, "--out", &out];
+        let output = place.henson(&[&tune[..], &["--set", "epochs=1", "--set", "learning_rate=1e-6"], &flags].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(files_with(&out, SECRET), [PathBuf::new(); 0], "{task} {flags:?}");
+        // The terminal shows mistakes, and a file has them where it is asked for.
+        if flags.contains(&"--restarts") {
+            continue;
+        }
+        let (again, wrong) = (place.at("again"), place.at("wrong.jsonl"));
+        let recipe = format!("{out}/recipe.toml");
+        let output = place.henson(&["finetune", &recipe, "--out", &again, "--mistakes", &wrong]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let mistakes = std::fs::read_to_string(&wrong).unwrap();
+        assert_eq!(text(&output.stderr).contains("mistakes on examples"), !mistakes.is_empty(), "{task} {flags:?}");
+        assert_eq!(text(&output.stderr).contains(SECRET), mistakes.contains(SECRET), "{task}: {mistakes}");
+        if task == "classify" {
+            assert!(mistakes.contains(SECRET), "{mistakes}");
+            fails(
+                &place.henson(&["finetune", &recipe, "--out", &again, "--mistakes", &wrong]),
+                1,
+                &["is there already"],
+            );
+            std::fs::remove_file(&wrong).unwrap();
+            let finished = place.henson(&["finetune", &recipe, "--out", &again, "--mistakes", &wrong]);
+            fails(&finished, 1, &["was finished before", "henson eval"]);
+        }
+    }
+}

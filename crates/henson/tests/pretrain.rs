@@ -347,3 +347,40 @@ fn a_run_from_the_recipe_of_another_has_the_same_bits() {
     assert!(weights(&first) == weights(&second), "the weights differ");
     assert_eq!(std::fs::read(&recipe).unwrap(), std::fs::read(second.join("recipe.toml")).unwrap());
 }
+
+#[test]
+fn no_held_out_text_is_left_with_the_model_unless_asked_for() {
+    const SECRET: &str = "zqxwvk";
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    // A vocabulary of another text, so that it cannot hold the word.
+    let tokenizer = format!("{}/tokenizer", shards());
+    let document = |n: usize| {
+        let line = |i: usize| format!("they have said {n} that {SECRET} was {i}");
+        (0..4).map(line).collect::<Vec<_>>().join("\n")
+    };
+    std::fs::write(at("text.txt"), (0..40).map(document).collect::<Vec<_>>().join("\n\n")).unwrap();
+    works(&["data", "build", "--tokenizer", &tokenizer, "--out", &at("data"), "--held-out", "0.3", &at("text.txt")]);
+    let run = |name: &str, more: &[&str]| {
+        let out = at(name);
+        let common = ["pretrain", "--model", "bert-tiny", "--data", &at("data"), "--out", &out, "--set", "steps=4"];
+        let short = ["--set", "batch_size=2", "--set", "sequence_length=32", "--set", "eval_every=2"];
+        let output = henson(&[&common[..], &short, &["--set", "config.hidden_size=64"], more].concat());
+        let shown = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{shown}");
+        let found = Command::new("grep").args(["-rl", SECRET, &out]).output().unwrap();
+        let found = String::from_utf8(found.stdout).unwrap();
+        let names: Vec<String> =
+            found.lines().map(|path| path.strip_prefix(&format!("{out}/")).unwrap().to_owned()).collect();
+        (shown, names)
+    };
+    let (shown, found) = run("private", &[]);
+    assert_eq!(found, [""; 0]);
+    assert!(shown.contains(SECRET), "the terminal shows samples: {shown}");
+    let (_, found) = run("asked", &["--samples-in-report"]);
+    assert!(["metrics.jsonl", "report.html"].iter().all(|name| found.contains(&(*name).to_owned())), "{found:?}");
+    assert!(found.iter().any(|name| name.starts_with("tensorboard/")), "{found:?}");
+    // What stands in the recipe is no secret to the directory, which has the recipe.
+    let (_, found) = run("own", &["--set", "samples=['they zqxwvk [MASK]']"]);
+    assert!(["recipe.toml", "report.html"].iter().all(|name| found.contains(&(*name).to_owned())), "{found:?}");
+}

@@ -1,6 +1,7 @@
 //! Predictions against labels: every score that a task has, and what people want to look at.
 
 use henson_text::TagSet;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::TaskError;
@@ -50,7 +51,7 @@ pub struct LabelScore {
 }
 
 /// A prediction that is wrong.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mistake {
     /// The example.
     pub id: String,

@@ -156,8 +156,11 @@ pub struct Recipe {
     pub eval_sequences: usize,
     /// Steps between lines of metrics.jsonl, which are means over them.
     pub log_every: u64,
-    /// Texts with `[MASK]` to fill at every evaluation, for the report.
+    /// Texts with `[MASK]` to fill at every evaluation; without any, some are drawn from held-out text.
     pub samples: Vec<String>,
+    /// Put samples that are drawn from held-out text into the log and the report, too (`--samples-in-report`). Those of
+    /// `samples` always are, since they stand in the recipe as well.
+    pub samples_in_report: bool,
 
     /// Values of config.json that differ from the size's, such as `config.num_hidden_layers = 6`.
     #[serde(skip_serializing_if = "Table::is_empty")]
@@ -260,6 +263,7 @@ impl Default for Recipe {
             eval_sequences: 512,
             log_every: 10,
             samples: Vec::new(),
+            samples_in_report: false,
             config: Table::new(),
             phases: Vec::new(),
         }
@@ -268,7 +272,7 @@ impl Default for Recipe {
 
 /// What only watches a run, changes no bit of it, or says where the data lies (its digest is compared): it may change when
 /// the run goes on.
-const WATCHING: [&str; 8] = [
+const WATCHING: [&str; 9] = [
     "data",
     "recompute",
     "checkpoint_every",
@@ -277,6 +281,7 @@ const WATCHING: [&str; 8] = [
     "eval_sequences",
     "log_every",
     "samples",
+    "samples_in_report",
 ];
 
 impl Recipe {
@@ -442,6 +447,11 @@ impl Recipe {
             }
         });
         Ok(resolved.collect())
+    }
+
+    /// Whether samples go into the log and the report.
+    pub fn logs_samples(&self) -> bool {
+        self.samples_in_report || !self.samples.is_empty()
     }
 
     /// The optimizer's constants.

@@ -190,6 +190,8 @@ pub struct LoopSettings {
     pub eval_every: u64,
     /// Steps between lines of the log.
     pub log_every: u64,
+    /// Whether samples go into the run's directory, and are not only shown.
+    pub log_samples: bool,
     /// Stop after this step with a checkpoint, to go on later.
     pub stop_at: Option<u64>,
 }
@@ -275,7 +277,7 @@ pub fn train(
     let mut ledger = Ledger::new(logs, run, (state.step > 0).then_some(state.step), settings);
     // Not again where a run was stopped before its first step.
     if state.place.is_null() && settings.eval_every > 0 {
-        evaluate(engine, task, state, &mut ledger.logs, watch)?;
+        evaluate(engine, task, state, settings, &mut ledger.logs, watch)?;
     }
     let ahead = engine.parameters.device().ahead();
     while state.step < settings.steps {
@@ -304,7 +306,7 @@ pub fn train(
         // What is saved or logged after a step must know of it.
         ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
         if evaluate_now {
-            let score = evaluate(engine, task, state, &mut ledger.logs, watch)?;
+            let score = evaluate(engine, task, state, settings, &mut ledger.logs, watch)?;
             if let Some(score) = score.filter(|_| save_now) {
                 state.best = Best::after(state.best, state.step, score);
             }
@@ -329,6 +331,7 @@ fn evaluate(
     engine: &mut Engine,
     task: &mut dyn Task,
     state: &State,
+    settings: &LoopSettings,
     logs: &mut Logs,
     watch: &mut Watch<'_>,
 ) -> Result<Option<f64>> {
@@ -342,7 +345,9 @@ fn evaluate(
     let texts = task.samples(engine)?;
     if !texts.is_empty() {
         (watch.on)(Event::Samples { step, texts: &texts });
-        logs.append(&Line::Samples(metrics::Samples { step, texts }))?;
+        if settings.log_samples {
+            logs.append(&Line::Samples(metrics::Samples { step, texts }))?;
+        }
     }
     Ok(evaluation.map(|evaluation| evaluation.score))
 }

@@ -81,6 +81,7 @@ fn settings(plan: &Plan) -> LoopSettings {
         keep_checkpoints: plan.recipe.keep_checkpoints,
         eval_every: plan.recipe.eval_every,
         log_every: plan.recipe.log_every,
+        log_samples: true,
         stop_at: None,
     }
 }

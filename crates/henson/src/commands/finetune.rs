@@ -6,15 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
+use henson_checkpoint::write_atomic;
 use henson_tasks::{
-    Cell, Ended, FineTuneRecipe, Plan, Results, Search, SearchEnded, Set, Split, Table, TaggerRecipe, Task, TaskError,
-    TaskKind, finetune, search,
+    Cell, Ended, FineTuneRecipe, Mistake, Plan, Results, Search, SearchEnded, Set, Split, Table, TaggerRecipe, Task,
+    TaskError, TaskKind, finetune, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch};
 use serde_json::json;
 
 use crate::built_in::BuiltIn;
+use crate::commands::eval::MISTAKES;
 use crate::flags::finetune::Finetune;
 use crate::output::{self, JsonLines, Progress, duration, thousands};
 use crate::{models, signals};
@@ -24,6 +26,13 @@ const NO_DEV: &str = "none";
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
+    if let Some(path) = &flags.mistakes {
+        anyhow::ensure!(
+            !path.exists(),
+            "--mistakes {} is there already: give another name, or delete it",
+            path.display()
+        );
+    }
     if flags.features.are_wanted() || TaggerRecipe::is_written_in(&recipe_text(flags)?.0) {
         return tagger::run(flags);
     }
@@ -34,6 +43,7 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
         return run_search(flags, recipe, &device, &stop);
     }
     let plan = Plan::new(recipe, device.threads())?;
+    check_mistakes(flags, plan.dev.is_some() || plan.has_folds())?;
     introduce(&plan, &device);
     let mut watcher = Watcher::new(&plan, flags.json);
     let mut on = |event: Event<'_>| watcher.on(&event);
@@ -52,7 +62,41 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     }
 }
 
+/// Mistakes need something that they are made on.
+fn check_mistakes(flags: &Finetune, has_dev: bool) -> anyhow::Result<()> {
+    anyhow::ensure!(flags.mistakes.is_none() || has_dev, "--mistakes needs something to score: give --dev FILE");
+    Ok(())
+}
+
+/// The mistakes of a run, for people and, where they are asked for, in a file.
+fn show_mistakes(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
+    let Some(mistakes) = &results.mistakes else {
+        anyhow::ensure!(
+            flags.mistakes.is_none(),
+            "{out} was finished before, and mistakes are not kept: `henson eval --model {out} --data DEV --mistakes 100 --json` \
+             lists them",
+            out = flags.out.display()
+        );
+        return Ok(());
+    };
+    if let Some(path) = &flags.mistakes {
+        let lines: Result<Vec<String>, _> = mistakes.iter().map(serde_json::to_string).collect();
+        let text: String = lines?.iter().map(|line| format!("{line}\n")).collect();
+        write_atomic(path, text.as_bytes())?;
+    }
+    if !flags.json && !mistakes.is_empty() {
+        let count = thousands(mistakes.len());
+        output::message(&format!("the worst of {count} mistakes on examples that it was not trained on:"));
+        for mistake in mistakes.iter().take(MISTAKES) {
+            let Mistake { place, text, expected, predicted, .. } = mistake;
+            output::message(&format!("  {place}: {text}\n      expected {expected}, predicted {predicted}"));
+        }
+    }
+    Ok(())
+}
+
 fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
+    show_mistakes(flags, results)?;
     if let Some(reason) = &results.degenerate {
         output::warn(&format!(
             "the model learnt nothing: it {reason}; try --restarts 5, more epochs, or another learning_rate"
@@ -264,9 +308,10 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
                 print(task, &table)?;
             }
             match &table.best {
-                Some(best) => {
-                    output::message(&format!("the best model, that of {best}, is in {}", flags.out.display()));
-                }
+                Some(best) => output::message(&format!(
+                    "the best model, that of {best}, is in {out}; `henson eval --model {out} --data FILE` shows its mistakes",
+                    out = flags.out.display()
+                )),
                 None => output::warn("no run gave a score"),
             }
             Ok(())

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_tensor::{DType, Device};
+use henson_train::metrics::{Prediction, Sample};
 use henson_train::report::numbers::metric;
 use henson_train::{
     Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, TrainError, Watch, memory, train,
@@ -144,6 +145,7 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
         keep_checkpoints: plan.recipe.keep_checkpoints,
         eval_every: plan.recipe.eval_every,
         log_every: plan.recipe.log_every,
+        log_samples: plan.recipe.logs_samples(),
         stop_at: options.stop_at,
     };
     let mut watcher = Watcher {
@@ -151,6 +153,7 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
         json: JsonLines::default(),
         show: options.show,
         log_every: settings.log_every,
+        steps,
     };
     let model = plan.model_files()?;
     let products = out.join("cuda-products.txt");
@@ -220,6 +223,7 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
     }
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
     recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
+    recipe.samples_in_report |= flags.samples_in_report;
     Ok(recipe)
 }
 
@@ -379,12 +383,24 @@ fn introduce(plan: &Plan, device: &Device, state: &State, found: f64) {
     }
 }
 
+/// A sample text with what the model puts into its blanks, on one line.
+fn filled(sample: &Sample) -> String {
+    let best = |blank: &Vec<Prediction>| {
+        let each = blank.iter().take(3).map(|guess| format!("{} {:.0}%", guess.token, 100.0 * guess.probability));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    let blanks: Vec<String> = sample.blanks.iter().map(best).collect();
+    format!("              {}  →  {}", sample.text, blanks.join(" | "))
+}
+
 /// Shows what happens.
 struct Watcher {
     progress: Progress,
     json: JsonLines,
     show: Show,
     log_every: u64,
+    /// Updates in all.
+    steps: u64,
 }
 
 impl Watcher {
@@ -411,7 +427,14 @@ impl Watcher {
                 }
                 Show::Bar => {}
             },
-            Event::Part { .. } | Event::Samples { .. } => {}
+            Event::Part { .. } => {}
+            Event::Samples { step, texts } => {
+                // One is enough to see how it gets on.
+                let shown = if *step == self.steps { texts.len() } else { 1 };
+                for sample in texts.iter().take(shown).filter(|_| self.show == Show::People) {
+                    output::message(&filled(sample));
+                }
+            }
             Event::Saved { step, path } => {
                 if self.show == Show::Json {
                     self.json.print(&serde_json::json!({ "kind": "saved", "step": step, "path": path }));

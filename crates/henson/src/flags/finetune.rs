@@ -88,6 +88,11 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "KEY=VALUE,…", num_args = 0..)]
     pub(crate) grid: Option<Vec<String>>,
 
+    /// Write all mistakes on the dev data into FILE, one JSON object per line. Nothing else quotes the files: the model's
+    /// directory holds no text of theirs
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["restarts", "grid"])]
+    pub(crate) mistakes: Option<PathBuf>,
+
     /// Stop after this step with a checkpoint; the same command without it goes on
     #[arg(long, value_name = "STEP", conflicts_with_all = ["restarts", "grid"])]
     pub(crate) stop_at: Option<u64>,

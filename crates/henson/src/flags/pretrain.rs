@@ -39,6 +39,10 @@ pub(crate) struct Pretrain {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
+    /// Put the sample texts that are drawn from held-out text into metrics.jsonl, tensorboard/ and report.html, too
+    #[arg(long)]
+    pub(crate) samples_in_report: bool,
+
     /// Stop after this step with a checkpoint; the same command without it goes on
     #[arg(long, value_name = "STEP")]
     pub(crate) stop_at: Option<u64>,

@@ -38,9 +38,6 @@ const SHUFFLE: u32 = 0x7a68;
 /// Sentences that are evaluated at a time.
 const TOGETHER: usize = 64;
 
-/// Mistakes that a score remembers.
-const MISTAKES: usize = 5;
-
 /// A run before it begins.
 pub struct TaggerPlan {
     /// The recipe, as it will be saved.
@@ -338,7 +335,7 @@ fn look(set: &Set, vectors: &[Vectors], learner: &Learner) -> Result<Found, Task
             predictions.push(Prediction::Tags(of_words));
         }
     }
-    let score = score(set, &predictions, None, MISTAKES)?;
+    let score = score(set, &predictions, None, usize::MAX)?;
     let degenerate = degenerate(set, &predictions, &score);
     Ok(Found { score, degenerate })
 }
@@ -364,6 +361,7 @@ fn results(plan: &TaggerPlan, best: &Best, steps: u64, seconds: f64, words: u64)
         data: plan.data.clone(),
         dev_rows: None,
         folds: None,
+        mistakes: best.found.as_ref().map(|found| found.score.mistakes.clone()),
     }
 }
 

@@ -1,5 +1,5 @@
 //! The model card: what the model is, what it was trained on, how good it is, and how to use it, as a README.md that the
-//! Hugging Face Hub shows.
+//! Hugging Face Hub shows. It quotes nothing from the files: people publish such directories, and their texts may be private.
 
 use std::path::Path;
 
@@ -10,9 +10,6 @@ use crate::task::TaskKind;
 
 /// Labels that are listed.
 const LABELS: usize = 50;
-
-/// Mistakes that are shown.
-const MISTAKES: usize = 5;
 
 pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> String {
     let name = |path: &str| {
@@ -100,17 +97,6 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         if let Some(reason) = &results.degenerate {
             text += &format!(
                 "\n**This model learnt nothing: it {reason}.** Try another seed, more epochs, or another learning rate.\n"
-            );
-        }
-        if !score.mistakes.is_empty() {
-            text += "\nSome of its worst mistakes:\n\n";
-        }
-        for mistake in score.mistakes.iter().take(MISTAKES) {
-            text += &format!(
-                "- {}: expected {}, predicted {}\n",
-                plain(&mistake.text),
-                plain(&mistake.expected),
-                plain(&mistake.predicted)
             );
         }
     }

@@ -26,9 +26,6 @@ const SHUFFLE: u32 = 0x5bff;
 /// The score of a model whose metric is not a number, such as the correlation of a constant.
 const WORST: f64 = 1e9;
 
-/// Mistakes that a model card shows.
-const MISTAKES: usize = 10;
-
 /// What instances are learnt with.
 #[derive(Clone, Debug)]
 pub struct LearnerSettings {
@@ -134,7 +131,7 @@ impl Learner {
             false => (None, None),
         };
         let predictions = predictions_of(set, &set.examples, prepared, scores, most);
-        let scored = score(set, &predictions, threshold, MISTAKES).map_err(|error| TrainError::Task(error.into()))?;
+        let scored = score(set, &predictions, threshold, usize::MAX).map_err(|error| TrainError::Task(error.into()))?;
         let degenerate = degenerate(set, &predictions, &scored);
         self.found = Some(Found { step, score: scored, degenerate });
         Ok(self.found.as_ref())

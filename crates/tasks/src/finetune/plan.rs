@@ -139,7 +139,7 @@ impl Plan {
     }
 
     /// Whether folds estimate the score.
-    pub(super) fn has_folds(&self) -> bool {
+    pub fn has_folds(&self) -> bool {
         self.whole.is_some()
     }
 

@@ -21,6 +21,7 @@ use super::learner::{Found, Learner, chosen_by};
 use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
+use crate::score::Mistake;
 
 /// The largest results.json that is read. It grows with the number of labels, and in version 0.1 with its square.
 const RESULTS_LIMIT: u64 = 64 << 20;
@@ -69,6 +70,10 @@ pub struct Results {
     /// What the folds gave, where they estimate the score: `value` and `scores` are then their means.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folds: Option<FoldScores>,
+    /// Mistakes on the dev data or in the folds, the worst first. They quote the files, so they are never saved: none where the
+    /// run was finished before.
+    #[serde(skip)]
+    pub mistakes: Option<Vec<Mistake>>,
 }
 
 /// How good models were that were trained like this one, each without a part of the rows and scored on it.
@@ -176,6 +181,7 @@ fn train_to_end(
         keep_checkpoints: 1,
         eval_every: if chooses { every } else { 0 },
         log_every: plan.recipe.log_every,
+        log_samples: false,
         stop_at,
     };
     let mut patience = Patience::new(plan, state, every);
@@ -328,6 +334,7 @@ fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, fo
         data: plan.data_name().to_owned(),
         dev_rows: plan.dev.as_ref().filter(|_| plan.recipe.dev_rows > 0).map(|dev| dev.examples.len()),
         folds: None,
+        mistakes: found.map(|found| found.score.mistakes.clone()),
     };
     let Some(first) = folds.first() else { return own };
     let scores = FoldScores::new(folds.iter().map(|fold| fold.value).collect());
@@ -339,6 +346,7 @@ fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, fo
         scores: numbers.filter_map(|(name, _)| Some((name.clone(), mean_of(folds, name)?.into()))).collect(),
         degenerate: degenerate.first().filter(|_| 2 * degenerate.len() > folds.len()).map(|reason| (*reason).clone()),
         folds: Some(scores),
+        mistakes: mistakes_of(folds),
         ..own
     }
 }
@@ -346,6 +354,14 @@ fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, fo
 /// The mean of a score over folds.
 fn mean_of(folds: &[Results], name: &str) -> Option<f64> {
     FoldScores::new(folds.iter().map(|fold| fold.scores.get(name)?.as_f64()).collect()).mean
+}
+
+/// The mistakes of all folds, where all are known.
+fn mistakes_of(folds: &[Results]) -> Option<Vec<Mistake>> {
+    let each: Option<Vec<&Vec<Mistake>>> = folds.iter().map(|fold| fold.mistakes.as_ref()).collect();
+    let mut all: Vec<Mistake> = each?.into_iter().flatten().cloned().collect();
+    all.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    Some(all)
 }
 
 impl FoldScores {

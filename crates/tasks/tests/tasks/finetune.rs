@@ -73,8 +73,8 @@ pub(crate) fn run(plan: &Plan, out: &Path, stop_at: Option<u64>) -> Result<Ended
 #[track_caller]
 pub(crate) fn finished(ended: Ended) -> Results {
     match ended {
-        // Time differs from run to run.
-        Ended::Finished(results) => Results { seconds: 0.0, ..*results },
+        // Time differs from run to run, and mistakes are not saved.
+        Ended::Finished(results) => Results { seconds: 0.0, mistakes: None, ..*results },
         Ended::Stopped(step) => panic!("stopped at step {step}"),
     }
 }

@@ -12,6 +12,7 @@ use henson_infer::{InferError, Model, Scoring, Want};
 use henson_tensor::{DType, Device};
 
 pub(crate) use blimp::{accuracy as blimp_accuracy, read as read_blimp};
+pub(crate) use predictions::MISTAKES;
 
 use crate::built_in::BuiltIn;
 use crate::flags::eval::{Eval, ScoringName, Task};

@@ -14,7 +14,7 @@ use crate::flags::eval::Eval;
 use crate::output::{self, thousands};
 
 /// Mistakes that people are shown unless they ask for another number.
-const MISTAKES: usize = 5;
+pub(crate) const MISTAKES: usize = 5;
 
 /// Labels of which a table of confusions still fits a terminal.
 const MOST_LABELS: usize = 12;
@@ -110,13 +110,7 @@ fn object(flags: &Eval, task: &Task, score: &Score, skipped: usize, undecided: u
     object.insert("skipped".to_owned(), json!(skipped));
     object.insert("undecided".to_owned(), json!(undecided));
     if flags.mistakes.is_some() {
-        let mistakes = score.mistakes.iter().map(|mistake| {
-            json!({
-                "id": mistake.id, "place": mistake.place, "text": mistake.text, "expected": mistake.expected,
-                "predicted": mistake.predicted, "weight": mistake.weight,
-            })
-        });
-        object.insert("mistakes".to_owned(), mistakes.collect());
+        object.insert("mistakes".to_owned(), json!(score.mistakes));
     }
     Value::Object(object)
 }

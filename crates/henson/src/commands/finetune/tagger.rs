@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use henson_tasks::{Ended, TaggerPlan, TaggerRecipe, Task, TaskError, train_tagger};
 use henson_train::{Event, Precision, Watch, parse_settings};
 
-use super::{Watcher, find_files, recipe_text, show, warn_of_bad_rows};
+use super::{Watcher, check_mistakes, find_files, recipe_text, show, warn_of_bad_rows};
 use crate::flags::finetune::Finetune;
 use crate::output::{self, Progress, thousands};
 use crate::signals;
@@ -22,6 +22,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let device = flags.machine.device()?;
     let stop = signals::stop()?;
     let plan = TaggerPlan::new(recipe)?;
+    check_mistakes(flags, plan.dev.is_some())?;
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     output::message(&format!(
         "{} on {}, layers {}: {} sentences, {} updates of {}",
