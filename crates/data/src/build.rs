@@ -25,7 +25,7 @@ use henson_text::{Encoder, Tokenizer};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::documents::{self, Format, Found, Meter, Reading};
+use crate::documents::{self, Documents, Format, Found, Meter, Reading};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, ShardEntry, SourceEntry, TOKENIZER, VOCABULARY};
 use crate::seen::Seen;
 use crate::sentences;
@@ -66,8 +66,8 @@ pub struct BuildOptions {
     pub seed: u64,
     /// What all files hold; none: what their names and first bytes say.
     pub format: Option<Format>,
-    /// Whether each line of a text file is a document; else an empty line ends one.
-    pub document_per_line: bool,
+    /// What a document is in a text file.
+    pub documents: Documents,
     /// The key of the text in JSON.
     pub field: String,
     /// The column of the text in parquet.
@@ -92,7 +92,7 @@ impl Default for BuildOptions {
             held_out: 0.0,
             seed: 0,
             format: None,
-            document_per_line: false,
+            documents: Documents::default(),
             field: "text".to_owned(),
             column: "text".to_owned(),
             sentences: None,
@@ -125,7 +125,7 @@ pub struct BuildReport {
     /// Files that were read.
     pub files: usize,
     /// Files in directories that were not, because of their names.
-    pub passed_over: Vec<PathBuf>,
+    pub skipped: Vec<PathBuf>,
     /// Documents that were read.
     pub documents: u64,
     /// Those that had been read before and were dropped.
@@ -174,6 +174,11 @@ pub fn build(
     let (train, held_out) = (manifest.counts(Split::Train), manifest.counts(Split::HeldOut));
     if train.documents == 0 {
         let reason = match held_out.documents {
+            0 if inputs.files.is_empty() => format!(
+                "none of the {} files in the directories has a name that is known (.txt, .text, .jsonl, .ndjson, .json, .parquet, \
+                 also as .gz or .zst; with one document per file .md and .markdown, too)",
+                inputs.skipped.len()
+            ),
             0 if read.documents == 0 => "the files hold no text".to_owned(),
             0 => format!("no piece was left of any of the {} documents", read.documents),
             held => format!("all {held} were held out; hold out fewer, or give more text"),
@@ -186,7 +191,7 @@ pub fn build(
     Ok(BuildReport {
         bytes: meter.text.load(Relaxed),
         files: inputs.files.len(),
-        passed_over: inputs.passed_over,
+        skipped: inputs.skipped,
         documents: read.documents,
         duplicates: read.duplicates,
         empty,
@@ -223,18 +228,22 @@ impl BuildOptions {
 
     /// What decides the result, for the manifest.
     fn record(&self, inputs: &Inputs) -> serde_json::Value {
-        json!({
+        let mut record = json!({
             "files": inputs.files.iter().map(|input| input.path.to_string_lossy()).collect::<Vec<_>>(),
             "held_out": self.held_out,
             "seed": self.seed,
             "format": self.format,
-            "document_per_line": self.document_per_line,
+            "document_per_line": self.documents == Documents::Lines,
             "field": self.field,
             "column": self.column,
             "sentences": self.sentences,
             "lossy": self.lossy,
             "shard_size": self.shard_size,
-        })
+        });
+        if self.documents == Documents::Files {
+            record["document_per_file"] = true.into();
+        }
+        record
     }
 }
 
@@ -242,7 +251,7 @@ impl BuildOptions {
 struct Inputs {
     sources: Vec<SourceFiles>,
     files: Vec<InputFile>,
-    passed_over: Vec<PathBuf>,
+    skipped: Vec<PathBuf>,
     total: Option<u64>,
 }
 
@@ -257,21 +266,25 @@ const HELD_OUT: &str = "held-out";
 
 impl Inputs {
     fn of(options: &BuildOptions) -> Result<Self, DataError> {
-        let mut inputs = Self { sources: Vec::new(), files: Vec::new(), passed_over: Vec::new(), total: Some(0) };
+        let mut inputs = Self { sources: Vec::new(), files: Vec::new(), skipped: Vec::new(), total: Some(0) };
         if !options.held_out_files.is_empty() {
             let free = |name: &String| options.sources.iter().all(|source| source.name != *name);
             let names = (0..).map(|i| if i == 0 { HELD_OUT.to_owned() } else { format!("{HELD_OUT}-{i}") });
             let name = names.into_iter().find(free).unwrap_or_default();
-            inputs.add(&SourceFiles { name, weight: 1.0, paths: options.held_out_files.clone() }, true)?;
+            inputs.add(
+                &SourceFiles { name, weight: 1.0, paths: options.held_out_files.clone() },
+                true,
+                options.documents,
+            )?;
         }
         for source in &options.sources {
-            inputs.add(source, false)?;
+            inputs.add(source, false, options.documents)?;
         }
         Ok(inputs)
     }
 
-    fn add(&mut self, source: &SourceFiles, held_out: bool) -> Result<(), DataError> {
-        let (files, passed_over) = documents::expand(&source.paths)?;
+    fn add(&mut self, source: &SourceFiles, held_out: bool, documents: Documents) -> Result<(), DataError> {
+        let (files, skipped) = documents::expand(&source.paths, documents)?;
         for path in files {
             // That a file can be opened is seen now and not after an hour. A pipe is opened only once.
             let mut size = None;
@@ -282,7 +295,7 @@ impl Inputs {
             self.total = self.total.zip(size).map(|(total, size)| total + size);
             self.files.push(InputFile { path: path.into(), source: self.sources.len(), held_out });
         }
-        self.passed_over.extend(passed_over);
+        self.skipped.extend(skipped);
         self.sources.push(source.clone());
         Ok(())
     }
@@ -410,7 +423,7 @@ impl<'a> Reader<'a> {
         let (options, inputs) = (self.options, self.inputs);
         let reading = Reading {
             format: options.format,
-            document_per_line: options.document_per_line,
+            documents: options.documents,
             field: &options.field,
             column: &options.column,
             lossy: options.lossy,

@@ -36,7 +36,7 @@ const ROWS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
-    /// Lines of text. An empty line ends a document, or each line is one.
+    /// Lines of text, which [`Documents`] divides.
     Text,
     /// A JSON object a line, with the document under a key.
     JsonLines,
@@ -62,6 +62,27 @@ impl Format {
     }
 }
 
+/// What a document is in a file of text. In other formats it is an object or a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Documents {
+    /// What stands between empty lines.
+    #[default]
+    BetweenEmptyLines,
+    /// Each line.
+    Lines,
+    /// The whole file.
+    Files,
+}
+
+impl Documents {
+    /// Whether a file in a directory is read. Where files are documents, Markdown is text like other text; elsewhere it is
+    /// what describes a data set.
+    fn known(self, path: &Path) -> bool {
+        let markdown = || matches!(ending(path).as_deref(), Some("md" | "markdown"));
+        Format::of(path).is_some() || (self == Self::Files && markdown())
+    }
+}
+
 /// How a name ends, that of its compression aside, in lower case.
 fn ending(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
@@ -74,8 +95,8 @@ fn ending(path: &Path) -> Option<String> {
 pub(crate) struct Reading<'a> {
     /// What all files hold; none: what their names and first bytes say.
     pub(crate) format: Option<Format>,
-    /// Whether each line of a text is a document.
-    pub(crate) document_per_line: bool,
+    /// What a document is in a text.
+    pub(crate) documents: Documents,
     /// The key or the column with the text.
     pub(crate) field: &'a str,
     pub(crate) column: &'a str,
@@ -106,20 +127,25 @@ pub(crate) struct Found<'a> {
 type Each<'a> = &'a mut dyn FnMut(Found<'_>) -> Result<(), DataError>;
 
 /// The files that paths mean: directories give those in them whose names are known, in the order of their names. Also
-/// those that were passed over.
-pub(crate) fn expand(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
-    let (mut files, mut passed) = (Vec::new(), Vec::new());
+/// those that were skipped.
+pub(crate) fn expand(paths: &[PathBuf], documents: Documents) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+    let (mut files, mut skipped) = (Vec::new(), Vec::new());
     for path in paths {
         if path.as_os_str() != "-" && path.is_dir() {
-            walk(path, &mut files, &mut passed)?;
+            walk(path, documents, &mut files, &mut skipped)?;
         } else {
             files.push(path.clone());
         }
     }
-    Ok((files, passed))
+    Ok((files, skipped))
 }
 
-fn walk(directory: &Path, files: &mut Vec<PathBuf>, passed: &mut Vec<PathBuf>) -> Result<(), DataError> {
+fn walk(
+    directory: &Path,
+    documents: Documents,
+    files: &mut Vec<PathBuf>,
+    skipped: &mut Vec<PathBuf>,
+) -> Result<(), DataError> {
     let io = || DataError::io("read", directory);
     let mut paths = BTreeSet::new();
     for entry in std::fs::read_dir(directory).map_err(io())? {
@@ -131,10 +157,10 @@ fn walk(directory: &Path, files: &mut Vec<PathBuf>, passed: &mut Vec<PathBuf>) -
     for path in paths {
         // A link to a directory is not followed: it may lead back here.
         match path.is_dir() {
-            true if path.is_symlink() => passed.push(path),
-            true => walk(&path, files, passed)?,
-            false if Format::of(&path).is_some() => files.push(path),
-            false => passed.push(path),
+            true if path.is_symlink() => skipped.push(path),
+            true => walk(&path, documents, files, skipped)?,
+            false if documents.known(&path) => files.push(path),
+            false => skipped.push(path),
         }
     }
     Ok(())
@@ -154,7 +180,7 @@ pub(crate) fn read(path: &Path, reading: &Reading<'_>, meter: &Arc<Meter>, each:
     let mut lines = Lines::new(source, &start, path, meter)?;
     match named {
         Some(Format::JsonLines) => read_json(&mut lines, reading, each),
-        _ if reading.document_per_line => read_text_lines(&mut lines, reading, each),
+        _ if reading.documents == Documents::Lines => read_text_lines(&mut lines, reading, each),
         _ => read_text(&mut lines, reading, each),
     }
 }
@@ -298,10 +324,15 @@ fn utf8<'a>(
 
 fn read_text(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
     let (mut document, mut begin, mut continued, mut scratch) = (String::new(), 0, false, String::new());
-    let (path, sentences) = (lines.path, Sentences::Lines);
+    let (path, whole) = (lines.path, reading.documents == Documents::Files);
+    // Whoever writes documents one after the other writes a sentence a line; whoever writes a file, running text.
+    let sentences = if whole { Sentences::Split } else { Sentences::Lines };
+    let mut gap = false;
     while let Some(Line { bytes, number, unfinished, .. }) = lines.next(LARGEST)? {
         let text = utf8(bytes, reading.lossy, &mut scratch, path, || format!("line {number}"))?.trim();
-        let ends = text.is_empty() && !unfinished;
+        let empty = text.is_empty() && !unfinished;
+        let ends = empty && !whole;
+        gap |= empty;
         if !document.is_empty() && (ends || document.len() + text.len() >= LARGEST) {
             each(Found { text: &document, line: begin, sentences, continued })?;
             document.clear();
@@ -316,8 +347,9 @@ fn read_text(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Re
         if document.is_empty() {
             begin = number;
         } else {
-            document.push('\n');
+            document.push_str(if gap { "\n\n" } else { "\n" });
         }
+        gap = false;
         document.push_str(text);
     }
     if !document.is_empty() {

@@ -29,7 +29,7 @@ mod vocabulary;
 
 pub use build::{BuildOptions, BuildProgress, BuildReport, SourceFiles, build};
 pub use corpus::{Corpus, Document, Source, Split};
-pub use documents::Format;
+pub use documents::{Documents, Format};
 pub use error::DataError;
 pub use instances::{Epoch, Instance, InstanceSettings, Instances, Masking, Objective, Packing, Predicted};
 pub use loader::{Loader, Part, Place, Step, part_of};

@@ -221,3 +221,32 @@ fn interrupted_builds() {
     assert!(message.contains("nothing was written"), "{message}");
     assert_eq!(left(place), [""; 0]);
 }
+
+#[test]
+fn a_folder_of_notes_is_a_corpus_of_files() {
+    let directory = place();
+    std::fs::create_dir_all(directory.path().join("notes/old")).unwrap();
+    for (name, text) in [("a.md", "one.\n\ntwo."), ("old/b.txt", "three\n\nfour"), ("c.png", "no")] {
+        std::fs::write(directory.path().join("notes").join(name), text).unwrap();
+    }
+    let build =
+        ["data", "build", "--tokenizer", "tokenizer", "--out", "out", "--held-out", "0", "--overwrite", "--json"];
+    let counts = |more: &[&str]| {
+        let report = lines(directory.path(), &[&build[..], more, &["notes"]].concat(), b"").remove(0);
+        ["files", "documents", "skipped_files"].map(|key| report[key].as_u64().unwrap())
+    };
+    assert_eq!(counts(&["--document-per-file"]), [2, 2, 1]);
+    assert_eq!(counts(&[]), [1, 2, 2]);
+    let output = run(directory.path(), &[&build[..], &["notes"]].concat(), b"");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.contains("2 files in directories were skipped") && message.contains("--document-per-file"),
+        "{message}"
+    );
+    fails(
+        directory.path(),
+        2,
+        &[&build[..], &["--document-per-file", "--document-per-line", "notes"]].concat(),
+        &["cannot"],
+    );
+}

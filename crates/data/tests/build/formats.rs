@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use henson_data::{DataError, Format, Sentences, Split};
+use henson_data::{BuildOptions, BuildReport, DataError, Documents, Format, Sentences, Split};
 use parquet::basic::{Compression, GzipLevel, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
@@ -95,7 +95,7 @@ fn all_formats_give_the_same_documents() {
     ] {
         assert_eq!(built(name, &bytes, |_| ()).unwrap(), broken, "{name}");
     }
-    let per_line = built("a.txt", LINES.as_bytes(), |options| options.document_per_line = true);
+    let per_line = built("a.txt", LINES.as_bytes(), |options| options.documents = Documents::Lines);
     assert_eq!(per_line.unwrap(), split);
     let forced = built("a.txt", JSON.as_bytes(), |options| options.format = Some(Format::JsonLines));
     assert_eq!(forced.unwrap(), broken);
@@ -129,8 +129,40 @@ fn directories_are_read_in_order() {
     let out = directory.path().join("out");
     let report = run(&out, &options(&[&place])).unwrap();
     assert_eq!(texts(&out, Split::Train), [["one"], ["two"], ["three"], ["four"]]);
-    let passed: Vec<_> = report.passed_over.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
-    assert_eq!((report.files, passed), (4, vec!["README.md", "loop", "notes"]));
+    let skipped: Vec<_> = report.skipped.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!((report.files, skipped), (4, vec!["README.md", "loop", "notes"]));
+}
+
+#[test]
+fn each_file_may_be_a_document() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("in");
+    let files = [
+        ("b/note.md", "# One\n\nIt was late. We went home.\n"),
+        ("a.txt", "First line.\n\n\nSecond line.\n"),
+        ("c.jsonl", "{\"text\": \"three\"}\n{\"text\": \"four\"}\n"),
+        ("d.txt", " \n\n"),
+        ("e.csv", "not,me\n"),
+    ];
+    for (name, text) in files {
+        write(&place, name, text.as_bytes());
+    }
+    let out = directory.path().join("out");
+    let whole = |documents: Documents| BuildOptions { documents, overwrite: true, ..options(&[&place]) };
+    let report = run(&out, &whole(Documents::Files)).unwrap();
+    // Sentences end where they do in running text, and at empty lines.
+    let expected: [&[&str]; 4] =
+        [&["first line.", "second line."], &["# one", "it was late.", "we went home."], &["three"], &["four"]];
+    assert_eq!(texts(&out, Split::Train), expected);
+    let names = |report: &BuildReport| {
+        report.skipped.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((report.files, report.documents, names(&report)), (4, 4, vec!["e.csv".to_owned()]));
+    let report = run(&out, &whole(Documents::BetweenEmptyLines)).unwrap();
+    assert_eq!((report.files, report.documents, names(&report).join(" ")), (3, 4, "note.md e.csv".to_owned()));
+    // A directory without any known file says which those would be.
+    let error = run(&directory.path().join("none"), &options(&[&place.join("b")])).unwrap_err().to_string();
+    assert!(error.contains("none of the 1 files") && error.contains(".parquet"), "{error}");
 }
 
 #[test]
@@ -215,19 +247,21 @@ fn endless_documents_are_cut() {
     let line = words.replace('\n', " ");
     let object = format!("{{\"text\": {line:?}}}");
     let solid = "x".repeat(SIZE);
-    for (name, text, per_line, documents) in [
-        ("a.txt", &words, false, 2),
-        ("a.txt", &line, true, 2),
-        ("a.jsonl", &object, false, 2),
-        ("a.txt", &solid, true, 2),
+    for (name, text, documents) in [
+        ("a.txt", &words, Documents::BetweenEmptyLines),
+        ("a.txt", &words, Documents::Files),
+        ("a.txt", &line, Documents::Lines),
+        ("a.jsonl", &object, Documents::BetweenEmptyLines),
+        ("a.txt", &solid, Documents::Lines),
+        ("a.txt", &solid, Documents::Files),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let file = write(directory.path(), name, text.as_bytes());
         let out = directory.path().join("out");
         let mut options = options(&[&file]);
-        options.document_per_line = per_line;
+        options.documents = documents;
         let report = run(&out, &options).unwrap();
-        assert_eq!((report.documents, report.cut), (documents, documents - 1), "{name}");
+        assert_eq!((report.documents, report.cut), (2, 1), "{name} {documents:?}");
         assert_eq!(report.bytes, if name == "a.jsonl" { object.len() } else { text.len() } as u64);
         if text != &solid {
             assert_eq!(report.train.pieces, 6 * (SIZE as u64 / 12));

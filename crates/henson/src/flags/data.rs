@@ -19,10 +19,12 @@ pub(crate) enum DataAction {
     /// Tokenize text into shards for pre-training
     #[command(
         after_help = "FILES may be text (.txt; documents end at an empty line), JSON lines (.jsonl, .ndjson, .json) \
-or parquet, plain or as .gz or .zst; - is standard input. Of a directory, all files with such names are read, sorted. \
+or parquet, plain or as .gz or .zst; - is standard input. Of a directory and all that is in it, files with such names are read, \
+sorted; others are skipped and counted. \
 A document that came before is dropped. DIR appears when it is complete, and holds the tokenizer too.\n\n\
 Examples:\n  henson data build --tokenizer tokenizer --out corpus text/*.txt.zst\n  \
-henson data build --tokenizer tokenizer --out corpus --source wiki=2:wiki/ --source web=1:web.jsonl.zst --field body\n\n\
+henson data build --tokenizer tokenizer --out corpus --source wiki=2:wiki/ --source web=1:web.jsonl.zst --field body\n  \
+henson data build --tokenizer tokenizer --out corpus --document-per-file notes/\n\n\
 Then look at it with `henson data stats DIR`, and train with `henson pretrain --data DIR`."
     )]
     Build(DataBuild),
@@ -114,6 +116,10 @@ pub(crate) struct DataBuild {
     /// In text, each line is a document; else an empty line ends one
     #[arg(long)]
     pub(crate) document_per_line: bool,
+
+    /// Each file of text is a document, empty lines or not; of a directory, .md and .markdown are read as well
+    #[arg(long, conflicts_with = "document_per_line")]
+    pub(crate) document_per_file: bool,
 
     /// The key of the text in JSON lines
     #[arg(long, value_name = "NAME", default_value = "text")]

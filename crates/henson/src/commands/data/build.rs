@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
-use henson_data::{BuildOptions, BuildReport, Counts, DataError, Format, SourceFiles, build};
+use henson_data::{BuildOptions, BuildReport, Counts, DataError, Documents, Format, SourceFiles, build};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
@@ -22,6 +22,7 @@ const FILES: &str = "files";
 struct Summary<'a> {
     out: &'a Path,
     files: usize,
+    skipped_files: usize,
     bytes: u64,
     documents: u64,
     duplicates: u64,
@@ -106,7 +107,11 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
         held_out: flags.held_out.unwrap_or(default_share),
         seed: flags.seed,
         format: flags.format.map(Into::into),
-        document_per_line: flags.document_per_line,
+        documents: match (flags.document_per_line, flags.document_per_file) {
+            (true, _) => Documents::Lines,
+            (_, true) => Documents::Files,
+            _ => Documents::BetweenEmptyLines,
+        },
         field: flags.field.clone(),
         column: flags.column.clone(),
         sentences: flags.sentences.map(Into::into),
@@ -118,11 +123,16 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
 }
 
 fn warn(report: &BuildReport) {
-    if let Some(first) = report.passed_over.first() {
+    if let Some(first) = report.skipped.first() {
         output::warn(&format!(
-            "{} files in directories were passed over because of their names, such as {}; name them to read them",
-            report.passed_over.len(),
-            first.display()
+            "{} files in directories were skipped because of their names, such as {}; name them to read them{}",
+            report.skipped.len(),
+            first.display(),
+            if report.skipped.iter().any(|path| path.extension().is_some_and(|ending| ending == "md")) {
+                " (--document-per-file reads all .md)"
+            } else {
+                ""
+            }
         ));
     }
     if report.cut > 0 {
@@ -138,6 +148,7 @@ fn tell(flags: &DataBuild, report: &BuildReport, seconds: f64) -> anyhow::Result
     let summary = Summary {
         out: &flags.out,
         files: report.files,
+        skipped_files: report.skipped.len(),
         bytes: report.bytes,
         documents: report.documents,
         duplicates: report.duplicates,
