@@ -26,6 +26,9 @@ const SHUFFLE: u32 = 0x5bff;
 /// The score of a model whose metric is not a number, such as the correlation of a constant.
 const WORST: f64 = 1e9;
 
+/// A correlation below this one is none: numbers that have nothing to do with each other often have as much.
+const UNRELATED: f64 = 0.1;
+
 /// What instances are learnt with.
 #[derive(Clone, Debug)]
 pub struct LearnerSettings {
@@ -193,6 +196,18 @@ pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -
     };
     if set.task.may_be_unanswerable && score.get("best_f1_threshold").is_some_and(declined) {
         return Some("does best where it answers nothing".to_owned());
+    }
+    // Two points are always on a line.
+    match score.get("pearson").filter(|_| predictions.len() > 2) {
+        Some(none) if none.is_nan() => {
+            return Some("has no correlation with the dev file, where all numbers are the same".to_owned());
+        }
+        Some(low) if low < UNRELATED => {
+            return Some(format!(
+                "has a correlation of {low:.3} with the numbers of the dev file, no better than chance"
+            ));
+        }
+        _ => {}
     }
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     for example in &set.examples {
@@ -481,6 +496,29 @@ mod tests {
         assert!(check([1, 1, 1, 1]).contains("the same to everything"));
         assert!(check([0, 0, 1, 0]).contains("has an accuracy of 50.0%, below the 75.0%"));
         assert_eq!(check([0, 0, 1, 1]), "");
+    }
+
+    #[test]
+    fn numbers_that_have_nothing_to_do_with_the_right_ones_are_told() {
+        let check = |right: [f64; 4], numbers: [f64; 4]| {
+            let example = |number| Example {
+                id: String::new(),
+                place: String::new(),
+                input: Input::One(String::new()),
+                target: Target::Number(number),
+            };
+            let set = Set::new(crate::Task::named("regress").unwrap(), Vec::new(), right.map(example).to_vec());
+            let predictions = numbers.map(Prediction::Number);
+            let score = score(&set, &predictions, None, 0).unwrap();
+            degenerate(&set, &predictions, &score).unwrap_or_default()
+        };
+        let right = [0.0, 1.0, 2.0, 3.0];
+        assert!(check(right, [1.5; 4]).contains("the same to everything"));
+        // Not the same to everything, and of no use.
+        assert!(check(right, [1.0, 2.0, 2.0, 1.0]).contains("a correlation of 0.000"));
+        assert!(check(right, [3.0, 1.5, 1.4, 0.0]).contains("a correlation of -0."));
+        assert!(check([2.0; 4], right).contains("all numbers are the same"));
+        assert_eq!(check(right, [10.0, 10.1, 10.1, 10.2]), "");
     }
 
     #[test]
