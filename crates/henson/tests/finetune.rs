@@ -462,3 +462,21 @@ fn no_text_of_the_files_is_left_with_the_model() {
         }
     }
 }
+
+#[test]
+fn names_of_classes_come_from_the_schema_and_numbers_alone_are_refused() {
+    let place = Place::new("sequence");
+    let tune = |task: &str, file: &str, out: &str| {
+        let (file, out, model) = (data(&format!("tasks/{file}")), place.at(out), place.model.to_str().unwrap());
+        let files = ["finetune", "--task", task, "--model", model, "--train", &file, "--dev", &file, "--out", &out];
+        place.henson(&[&files[..], &["--set", "epochs=1", "--json"]].concat())
+    };
+    let results = lines(&tune("ner", "tags-named.parquet", "tags")).pop().unwrap();
+    assert_eq!(results["metric"], "f1");
+    lines(&tune("classify", "topics-named.parquet", "topics"));
+    let config = std::fs::read_to_string(place.at("topics/config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["id2label"], serde_json::json!({"0": "sport", "1": "arts", "2": "news"}));
+    fails(&tune("ner", "tags-nameless.parquet", "none"), 1, &["has numbers for tags", "--labels", "--task pos"]);
+    assert!(!Path::new(&place.at("none")).exists());
+}

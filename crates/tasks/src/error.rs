@@ -58,6 +58,18 @@ pub enum TaskError {
         reason: String,
     },
 
+    /// Tags that are numbers alone: whether they are entities, and of what kind, nobody knows.
+    #[error(
+        "{} has numbers for tags, and nothing says what they stand for: name them in the order of their numbers by --labels \
+         O,B-PER,…, write the names into the file, or give a parquet that keeps them (the ClassLabel of `datasets`); --task pos \
+         takes tags that are not entities as they are",
+        path.display()
+    )]
+    NumbersForTags {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// A directory lacks a task's file.
     #[error("no {split} file of task {task} in {}: looked for {looked}; name the file itself", directory.display())]
     NoFile {

@@ -36,7 +36,7 @@ pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
         matches!(reading.task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Tag)
             && reading.task.labels.is_empty();
     if learnt && reading.files.labels.is_empty() {
-        reading.files.labels = model.labels();
+        (reading.files.labels, reading.labels_of_model) = (model.labels(), true);
     }
     reading
 }

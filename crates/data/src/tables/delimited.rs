@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Cells, EachRow, Header, Row, TableOptions, bad_row, text_of};
+use super::{Cells, Classes, EachRow, Header, Row, TableOptions, bad_row, text_of};
 use crate::DataError;
 use crate::documents::{LARGEST, Line, Lines};
 
@@ -53,7 +53,7 @@ pub(super) fn read(
             }
         }
         let values = cells.into_iter().map(Value::String).collect();
-        each(Ok(Row { line, cells: Cells::List { names: Arc::clone(&names), values } }))?;
+        each(Ok(Row { line, cells: Cells::List { names: Arc::clone(&names), values }, classes: Classes::default() }))?;
     }
     Ok(())
 }

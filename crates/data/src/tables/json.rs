@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Cells, EachRow, Row, bad_row};
+use super::{Cells, Classes, EachRow, Row, bad_row};
 use crate::DataError;
 use crate::documents::{LARGEST_OBJECT, Lines, Meter, decompress, open};
 
@@ -28,7 +28,9 @@ pub(super) fn read_lines(lines: &mut Lines<'_>, each: EachRow<'_>) -> Result<(),
             continue;
         }
         let row = match serde_json::from_slice(line.bytes) {
-            Ok(Value::Object(object)) => Ok(Row { line: number, cells: Cells::Object(object) }),
+            Ok(Value::Object(object)) => {
+                Ok(Row { line: number, cells: Cells::Object(object), classes: Classes::default() })
+            }
             Ok(other) => Err(bad_row(path, number, format!("expected a JSON object, found {}", kind(&other)))),
             Err(error) => {
                 let whole = error.to_string();

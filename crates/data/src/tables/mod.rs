@@ -102,7 +102,11 @@ pub struct Row {
     /// The line where it begins, or in parquet its number; from 1.
     pub line: u64,
     cells: Cells,
+    classes: Classes,
 }
+
+/// Columns whose numbers stand for classes, with the names of these.
+type Classes = Arc<[(String, Arc<[String]>)]>;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Cells {
@@ -123,6 +127,16 @@ impl Row {
             (Cells::Object(object), Column::Name(name)) => object.get(name),
             (Cells::Object(_), Column::Number(_)) => None,
         }
+    }
+
+    /// The names of the classes that numbers in a column stand for, where the file has such.
+    pub fn class_names(&self, column: &Column) -> Option<&[String]> {
+        let name = match (column, &self.cells) {
+            (Column::Name(name), _) => name,
+            (Column::Number(number), Cells::List { names, .. }) => names.get(*number)?,
+            (Column::Number(_), Cells::Object(_)) => return None,
+        };
+        self.classes.iter().find(|(other, _)| other == name).map(|(_, names)| &**names)
     }
 
     /// The names of its columns; none where nothing names them.

@@ -132,7 +132,7 @@ impl Tagger {
     /// How a file is read for it: with its labels, where none are given.
     pub fn reading(&self, mut reading: Reading) -> Reading {
         if reading.files.labels.is_empty() {
-            reading.files.labels = self.description.labels.clone();
+            (reading.files.labels, reading.labels_of_model) = (self.labels().to_vec(), true);
         }
         reading
     }

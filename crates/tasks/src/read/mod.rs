@@ -7,11 +7,12 @@ mod questions;
 mod rows;
 mod sentences;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
 use henson_data::DataError;
-use henson_data::tables::TableFormat;
+use henson_data::tables::{Column, Row, TableFormat};
 use serde_json::Value;
 
 use crate::error::TaskError;
@@ -30,6 +31,8 @@ pub struct Reading {
     pub task: &'static Task,
     /// What differs from the task's own files.
     pub files: Files,
+    /// Whether the labels among `files` are a model's own, whose order says nothing about the numbers in a file.
+    pub labels_of_model: bool,
     /// Whether every answer must say where in the passage it stands, as training needs it.
     pub places_needed: bool,
     /// Whether the labels of texts are read; predictions need none, and a table may hold others than the model's.
@@ -39,7 +42,7 @@ pub struct Reading {
 impl Reading {
     /// As the task has it; nothing is skipped.
     pub fn new(task: &'static Task) -> Self {
-        Self { task, files: Files::default(), places_needed: true, labels_wanted: true }
+        Self { task, files: Files::default(), labels_of_model: false, places_needed: true, labels_wanted: true }
     }
 }
 
@@ -147,6 +150,46 @@ impl<'r> Collector<'r> {
         self.labels.push(label.to_owned());
         self.numbers.insert(label.to_owned(), number);
         Ok(number)
+    }
+
+    /// A cell with the names of what its numbers stand for: those of the file's schema, or the labels that were given. Where
+    /// none of the names is a label here, the labels are the numbers themselves, as they are of models that were trained so.
+    fn named<'v>(&self, row: &Row, column: &Column, value: &'v Value) -> Cow<'v, Value> {
+        let given =
+            Some(&self.reading.files.labels[..]).filter(|names| !names.is_empty() && !self.reading.labels_of_model);
+        let Some(names) = row.class_names(column).or(given) else { return Cow::Borrowed(value) };
+        if self.labels_are_final && !names.iter().any(|name| self.is_label(name)) {
+            return Cow::Borrowed(value);
+        }
+        Cow::Owned(self.with_names(value, names))
+    }
+
+    fn with_names(&self, value: &Value, names: &[String]) -> Value {
+        match value {
+            Value::Array(values) => values.iter().map(|value| self.with_names(value, names)).collect(),
+            // How the `datasets` library writes that there is none.
+            Value::Number(number) if number.as_i64() == Some(-1) => Value::Null,
+            Value::Number(number) if !self.is_label(&number.to_string()) => {
+                let name = number.as_u64().and_then(|number| names.get(usize::try_from(number).ok()?));
+                name.map_or_else(|| value.clone(), |name| Value::String(name.clone()))
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn is_label(&self, name: &str) -> bool {
+        let meanings = self.reading.task.meanings;
+        self.numbers.contains_key(name) || (self.reading.files.labels.is_empty() && meanings.contains(&name))
+    }
+
+    /// Takes the classes that a file's schema names as its labels, in the order of their numbers and whether they occur or
+    /// not, unless the labels are known already.
+    fn adopt(&mut self, row: &Row, column: &Column) {
+        if let Some(names) = row.class_names(column).filter(|_| !self.labels_are_final && self.labels.is_empty()) {
+            self.labels = names.to_vec();
+            self.numbers = self.labels.iter().cloned().zip(0..).collect();
+            self.labels_are_final = true;
+        }
     }
 
     /// The number of a class in a cell: its label, or in typed tables its number by the official order.

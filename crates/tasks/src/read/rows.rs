@@ -252,11 +252,13 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                     Target::Classes(classes)
                 }
                 (None, _) => Target::None,
-                (Some((_, value)), TaskKind::Multilabel) => {
-                    let names = match value {
+                (Some((column, value)), TaskKind::Multilabel) => {
+                    collector.adopt(row, column);
+                    let value = collector.named(row, column, value);
+                    let names = match &*value {
                         Value::Null => None,
-                        Value::Array(_) => Some(texts(value).map_err(&in_label)?),
-                        _ => text(value).map_err(&in_label)?.map(|names| {
+                        Value::Array(_) => Some(texts(&value).map_err(&in_label)?),
+                        value => text(value).map_err(&in_label)?.map(|names| {
                             names.split([',', ';', '|']).map(|name| name.trim().to_owned()).collect::<Vec<_>>()
                         }),
                     };
@@ -284,7 +286,11 @@ fn example(collector: &mut Collector<'_>, row: &Row, number: u64) -> Result<Opti
                         },
                     }
                 }
-                (Some((_, value)), _) => collector.class(value).map_err(&in_label)?.map_or(Target::None, Target::Class),
+                (Some((column, value)), _) => {
+                    collector.adopt(row, column);
+                    let value = collector.named(row, column, value);
+                    collector.class(&value).map_err(&in_label)?.map_or(Target::None, Target::Class)
+                }
             };
             (input, target)
         }

@@ -136,16 +136,15 @@ pub(super) fn read_rows(path: &Path, mut collector: Collector<'_>) -> Result<Set
         let words = texts(value).map_err(wrong)?;
         let names = &["tags", "ner_tags", "labels", "pos_tags", "upos"];
         let tags = match columns.label_column.first() {
-            Some(column) if !collector.reading.labels_wanted => {
-                super::rows::find(&row, Some(column), names, None).map(|(_, value)| value)
-            }
-            Some(column) => {
+            Some(column) if collector.reading.labels_wanted => {
                 let role = Role { what: "the tags", flag: "--label-column", names };
-                Some(need(path, &row, Some(column), &role, None)?.1)
+                Some(need(path, &row, Some(column), &role, None)?)
             }
-            None => super::rows::find(&row, None, names, None).map(|(_, value)| value),
+            user => super::rows::find(&row, user, names, None),
         };
-        let tags = tags.filter(|value| !value.is_null()).map(texts).transpose().map_err(wrong)?;
+        let tags = tags.filter(|(_, value)| !value.is_null());
+        let tags = tags.map(|(column, value)| texts(&collector.named(&row, &column, value)));
+        let tags = tags.transpose().map_err(wrong)?;
         if words.is_empty() {
             return Err(wrong("the list of words is empty".to_owned()));
         }
@@ -175,8 +174,18 @@ fn number_tags(mut collector: Collector<'_>, sentences: Vec<Tagged>) -> Result<S
     let written = sentences.iter().filter_map(|sentence| sentence.tags.as_deref());
     let scheme = match collector.reading.task.name {
         "pos" => None,
-        _ => Scheme::of(written),
+        _ => Scheme::of(written.clone()),
     };
+    let is_number = |tag: &String| tag.parse::<i64>().is_ok();
+    let mut tags = written.flatten().peekable();
+    if collector.reading.task.name != "pos"
+        && collector.reading.labels_wanted
+        && !collector.labels_are_final
+        && tags.peek().is_some()
+        && tags.all(is_number)
+    {
+        return Err(TaskError::NumbersForTags { path: path.to_owned() });
+    }
     // A model that was trained on BIOES wants its labels so.
     let wanted = match collector.labels.iter().any(|label| label.starts_with("E-") || label.starts_with("S-")) {
         true => Scheme::Bioes,

@@ -1,7 +1,7 @@
 //! Every layout that is read, by small files made in it.
 
 use henson_data::tables::Column;
-use henson_tasks::{Files, Scheme, TASKS, read};
+use henson_tasks::{Files, Reading, Scheme, TASKS, read};
 
 use crate::support::{Place, golden, read_as, shorts, task, written};
 
@@ -101,6 +101,52 @@ fn typed_tables_of_the_datasets_library() {
         "{\"sentence\": \"a\", \"label\": \"positive\"}\n{\"sentence\": \"b\", \"label\": 0}",
         &["0: a -> 1 1", "1: b -> 0 0"],
     );
+}
+
+#[test]
+fn numbers_of_the_datasets_library_have_the_names_of_its_schema() {
+    let named = |name: &str, file: &str| read_as(name, &golden(file)).unwrap();
+    // In the order of their numbers, also those that do not occur.
+    let topics = named("classify", "topics-named.parquet");
+    assert_eq!(topics.labels, ["sport", "arts", "news"]);
+    assert_eq!(shorts(&topics), ["0: a goal -> 0 sport", "1: a song -> 1 arts", "2: a late goal -> 0 sport"]);
+    for (name, file) in [("ner", "tags-named"), ("tag", "tags-named"), ("multilabel", "moods-named")] {
+        let (parquet, twin) = (named(name, &format!("{file}.parquet")), named(name, &format!("{file}.jsonl")));
+        let mut targets = [shorts(&parquet), shorts(&twin)];
+        // Labels of lists are in the order of their numbers, which the twin does not know.
+        targets.iter_mut().flatten().for_each(|line| *line = line.replace("[joy fear]", "[fear joy]"));
+        assert_eq!(targets[0], targets[1], "{name}");
+        assert_eq!(parquet.scheme, twin.scheme, "{name}");
+        assert_eq!(parquet.scheme.is_some(), name != "multilabel", "{name}");
+    }
+
+    // Without names, numbers for tags are no entities: they are refused, unless the labels are given or words are meant.
+    let nameless = golden("tags-nameless.parquet");
+    for name in ["ner", "tag"] {
+        let message = read_as(name, &nameless).unwrap_err().to_string();
+        assert!(
+            message.contains("tags-nameless.parquet has numbers for tags") && message.contains("--labels"),
+            "{message}"
+        );
+    }
+    let labels = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
+    let tags = labels(&["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]);
+    let given = read(&nameless, &written("ner", Files { labels: tags, ..Files::default() })).unwrap();
+    assert_eq!(shorts(&given), shorts(&named("ner", "tags-named.parquet")));
+    assert_eq!(given.scheme, Some(Scheme::Bio));
+    assert_eq!(shorts(&read_as("pos", &nameless).unwrap())[1], "8: in Leland (1) -> 0 3");
+
+    // A model whose labels are the numbers reads them as it was trained; one with names does not guess what numbers mean.
+    let of_model = |name: &str, names: &[&str]| Reading {
+        labels_of_model: true,
+        ..written(name, Files { labels: labels(names), ..Files::default() })
+    };
+    let numbers = of_model("ner", &["0", "1", "2", "3", "4"]);
+    assert_eq!(shorts(&read(&golden("tags-named.parquet"), &numbers).unwrap())[1], "8: in Leland (1) -> 0 3");
+    let numbers = of_model("classify", &["0", "1", "2"]);
+    assert_eq!(shorts(&read(&golden("topics-named.parquet"), &numbers).unwrap())[1], "1: a song -> 1 1");
+    let names = of_model("ner", &["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]);
+    assert!(read(&nameless, &names).unwrap_err().to_string().contains("unknown label \"1\""));
 }
 
 #[test]
