@@ -299,7 +299,7 @@ impl Bench {
 
     fn judge(&self, subject: &Subject, fault: &Fault, program: &Program) -> Result<Outcome> {
         let (end, call) = strace::disturb(program, fault)?;
-        let message = printed(program);
+        let message = program.messages();
         let different = || self.difference(subject, program);
         let is_output = |call: &str| call.contains("/stderr>") || call.contains("/stdout>");
         match (end, &call) {
@@ -326,7 +326,7 @@ impl Bench {
                 Some(what) => Outcome::Lost(format!("the second run succeeded, but {what}")),
                 None => Outcome::Recovered,
             },
-            end => Outcome::Lost(format!("the second run ended with {end:?} and printed:\n{}", printed(program))),
+            end => Outcome::Lost(format!("the second run ended with {end:?} and printed:\n{}", program.messages())),
         })
     }
 
@@ -375,14 +375,6 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 /// Whether a program ended with an error message of its own.
 fn is_error(message: &str) -> bool {
     message.lines().any(|line| line.starts_with("error:"))
-}
-
-/// The end of what a program printed on standard error.
-fn printed(program: &Program) -> String {
-    let text = fs::read(program.directory.join("stderr")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
 /// How many faults had which outcome.

@@ -182,6 +182,14 @@ impl Program<'_> {
         self.run_by(&mut Command::new(self.path))
     }
 
+    /// The end of what it printed on standard error.
+    pub(crate) fn messages(&self) -> String {
+        let text = fs::read(self.directory.join("stderr")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
     /// Runs it under strace, and returns what that wrote.
     fn trace(&self, options: &[&str]) -> Result<(End, String)> {
         let log = self.directory.join("strace");
@@ -218,7 +226,7 @@ impl Program<'_> {
 pub(crate) fn calls(program: &Program, directory: &Path, inputs: &Path) -> Result<Vec<Call>> {
     let (end, log) = program.trace(&["-qq", "-y", "-e", "trace=%file,%desc,clone,?clone3"])?;
     if end != End::Code(0) {
-        return Err(format!("an undisturbed run under strace ended with {end:?}; see {}", program.directory.display()));
+        return Err(format!("an undisturbed run under strace ended with {end:?} and printed:\n{}", program.messages()));
     }
     list(&log, &directory.to_string_lossy(), &inputs.to_string_lossy())
 }
