@@ -2,12 +2,12 @@
 //! It knows no sockets; `server` has them.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use axum::Router;
-use axum::body::to_bytes;
+use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequest, MatchedPath, RawPathParams, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -15,12 +15,15 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
+use crate::body::{Incoming, Unsent, counted};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::models::{Loaded, Registry};
+use crate::refusals::{INTERVAL, Refusals};
 use crate::settings::Settings;
 use crate::wire;
 use crate::{openapi, page, routes};
@@ -38,6 +41,9 @@ pub(crate) struct Shared {
     /// The names that it answers to, where that is asked.
     hosts: Option<Hosts>,
     stopping: AtomicBool,
+    /// Bytes of answers that may still wait for their clients.
+    answers: Arc<Semaphore>,
+    refusals: Refusals,
 }
 
 impl std::ops::Deref for App {
@@ -56,8 +62,16 @@ impl App {
             key => key.map(|key| Sha256::digest(key).into()),
         };
         let hosts = Hosts::new(address, &settings.allowed_hosts)?;
-        let stopping = AtomicBool::new(false);
-        Ok(Self(Arc::new(Shared { settings, models, metrics: Metrics::new(), key, hosts, stopping })))
+        Ok(Self(Arc::new(Shared {
+            models,
+            metrics: Metrics::new(),
+            key,
+            hosts,
+            stopping: AtomicBool::new(false),
+            answers: Arc::new(Semaphore::new(settings.answer_bytes.min(Semaphore::MAX_PERMITS))),
+            refusals: Refusals::default(),
+            settings,
+        })))
     }
 
     /// From now on, new requests are turned away.
@@ -146,8 +160,36 @@ impl<T: wire::Request> FromRequest<App> for Call<T> {
             }
             (path, body) => path.or(body),
         };
-        let model = name.map_or_else(|| app.models.first(T::ABILITY), |name| app.models.get(name))?;
+        let other_names = T::OTHERS_SEND_IT && !app.settings.strict_model_names;
+        let model = match name {
+            None => app.models.first(T::ABILITY)?,
+            Some(name) => match app.models.get(name) {
+                Ok(model) => model,
+                Err(error) if in_path.is_none() && error.is_unknown_model() && other_names => {
+                    let model = app.models.stand_in(T::ABILITY, error)?;
+                    if let Some(warning) = parts.extensions.get::<Warning>() {
+                        warning.set(&model.name);
+                    }
+                    model
+                }
+                Err(error) => return Err(error),
+            },
+        };
         Ok(Self { app: app.clone(), model, body })
+    }
+}
+
+/// What an answer says where another model answered than the one that was named.
+#[derive(Clone, Default)]
+struct Warning(Arc<OnceLock<HeaderValue>>);
+
+impl Warning {
+    fn set(&self, model: &str) {
+        let text = format!("no model of the name in the request is served; answered by {}", model.escape_default());
+        // Escaped, it is plain ASCII.
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            let _ = self.0.set(value);
+        }
     }
 }
 
@@ -162,6 +204,7 @@ pub(crate) struct Answer<T> {
 
 const COMPUTE_TOKENS: HeaderName = HeaderName::from_static("x-compute-tokens");
 const TRUNCATED_TOKENS: HeaderName = HeaderName::from_static("x-truncated-tokens");
+const MODEL_WARNING: HeaderName = HeaderName::from_static("x-model-warning");
 
 impl<T: Serialize> IntoResponse for Answer<T> {
     fn into_response(self) -> Response {
@@ -224,16 +267,57 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
     let start = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
     let method = request.method().clone();
-    let response = next.run(request).await;
+    let response = carried(&app, request, next).await;
     let (status, elapsed) = (response.status(), start.elapsed());
     app.metrics.request(&route, status.as_u16(), elapsed);
     let milliseconds = elapsed.as_secs_f64() * 1e3;
     let tokens = response.headers().get(COMPUTE_TOKENS).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     match status {
         StatusCode::OK => tracing::debug!(%method, route, status = 200, milliseconds, tokens, "request"),
-        status => tracing::info!(%method, route, status = status.as_u16(), milliseconds, "request"),
+        status => {
+            if app.refusals.count(Instant::now()) || tracing::enabled!(tracing::Level::DEBUG) {
+                tracing::info!(%method, route, status = status.as_u16(), milliseconds, "request");
+            }
+        }
+    }
+    if let Some(requests) = app.refusals.settle(Instant::now()) {
+        tracing::info!(requests, seconds = INTERVAL.as_secs(), "more requests failed, not logged one by one");
     }
     response
+}
+
+/// A request and its answer as a load on the connection: what of the body nobody read is taken off the wire first, so that
+/// the client sees the answer, and the answer counts until the client has read it.
+async fn carried(app: &App, request: Request, next: Next) -> Response {
+    let (openai, waits) = (is_openai(&request), request.headers().contains_key(header::EXPECT));
+    let warning = Warning::default();
+    let (mut parts, body) = request.into_parts();
+    let mut body = Incoming::new(body);
+    parts.extensions.insert(warning.clone());
+    let mut response = next.run(Request::from_parts(parts, Body::new(body.clone()))).await;
+    if let Some(warning) = warning.0.get() {
+        response.headers_mut().insert(MODEL_WARNING, warning.clone());
+    }
+    if body.is_left() {
+        let slow = response.status() == StatusCode::REQUEST_TIMEOUT;
+        if !slow && (body.is_begun() || !waits) {
+            body.drain().await;
+        }
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let most = app.settings.answer_bytes;
+    let error = match counted(response, &app.answers, most).await {
+        Ok(response) => return response,
+        Err(Unsent::TooLarge(bytes)) => {
+            let message = format!("the answer has {bytes} bytes, this server sends at most {most}: divide the request");
+            ApiError::new(Kind::TooLarge, message)
+        }
+        Err(Unsent::Later) => {
+            let message = "too many answers wait for their clients to read them; try again later";
+            ApiError::later(Kind::Overloaded, message, 1)
+        }
+    };
+    if openai { error.into_openai_response() } else { error.into_response() }
 }
 
 async fn not_found(request: Request) -> Response {

@@ -45,6 +45,14 @@ pub enum ServeError {
         /// Why not.
         source: serde_json::Error,
     },
+    /// Files that changed while they were read.
+    #[error("cannot load the model {name:?}: files in {} changed while they were read; load it again when they are complete", path.display())]
+    Changed {
+        /// The model's name.
+        name: String,
+        /// Its directory.
+        path: std::path::PathBuf,
+    },
     /// Two models with one name.
     #[error("two models are called {0:?}: give one another name, as in --model other={0}")]
     SameName(String),
@@ -151,6 +159,11 @@ impl ApiError {
 
     pub(crate) fn later(kind: Kind, message: impl Into<String>, seconds: u64) -> Self {
         Self { kind, message: message.into(), retry_after: Some(seconds) }
+    }
+
+    /// Whether it says that no model has the name that was asked for.
+    pub(crate) fn is_unknown_model(&self) -> bool {
+        self.kind == Kind::NoModel
     }
 
     /// As OpenAI's clients expect it.

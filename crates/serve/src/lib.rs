@@ -11,6 +11,7 @@
 
 mod answers;
 mod app;
+mod body;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -19,8 +20,10 @@ mod inside;
 mod metrics;
 mod models;
 mod openapi;
+mod pace;
 mod page;
 mod queue;
+mod refusals;
 mod routes;
 mod runs;
 mod server;

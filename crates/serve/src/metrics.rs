@@ -38,6 +38,7 @@ pub(crate) struct Metrics {
     tokens: Family<ModelName, Counter>,
     pub(crate) connections: Gauge,
     pub(crate) reloads: Counter,
+    pub(crate) failed_reloads: Counter,
 }
 
 /// What is counted for one model.
@@ -79,6 +80,7 @@ impl Metrics {
             tokens: Family::default(),
             connections: Gauge::default(),
             reloads: Counter::default(),
+            failed_reloads: Counter::default(),
         };
         let mut registry = Registry::with_prefix("henson");
         registry.register("requests", "Requests that were answered", metrics.requests.clone());
@@ -92,6 +94,8 @@ impl Metrics {
         registry.register("tokens", "Tokens that were computed", metrics.tokens.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register("reloads", "Models that were loaded again", metrics.reloads.clone());
+        let failed = "Models that could not be loaded again and stayed as they were";
+        registry.register("failed_reloads", failed, metrics.failed_reloads.clone());
         metrics.registry = registry;
         metrics
     }

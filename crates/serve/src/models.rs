@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::Metrics;
-use crate::queue::{Limits, Queue, Task};
+use crate::queue::{Admitted, Limits, Queue, Task};
 use crate::settings::Settings;
 
 /// A model to serve.
@@ -49,6 +49,8 @@ pub(crate) struct Loaded {
     pub(crate) name: String,
     pub(crate) model: Arc<Model>,
     pub(crate) embed: EmbedSettings,
+    /// Whether its directory is one of sentence-transformers: made for vectors.
+    sentences: bool,
     /// Prompts that sentence-transformers puts before texts, by name.
     pub(crate) prompts: BTreeMap<String, String>,
     pub(crate) default_prompt: Option<String>,
@@ -111,7 +113,7 @@ impl Registry {
             if known == Some(true) {
                 continue;
             }
-            match self.open(source, metrics) {
+            match self.open(source, &fingerprint, metrics) {
                 Ok(model) => {
                     let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
                     slots.insert(source.name.clone(), (fingerprint, Arc::new(model)));
@@ -123,14 +125,18 @@ impl Registry {
         (loaded, errors)
     }
 
-    fn open(&self, source: &Source, metrics: &Metrics) -> Result<Loaded, ServeError> {
+    /// Loads a model whose files were like this before.
+    fn open(&self, source: &Source, before: &Fingerprint, metrics: &Metrics) -> Result<Loaded, ServeError> {
         let told = |error| ServeError::Model { name: source.name.clone(), source: error };
         // sentence-transformers use the encoder alone, and some of their directories have no more.
-        let want = if source.path.join("modules.json").is_file() { Want::Encoder } else { Want::AsSaved };
+        let sentences = source.path.join("modules.json").is_file();
+        let want = if sentences { Want::Encoder } else { Want::AsSaved };
         let model = Arc::new(Model::open(&source.path, &self.device, self.dtype, want).map_err(told)?);
         let embed = EmbedSettings::of_directory(&source.path).map_err(told)?;
         let Prompts { prompts, default_prompt_name: default_prompt } = Prompts::of(source)?;
-        warm_up(&model).map_err(told)?;
+        if !warm_up(&model).map_err(told)? {
+            tracing::warn!(model = source.name, "its results are not finite: the weights are damaged or far too large");
+        }
         let settings = &self.settings;
         let limits = Limits {
             batch_tokens: settings.batch_tokens,
@@ -139,7 +145,11 @@ impl Registry {
             timeout: settings.request_timeout,
         };
         let queue = Queue::start(Arc::clone(&model), limits, metrics.model(&source.name))?;
-        Ok(Loaded { name: source.name.clone(), model, embed, prompts, default_prompt, queue })
+        // Weights that were overwritten meanwhile may be half of the old ones and half of the new.
+        if fingerprint(&source.path) != *before {
+            return Err(ServeError::Changed { name: source.name.clone(), path: source.path.clone() });
+        }
+        Ok(Loaded { name: source.name.clone(), model, embed, sentences, prompts, default_prompt, queue })
     }
 
     /// The model of this name.
@@ -158,23 +168,49 @@ impl Registry {
         Err(ApiError::new(Kind::NoModel, message))
     }
 
-    /// The first model that can do this, for requests that name none.
+    /// The model for requests that name none: sentence models first, then other encoders, in the order that they were given
+    /// in.
     pub(crate) fn first(&self, ability: &str) -> Result<Arc<Loaded>, ApiError> {
-        let mut able = self.names().filter_map(|name| self.loaded(name).filter(|model| model.can(ability)));
-        match able.next() {
-            Some(loaded) => Ok(loaded),
-            None if !self.all_loaded() => Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1)),
-            None => {
-                let models = self.names().map(|name| self.get(name)).collect::<Result<Vec<_>, _>>()?;
-                if models.is_empty() {
-                    return self.get("");
-                }
-                let are = models.iter().map(|model| format!("{:?} is a {}", model.name, model.kind()));
-                let are = are.collect::<Vec<_>>().join(", ");
-                let message = format!("no model of this server can do this: it needs {}, but {are}", needed(ability));
-                Err(ApiError::new(Kind::Backend, message))
-            }
+        // What is loaded later may suit better: the same request must not get other vectors a moment later.
+        if !self.all_loaded() {
+            return Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1));
         }
+        if let Some(model) = self.unnamed(ability).into_iter().next() {
+            return Ok(model);
+        }
+        let models = self.names().map(|name| self.get(name)).collect::<Result<Vec<_>, _>>()?;
+        let Some(able) = models.iter().find(|model| model.can(ability)).or(models.first()) else {
+            return self.get("");
+        };
+        let are = models.iter().map(|model| format!("{:?} is a {}", model.name, model.kind()));
+        let are = are.collect::<Vec<_>>().join(", ");
+        let message = if able.can(ability) {
+            let name = &able.name;
+            format!(
+                "no model of this server is made for vectors: {are}; name the one to ask, with \"model\": {name:?} or under \
+                 /models/{name}, or serve a sentence model or an encoder"
+            )
+        } else {
+            format!("no model of this server can do this: it needs {}, but {are}", needed(ability))
+        };
+        Err(ApiError::new(Kind::Backend, message))
+    }
+
+    /// The model for a name that is not served, as clients of other servers send it: the only one that may be meant.
+    pub(crate) fn stand_in(&self, ability: &str, unknown: ApiError) -> Result<Arc<Loaded>, ApiError> {
+        match &self.unnamed(ability)[..] {
+            _ if !self.all_loaded() => self.first(ability),
+            [only] => Ok(Arc::clone(only)),
+            _ => Err(unknown),
+        }
+    }
+
+    /// The models that suit a request without a name best, in the order that they were given in.
+    fn unnamed(&self, ability: &str) -> Vec<Arc<Loaded>> {
+        let models = self.names().filter_map(|name| self.loaded(name));
+        let ranked: Vec<_> = models.filter_map(|model| Some((model.preference(ability)?, model))).collect();
+        let best = ranked.iter().map(|(rank, _)| *rank).min();
+        ranked.into_iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, model)| model).collect()
     }
 
     fn loaded(&self, name: &str) -> Option<Arc<Loaded>> {
@@ -227,6 +263,23 @@ impl Loaded {
         format!("{}{reads}", self.head().architecture())
     }
 
+    /// How well it suits requests that name no model, 0 best; none where it answers only to its name. Vectors of a
+    /// fine-tuned head's encoder are of use only to those who ask for them.
+    fn preference(&self, ability: &str) -> Option<usize> {
+        let kind = match self.head() {
+            _ if self.sentences => 0,
+            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => 1,
+            Head::Sequence { .. } | Head::Token { .. } | Head::Span | Head::Choice => 2,
+        };
+        match ability {
+            _ if !self.can(ability) => None,
+            "embed" | "embed_all" | "similarity" => (kind < 2).then_some(kind),
+            // The ids of /tokenize are for the model of /embed.
+            "tokenize" | "decode" | "inside" => Some(kind),
+            _ => Some(0),
+        }
+    }
+
     pub(crate) fn can(&self, ability: &str) -> bool {
         self.abilities().contains(&ability)
     }
@@ -239,6 +292,11 @@ impl Loaded {
     /// The most tokens of a sequence for the task of its head: what it was fine-tuned with, or all that it takes.
     pub(crate) fn task_tokens(&self) -> usize {
         self.model.task_length().most.map_or(self.model.most_tokens(), |most| most.min(self.model.most_tokens()))
+    }
+
+    /// A place among those that wait for the model, for work on texts alone; given up when it is dropped.
+    pub(crate) fn admit(&self, tokens: usize) -> Result<Admitted<'_>, ApiError> {
+        self.queue.admit_texts(tokens)
     }
 
     pub(crate) async fn run(&self, tasks: Vec<Task>) -> Result<Vec<Output>, ApiError> {
@@ -280,10 +338,10 @@ pub(crate) fn needed(ability: &str) -> &'static str {
 }
 
 /// One pass over next to nothing, before anybody waits: weights are packed, a GPU's kernels compiled, and what cannot be
-/// computed at all shows now.
-fn warm_up(model: &Model) -> Result<(), InferError> {
+/// computed at all shows now. Whether the result is finite.
+fn warm_up(model: &Model) -> Result<bool, InferError> {
     let features = model.tokenizer().template().single(&Pieces::default(), model.most_tokens())?;
-    model.read(&[(&features, &Read::Pooled(Pooling::Mean))]).map(drop)
+    Ok(model.read(&[(&features, &Read::Pooled(Pooling::Mean))])?.iter().all(Option::is_some))
 }
 
 /// What is told where a text is too long and must not be cut.
@@ -328,9 +386,12 @@ struct Prompts {
 impl Prompts {
     fn of(source: &Source) -> Result<Self, ServeError> {
         let path = source.path.join("config_sentence_transformers.json");
-        // Most models have no such file.
-        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Self::default()) };
-        let told = |error| ServeError::Prompts { name: source.name.clone(), path, source: error };
+        // Most models have no such file. What is no file (a FIFO, a device) would be waited for without end.
+        if !path.is_file() {
+            return Ok(Self::default());
+        }
+        let told = |error| ServeError::Prompts { name: source.name.clone(), path: path.clone(), source: error };
+        let text = std::fs::read_to_string(&path).map_err(serde_json::Error::io).map_err(told)?;
         serde_json::from_str(&text).map_err(told)
     }
 }

@@ -124,6 +124,12 @@ impl Queue {
 }
 
 impl Queue {
+    /// A place for a request that the model need not compute, only its tokenizer: it counts as if it were computed.
+    pub(crate) fn admit_texts(&self, tokens: usize) -> Result<Admitted<'_>, ApiError> {
+        let place = self.admit(tokens)?;
+        Ok(Admitted { _place: place, shared: &self.shared, tokens })
+    }
+
     /// Takes a place among those that wait, or says when there may be one.
     fn admit(&self, tokens: usize) -> Result<Place<'_>, ApiError> {
         let shared = &self.shared;
@@ -155,6 +161,19 @@ struct Place<'a>(&'a AtomicUsize);
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A place in the queue with the tokens that it takes there.
+pub(crate) struct Admitted<'a> {
+    _place: Place<'a>,
+    shared: &'a Shared,
+    tokens: usize,
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        self.shared.finished(self.tokens);
     }
 }
 

@@ -40,7 +40,14 @@ const STRINGS: &str = r#"{"type": "array", "items": {"type": "string"}}"#;
 const BOOLEAN: &str = r#"{"type": "boolean"}"#;
 const INTEGER: &str = r#"{"type": "integer", "minimum": 1}"#;
 const DIRECTION: &str = r#"{"type": "string", "enum": ["Left", "Right"]}"#;
-const MODEL: (&str, &str, &str) = ("model", STRING, "which model; without it, the first that can do this");
+const MODEL: (&str, &str, &str) = ("model", STRING, "which model; without it, the first that is made for this");
+/// For requests that clients of other servers send.
+const MODEL_OR_OTHER: (&str, &str, &str) = (
+    "model",
+    STRING,
+    "which model; without it, the first that is made for this: for vectors sentence models, then other encoders. A name that is \
+     not served is taken for the only such model, with the header x-model-warning, unless --strict-model-names was given",
+);
 const TRUNCATE: (&str, &str, &str) = ("truncate", BOOLEAN, "cut texts that are too long instead of refusing them");
 const SIDE: (&str, &str, &str) = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
 const PROMPT: (&str, &str, &str) = ("prompt_name", STRING, "a prompt of the model's to put before each text");
@@ -51,7 +58,7 @@ const EMBED: [(&str, &str, &str); 7] = [
     SIDE,
     PROMPT,
     ("dimensions", INTEGER, "keep only so many numbers of each vector"),
-    MODEL,
+    MODEL_OR_OTHER,
 ];
 
 /// All routes that a key protects.
@@ -70,7 +77,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         path: "/embed_all",
         of_model: true,
         summary: "A vector for each token of each text, special tokens included",
-        fields: &[("*inputs", INPUTS, "a text, several, or token ids"), TRUNCATE, SIDE, PROMPT, MODEL],
+        fields: &[("*inputs", INPUTS, "a text, several, or token ids"), TRUNCATE, SIDE, PROMPT, MODEL_OR_OTHER],
         example: r#"{"inputs": "Jim Henson"}"#,
         handler: || post(embed_all),
     },
@@ -90,7 +97,7 @@ pub(crate) const ROUTES: [Route; 21] = [
                 r#"{"type": "object", "properties": {"truncate": {"type": "boolean"}, "truncation_direction": {"type": "string", "enum": ["Left", "Right"]}, "prompt_name": {"type": "string"}}}"#,
                 "as for /embed",
             ),
-            MODEL,
+            MODEL_OR_OTHER,
         ],
         example: r#"{"inputs": {"source_sentence": "A puppet show.", "sentences": ["He made puppets.", "It rains."]}}"#,
         handler: || post(similarity),
@@ -102,7 +109,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         summary: "A vector for each text, as OpenAI's clients expect it",
         fields: &[
             ("*input", INPUTS, "a text, several, or token ids"),
-            MODEL,
+            MODEL_OR_OTHER,
             (
                 "encoding_format",
                 r#"{"type": "string", "enum": ["float", "base64"]}"#,
@@ -132,7 +139,7 @@ pub(crate) const ROUTES: [Route; 21] = [
             ("*inputs", TEXTS, "a text or several"),
             ("add_special_tokens", BOOLEAN, "with [CLS] and [SEP]; yes unless told"),
             PROMPT,
-            MODEL,
+            MODEL_OR_OTHER,
         ],
         example: r#"{"inputs": "Jim Henson"}"#,
         handler: || post(tokenize),
@@ -149,7 +156,7 @@ pub(crate) const ROUTES: [Route; 21] = [
                 "ids, or lists of them",
             ),
             ("skip_special_tokens", BOOLEAN, "without [CLS] and [SEP]; yes unless told"),
-            MODEL,
+            MODEL_OR_OTHER,
         ],
         example: r#"{"ids": [5, 6, 7]}"#,
         handler: || post(decode),
@@ -177,7 +184,7 @@ pub(crate) const ROUTES: [Route; 21] = [
             ("*inputs", PAIRS, "a text, a pair [text, text], or a list [[text], [text, text], …] of both"),
             TRUNCATE,
             ("raw_scores", BOOLEAN, "logits instead of probabilities"),
-            MODEL,
+            MODEL_OR_OTHER,
         ],
         example: r#"{"inputs": "A charming film."}"#,
         handler: || post(answers::predict),
@@ -193,7 +200,7 @@ pub(crate) const ROUTES: [Route; 21] = [
             TRUNCATE,
             ("raw_scores", BOOLEAN, "logits instead of probabilities"),
             ("return_text", BOOLEAN, "whether the texts come back, too"),
-            MODEL,
+            MODEL_OR_OTHER,
         ],
         example: r#"{"query": "Who made the Muppets?", "texts": ["It rains.", "Jim Henson did."]}"#,
         handler: || post(answers::rerank),
@@ -297,7 +304,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/",
         of_model: false,
-        summary: "What the first model is for: /embed, or /predict for a classifier, as in Text Embeddings Inference",
+        summary: "What the first model is for: /embed, /predict for a classifier, /rerank for a re-ranker, as in Text Embeddings Inference",
         fields: &[],
         example: r#"{"inputs": "Jim Henson was a puppeteer."}"#,
         handler: || post(root),
@@ -576,13 +583,34 @@ async fn tokenize(call: Call<wire::TokenizeRequest>) -> Result<Answer<Vec<Vec<wi
     let wire::TokenizeRequest { inputs, add_special_tokens, prompt_name, .. } = call.body;
     check_count(&call.app, inputs.0.len(), "inputs")?;
     let prompt = prompt(&call.model, prompt_name)?.unwrap_or_default();
-    let model = call.model;
-    let bytes = inputs.0.iter().map(String::len).sum();
+    let most = call.app.settings.queue_tokens;
+    let bytes = inputs.0.iter().map(|text| prompt.len() + text.len()).sum::<usize>();
+    // So many bytes have more tokens, whatever the text: they are not even cut into pieces.
+    if bytes > most.saturating_mul(BYTES_PER_LISTED_TOKEN) {
+        return Err(too_many_tokens("inputs", bytes / BYTES_PER_LISTED_TOKEN, most));
+    }
+    let _place = call.model.admit(bytes / 4)?;
+    let model = std::sync::Arc::clone(&call.model);
     let body = off_the_road(bytes, move || {
-        let texts = inputs.0.iter().map(|text| tokens(&model, &format!("{prompt}{text}"), add_special_tokens));
+        let mut listed = 0;
+        let texts = inputs.0.iter().map(|text| {
+            let tokens = tokens(&model, &format!("{prompt}{text}"), add_special_tokens)?;
+            listed += tokens.len();
+            if listed > most { Err(too_many_tokens("inputs", listed, most)) } else { Ok(tokens) }
+        });
         texts.collect::<Result<Vec<_>, _>>()
     });
     Ok(Answer { body: body.await?, tokens: 0, dropped: 0 })
+}
+
+/// Bytes of text for a token that /tokenize lists, at the most: ordinary text has four to six.
+const BYTES_PER_LISTED_TOKEN: usize = 16;
+
+fn too_many_tokens(field: &str, given: usize, most: usize) -> ApiError {
+    let message = format!(
+        "`{field}` has {given} tokens or more, this server takes {most} in a request (--queue-tokens): divide the request"
+    );
+    ApiError::new(Kind::TooLarge, message)
 }
 
 fn tokens(model: &Loaded, text: &str, special: bool) -> Result<Vec<wire::Token>, ApiError> {
@@ -628,9 +656,13 @@ pub(crate) fn named_tokens(
 async fn decode(call: Call<wire::DecodeRequest>) -> Result<Answer<Vec<String>>, ApiError> {
     let wire::DecodeRequest { ids, skip_special_tokens, .. } = call.body;
     check_count(&call.app, ids.0.len(), "ids")?;
-    let model = call.model;
-    let bytes = ids.0.iter().map(|ids| 4 * ids.len()).sum();
-    let body = off_the_road(bytes, move || {
+    let (given, most) = (ids.0.iter().map(Vec::len).sum::<usize>(), call.app.settings.queue_tokens);
+    if given > most {
+        return Err(too_many_tokens("ids", given, most));
+    }
+    let _place = call.model.admit(given)?;
+    let model = std::sync::Arc::clone(&call.model);
+    let body = off_the_road(4 * given, move || {
         let texts = ids.0.iter().map(|ids| model.model.tokenizer().decode(ids, skip_special_tokens));
         Ok(texts.collect::<Result<Vec<_>, _>>()?)
     });
@@ -718,6 +750,9 @@ fn describe(app: &App, model: &Loaded) -> Value {
         Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => model.most_tokens(),
     };
     let settings = &app.settings;
+    let abilities = model.abilities();
+    let answers = |ability: &&&str| app.models.first(ability).is_ok_and(|first| first.name == model.name);
+    let default_for: Vec<&&str> = abilities.iter().filter(answers).collect();
     json!({
         "model_id": model.name,
         "served_model_name": model.name,
@@ -739,7 +774,8 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "vocabulary": config.vocab_size,
         "mask_token": model.model.tokenizer().special().mask.as_ref().map(|mask| &mask.text),
         "labels": config.id2label,
-        "abilities": model.abilities(),
+        "abilities": abilities,
+        "default_for": default_for,
     })
 }
 
@@ -785,8 +821,10 @@ async fn metrics(State(app): State<App>) -> Response {
 /// Text Embeddings Inference answers at / with what its model is for.
 async fn root(State(app): State<App>, request: axum::extract::Request) -> Response {
     use axum::handler::Handler;
-    match app.models.first("embed").map(|model| model.head()) {
-        Ok(Head::Sequence { labels }) if labels > 1 => Handler::call(answers::predict, request, app).await,
+    let first = app.models.names().next().map_or_else(|| app.models.get(""), |name| app.models.get(name));
+    match first.map(|model| model.head()) {
+        Ok(Head::Sequence { labels: 1 }) => Handler::call(answers::rerank, request, app).await,
+        Ok(Head::Sequence { .. }) => Handler::call(answers::predict, request, app).await,
         Ok(_) => Handler::call(embed, request, app).await,
         Err(error) => error.into_response(),
     }

@@ -93,17 +93,33 @@ pub(crate) async fn log(
     Ok(Answer { body: body.await?, tokens: 0, dropped: 0 })
 }
 
-/// Whole lines from a byte on, the byte that they begin at and the one after the last of them. A log that was cut back since (a
+/// Whole lines from a byte on (without those that are longer than a chunk), the byte that they begin at and the one after the last of them. A log that was cut back since (a
 /// run that went on from an earlier checkpoint) is read from its beginning: `next` is then below what the caller knows.
 fn read(path: &Path, from: u64) -> std::io::Result<(Vec<Value>, u64, u64)> {
     let mut file = File::open(path)?;
     let from = if from > file.metadata()?.len() { 0 } else { from };
     file.seek(SeekFrom::Start(from))?;
-    let mut bytes = Vec::new();
-    file.take(CHUNK).read_to_end(&mut bytes)?;
-    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    let lines = bytes[..whole].split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-    Ok((lines.collect(), from, from + whole as u64))
+    let (mut bytes, mut skipped) = (Vec::new(), 0);
+    loop {
+        let read = (&mut file).take(CHUNK).read_to_end(&mut bytes)? as u64;
+        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            bytes.truncate(end + 1);
+            break;
+        }
+        // A line without an end so far: it is still being written, or longer than any that is shown, and then what
+        // follows it counts.
+        if read < CHUNK {
+            return Ok((Vec::new(), from, from));
+        }
+        skipped += read;
+        bytes.clear();
+    }
+    let next = from + skipped + bytes.len() as u64;
+    let mut lines = bytes.split(|byte| *byte == b'\n');
+    if skipped > 0 {
+        lines.next();
+    }
+    Ok((lines.filter_map(|line| serde_json::from_slice(line).ok()).collect(), from, next))
 }
 
 #[cfg(test)]
@@ -122,6 +138,26 @@ mod tests {
         // Cut back: from the beginning again.
         fs::write(&path, "{\"step\": 9}\n").unwrap();
         assert_eq!(read(&path, 36).unwrap(), (vec![json!({"step": 9})], 0, 12));
+    }
+
+    #[test]
+    fn a_line_without_measure_hides_no_later_one() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let path = directory.path().join(LOG);
+        let long = format!("{{\"samples\": \"{}\"}}\n", "a".repeat(2 * CHUNK as usize + 17));
+        fs::write(&path, format!("{{\"step\": 1}}\n{long}{{\"step\": 2}}\n{{\"step\": 3}}\n")).unwrap();
+        let (mut from, mut steps, mut polls) = (0, Vec::new(), 0);
+        while polls < 5 {
+            let (lines, _, next) = read(&path, from).unwrap();
+            steps.extend(lines.iter().map(|line| line["step"].as_u64().unwrap()));
+            (from, polls) = (next, polls + 1);
+        }
+        assert_eq!((steps, from), (vec![1, 2, 3], fs::metadata(&path).unwrap().len()));
+        // One that is still being written is waited for.
+        fs::write(&path, &long[..long.len() - 1]).unwrap();
+        assert_eq!(read(&path, 0).unwrap(), (vec![], 0, 0));
+        fs::write(&path, &long).unwrap();
+        assert_eq!(read(&path, 0).unwrap(), (vec![], 0, long.len() as u64));
     }
 
     #[test]

@@ -13,11 +13,11 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
-use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
 use crate::error::ServeError;
 use crate::models::{Registry, Source};
+use crate::pace::Paced;
 use crate::settings::Settings;
 
 /// The most bytes of a request's head.
@@ -145,10 +145,9 @@ impl Server {
                 };
                 // Answers are written at once; waiting for more to send would only delay them.
                 let _ = stream.set_nodelay(true);
-                let mut stream = TimeoutStream::new(stream);
-                stream.set_write_timeout(Some(settings.body_timeout));
+                let stream = Paced::new(stream, settings.body_timeout);
                 let service = TowerToHyperService::new(self.router.clone());
-                let connection = graceful.watch(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
+                let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
                 let open = self.app.metrics.connections.clone();
                 open.inc();
                 tokio::spawn(async move {
@@ -204,6 +203,7 @@ impl Handle {
     pub fn reload(&self) -> (usize, Vec<ServeError>) {
         let (loaded, errors) = self.app.models.load(&self.app.metrics);
         self.app.metrics.reloads.inc_by(loaded as u64);
+        self.app.metrics.failed_reloads.inc_by(errors.len() as u64);
         (loaded, errors)
     }
 }

@@ -18,11 +18,13 @@ pub struct Settings {
     pub most_bytes: usize,
     /// The most connections at a time; further ones are told to come back later.
     pub most_connections: usize,
+    /// The most bytes of all answers that wait for their clients to read them; requests beyond it are turned away.
+    pub answer_bytes: usize,
     /// Whether texts that are too long are cut where a request does not say.
     pub truncate: bool,
     /// How long a client may take to send the head of a request, or to send none on an open connection.
     pub header_timeout: Duration,
-    /// How long a client may take to send a body.
+    /// How long a client may take to send a body, and how long it may keep an answer waiting without reading at a least rate.
     pub body_timeout: Duration,
     /// How long a request may wait for its answer.
     pub request_timeout: Duration,
@@ -36,6 +38,8 @@ pub struct Settings {
     pub allowed_hosts: Vec<String>,
     /// A directory of training runs to show.
     pub runs: Option<PathBuf>,
+    /// Whether a name of no served model is refused everywhere; see the flag `--strict-model-names`.
+    pub strict_model_names: bool,
     /// Threads that speak HTTP and cut texts into pieces; models compute on their device's own.
     pub http_threads: usize,
 }
@@ -49,6 +53,7 @@ impl Default for Settings {
             most_texts: 256,
             most_bytes: 2_000_000,
             most_connections: 1024,
+            answer_bytes: 256 << 20,
             truncate: true,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
@@ -58,6 +63,7 @@ impl Default for Settings {
             cors: Vec::new(),
             allowed_hosts: Vec::new(),
             runs: None,
+            strict_model_names: false,
             http_threads: 2,
         }
     }

@@ -9,14 +9,17 @@ use serde::{Deserialize, Serialize};
 /// A request's body, what a model must be able to do for it, and the model that it names.
 pub(crate) trait Request: DeserializeOwned + Send + 'static {
     const ABILITY: &'static str;
+    /// Whether clients of other servers send it, with names of those servers' models.
+    const OTHERS_SEND_IT: bool;
 
     fn model(&self) -> Option<&str>;
 }
 
 macro_rules! requests {
-    ($($name:ident => $ability:literal),* $(,)?) => {
+    ($($name:ident => $ability:literal, $others:literal;)*) => {
         $(impl Request for $name {
             const ABILITY: &'static str = $ability;
+            const OTHERS_SEND_IT: bool = $others;
 
             fn model(&self) -> Option<&str> {
                 self.model.as_deref()
@@ -38,20 +41,20 @@ macro_rules! requests {
 }
 
 requests!(
-    EmbedRequest => "embed",
-    EmbedAllRequest => "embed_all",
-    OpenAiRequest => "embed",
-    SimilarityRequest => "similarity",
-    TokenizeRequest => "tokenize",
-    DecodeRequest => "decode",
-    FillRequest => "fill",
-    PredictRequest => "predict",
-    RerankRequest => "rerank",
-    TagRequest => "tag",
-    AnswerRequest => "answer",
-    ChooseRequest => "choose",
-    AttentionRequest => "inside",
-    NeighboursRequest => "inside",
+    EmbedRequest => "embed", true;
+    EmbedAllRequest => "embed_all", true;
+    OpenAiRequest => "embed", true;
+    SimilarityRequest => "similarity", true;
+    TokenizeRequest => "tokenize", true;
+    DecodeRequest => "decode", true;
+    FillRequest => "fill", false;
+    PredictRequest => "predict", true;
+    RerankRequest => "rerank", true;
+    TagRequest => "tag", false;
+    AnswerRequest => "answer", false;
+    ChooseRequest => "choose", false;
+    AttentionRequest => "inside", false;
+    NeighboursRequest => "inside", false;
 );
 
 /// What to embed: a text, or the ids of one.

@@ -108,7 +108,7 @@ fn openai_clients_get_what_they_expect() {
     let bytes = base64::engine::general_purpose::STANDARD.decode(bytes).unwrap();
     let numbers: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!(numbers, expected[0].vector);
-    let error = running.post("/v1/embeddings", r#"{"input": "a", "model": "other"}"#);
+    let error = running.post("/models/other/v1/embeddings", r#"{"input": "a"}"#);
     assert_eq!((error.status, &error.json()["error"]["code"]), (404, &json!("model_not_found")));
     assert!(error.json()["error"]["message"].as_str().unwrap().contains("there are: m"));
     // A route is no model.

@@ -215,6 +215,27 @@ pub enum TextError {
         reason: String,
     },
 
+    /// A tokenizer that would make too much of a text: of its length, or of the time that it takes.
+    #[error(
+        "the tokenizer's {component} does too much work for this text: {what}; shorten the text, or use a tokenizer.json \
+         without this component"
+    )]
+    TooMuchWork {
+        /// Its place in tokenizer.json.
+        component: String,
+        /// What it does, and the limit.
+        what: String,
+    },
+
+    /// Ids whose text would be too long.
+    #[error("the text of {ids} ids has more than {limit} bytes: decode fewer at a time")]
+    TooLong {
+        /// How many ids.
+        ids: usize,
+        /// The most bytes.
+        limit: usize,
+    },
+
     /// An id that no token has.
     #[error(
         "no token has id {id}: the tokenizer's ids are below {vocabulary_size}; does the model belong to this tokenizer?"

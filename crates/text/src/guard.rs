@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::error::TextError;
 use crate::template::shortened;
+use crate::work::{self, Work};
 
 /// The largest `tokenizer.json` or `vocab.json` that is read. The largest on the Hub are some 30 MiB.
 pub(crate) const JSON_LIMIT: u64 = 256 << 20;
@@ -22,6 +23,13 @@ pub(crate) const CONFIG_LIMIT: u64 = 16 << 20;
 /// No vocabulary has more ids. The bound keeps a broken id from making the crate's writer, which walks all ids up to the
 /// largest, run for minutes or overflow.
 const MOST_IDS: u64 = 1 << 24;
+
+/// The longest word that WordPiece tries to cut: its time grows with the cube of it. Hugging Face has 100, Google 200.
+const LONGEST_WORD: u64 = 1000;
+/// The longest mark of a piece that continues or ends a word, such as `##`: it is put before every piece that is looked up.
+const LONGEST_AFFIX: usize = 64;
+/// The longest piece of a unigram vocabulary, in bytes: at each character, all pieces that begin there are looked for.
+const LONGEST_PIECE: usize = 4096;
 
 /// How the text of [`shielded`] begins after a panic.
 pub(crate) const BREAKDOWN: &str = "the tokenizers library broke down on it";
@@ -45,14 +53,14 @@ pub(crate) fn shielded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Resul
 /// Reads a whole file as UTF-8, up to a limit, without the byte order mark that some editors put before it.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     let io = |source| TextError::Io { action: "read", path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(io)?;
+    let file = open_regular(path).map_err(io)?;
     let too_large = |size| TextError::TooLarge { path: path.to_owned(), size, limit };
     let size = file.metadata().map_err(io)?.len();
     if size > limit {
         return Err(too_large(size));
     }
     let mut bytes = Vec::new();
-    // The size is only what the system says beforehand: pipes and growing files have none.
+    // The size is only what the system says beforehand: files may grow.
     file.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > limit {
         return Err(too_large(bytes.len() as u64));
@@ -69,6 +77,16 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
             column: good.len() - line_start + 1,
         }
     })
+}
+
+/// Opens a file, and nothing else: opening a FIFO would wait for somebody who writes to it, and a device may have no end.
+fn open_regular(path: &Path) -> std::io::Result<std::fs::File> {
+    let what = match std::fs::metadata(path)?.file_type() {
+        kind if kind.is_file() => return std::fs::File::open(path),
+        kind if kind.is_dir() => "a directory",
+        _ => "a FIFO, a socket or a device",
+    };
+    Err(std::io::Error::other(format!("expected a regular file, found {what}")))
 }
 
 /// Turns a parser's error into ours.
@@ -124,10 +142,35 @@ pub(crate) fn check_tokenizer_json(path: &Path, value: &Value) -> Result<(), Tex
             return Err(malformed(path, &place, "a text that is not empty", &token["content"]));
         }
     }
+    check_model_work(path, model)?;
     check_unknown_token(path, model)?;
     check_merges(path, model)?;
     check_normalizer(path, &value["normalizer"])?;
-    check_pre_tokenizer(path, &value["pre_tokenizer"])
+    check_pre_tokenizer(path, &value["pre_tokenizer"])?;
+    work::check_decoder(path, &value["decoder"])?;
+    // Checked here and not only when the tokenizer is made: the crate would compile its patterns without limit.
+    Work::of(path, &value["normalizer"], &value["pre_tokenizer"]).map(drop)
+}
+
+/// What would make a model's work on a text grow without measure.
+fn check_model_work(path: &Path, model: &Value) -> Result<(), TextError> {
+    if let Some(length) = model.get("max_input_chars_per_word").filter(|n| n.as_u64().is_none_or(|n| n > LONGEST_WORD)) {
+        let place = "model.max_input_chars_per_word";
+        return Err(malformed(path, place, &format!("a number of at most {LONGEST_WORD}"), length));
+    }
+    for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
+        let affix = &model[key];
+        if affix.as_str().is_some_and(|affix| affix.len() > LONGEST_AFFIX) {
+            return Err(malformed(path, &format!("model.{key}"), &format!("at most {LONGEST_AFFIX} bytes"), affix));
+        }
+    }
+    let long = |entry: &&Value| entry[0].as_str().is_some_and(|piece| piece.len() > LONGEST_PIECE);
+    match list(&model["vocab"]).iter().find(long) {
+        None => Ok(()),
+        Some(entry) => {
+            Err(malformed(path, "model.vocab", &format!("pieces of at most {LONGEST_PIECE} bytes"), &entry[0]))
+        }
+    }
 }
 
 /// Checks an id that was parsed already.
@@ -198,10 +241,8 @@ fn check_normalizer(path: &Path, normalizer: &Value) -> Result<(), TextError> {
     for inner in list(&normalizer["normalizers"]) {
         check_normalizer(path, inner)?;
     }
-    if normalizer["type"] != "Precompiled" {
-        return Ok(());
-    }
-    let map = &normalizer["precompiled_charsmap"];
+    // Old files have components without a type.
+    let Some(map) = normalizer.get("precompiled_charsmap") else { return Ok(()) };
     let sound = map.as_str().and_then(base64).is_some_and(|bytes| {
         let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return false };
         let size = u32::from_le_bytes(*size) as usize;
@@ -226,7 +267,7 @@ fn check_pre_tokenizer(path: &Path, pre_tokenizer: &Value) -> Result<(), TextErr
     }
 }
 
-fn list(value: &Value) -> &[Value] {
+pub(crate) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
@@ -234,7 +275,7 @@ fn is_empty(value: &Value) -> bool {
     value.as_object().is_none_or(serde_json::Map::is_empty) && list(value).is_empty()
 }
 
-fn malformed(path: &Path, place: &str, expected: &str, got: &Value) -> TextError {
+pub(crate) fn malformed(path: &Path, place: &str, expected: &str, got: &Value) -> TextError {
     TextError::Malformed {
         path: path.to_owned(),
         place: place.to_owned(),
@@ -244,7 +285,7 @@ fn malformed(path: &Path, place: &str, expected: &str, got: &Value) -> TextError
 }
 
 /// Standard base64 with padding. Three lines of bits do not earn a dependency.
-fn base64(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn base64(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {
         return None;
     }

@@ -45,6 +45,7 @@ mod template;
 mod tokenizer;
 mod training;
 mod windows;
+mod work;
 
 pub use answers::{AnswerCandidate, AnswerSettings, Answers, SpanLogits, find_answers};
 pub use error::TextError;

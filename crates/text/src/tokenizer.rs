@@ -6,6 +6,7 @@
 //! switched off.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tokenizers::{
@@ -18,6 +19,7 @@ use crate::files::Settings;
 use crate::guard::{BREAKDOWN, shielded};
 use crate::special::{self, SpecialTokens};
 use crate::template::{Template, shortened};
+use crate::work::Work;
 
 /// The algorithm that cuts words into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +92,9 @@ pub struct Word {
 /// Well below where the pattern matcher gives up, far above any real text.
 const LONGEST_WHITE_SPACE: usize = 500_000;
 
+/// The most bytes of tokens that are put together to a text.
+const LONGEST_DECODED: usize = 64 << 20;
+
 /// A tokenizer. It is immutable and may be shared between threads; a clone copies the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
@@ -102,6 +107,7 @@ pub struct Tokenizer {
     max_length: Option<usize>,
     lowercase: Option<bool>,
     splits_by_pattern: bool,
+    work: Arc<Work>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -137,9 +143,16 @@ impl Tokenizer {
     /// Puts pieces together to a text. `skip_special` leaves special tokens out. What normalization took from the
     /// original (case, accents, spacing) does not come back: quote the original by its offsets instead.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
-        // The crate would leave unknown ids out without a word.
-        if let Some(&id) = ids.iter().find(|&&id| self.token(id).is_none()) {
-            return Err(TextError::UnknownId { id, vocabulary_size: self.vocabulary_size });
+        let mut bytes = 0_usize;
+        for &id in ids {
+            // The crate would leave unknown ids out without a word.
+            let Some(token) = self.token(id) else {
+                return Err(TextError::UnknownId { id, vocabulary_size: self.vocabulary_size });
+            };
+            bytes += token.len();
+            if bytes > LONGEST_DECODED {
+                return Err(TextError::TooLong { ids: ids.len(), limit: LONGEST_DECODED });
+            }
         }
         // Some of the crate's decoders count on at least one token.
         if ids.iter().all(|&id| skip_special && self.is_special(id)) {
@@ -252,7 +265,8 @@ impl Tokenizer {
     }
 
     pub(crate) fn check_text(&self, text: &str) -> Result<(), TextError> {
-        check_white_space(self.splits_by_pattern, text)
+        check_white_space(self.splits_by_pattern, text)?;
+        self.work.check(text)
     }
 
     /// The last step of every way to a tokenizer: finds the special tokens and the template, and checks the whole.
@@ -299,9 +313,11 @@ impl Tokenizer {
         let Some(largest) = inner.get_vocab(true).into_values().max() else {
             return Err(TextError::EmptyVocabulary { path: origin.to_owned() });
         };
-        let lowercase = lowercases(&json(inner.get_normalizer()));
+        let (normalizer, pre_tokenizer) = (json(inner.get_normalizer()), json(inner.get_pre_tokenizer()));
+        let lowercase = lowercases(&normalizer);
         let tokenizer = Self {
-            splits_by_pattern: splits_by_pattern(&json(inner.get_pre_tokenizer())),
+            splits_by_pattern: splits_by_pattern(&pre_tokenizer),
+            work: Arc::new(Work::of(origin, &normalizer, &pre_tokenizer)?),
             max_length: settings.max_length()?,
             vocabulary_size: largest as usize + 1,
             inner,
@@ -316,6 +332,7 @@ impl Tokenizer {
         // left to the text that causes them: a vocabulary may do without an unknown token.
         match tokenizer.encode("Jim Henson, 1955: a pupp\u{e9}teer \u{4e2d} [MASK] <mask>") {
             Err(TextError::Failed { reason, .. }) if reason.starts_with(BREAKDOWN) => Err(refused(reason)),
+            Err(error @ TextError::TooMuchWork { .. }) => Err(refused(error.to_string())),
             _ => Ok(tokenizer),
         }
     }

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{bad_row, text_of};
+use super::{bad_row, open, text_of};
 use crate::DataError;
-use crate::documents::{LARGEST, Line, Lines, Meter, open};
+use crate::documents::{LARGEST, Line, Lines, Meter};
 
 /// The most words of a sentence, and its most bytes are [`LARGEST`]: a file without empty lines is hardly meant.
 const LONGEST_SENTENCE: usize = 1 << 16;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Cells, Classes, EachRow, Row, bad_row};
+use super::{Cells, Classes, EachRow, Row, bad_row, open};
 use crate::DataError;
-use crate::documents::{LARGEST_OBJECT, Lines, Meter, decompress, open};
+use crate::documents::{LARGEST_OBJECT, Lines, Meter, decompress};
 
 /// The largest JSON document: it must be in memory as a whole. SQuAD's training file has 42 MB.
 const LARGEST_DOCUMENT: u64 = 1 << 30;

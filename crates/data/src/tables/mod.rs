@@ -12,6 +12,7 @@ mod delimited;
 mod json;
 mod parquet;
 
+use std::io::BufReader;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,7 +23,26 @@ pub use columns::{Sentence, read_sentences};
 pub use json::read_json;
 
 use crate::DataError;
-use crate::documents::{Lines, Meter, open};
+use crate::documents::{self, Counted, Lines, Meter};
+
+/// Opens a labelled file, and nothing else: opening a FIFO would wait for somebody who writes to it, and a device may have no
+/// end. Standard input is asked for by its name, `-`.
+fn open(path: &Path, meter: &Arc<Meter>) -> Result<(BufReader<Counted>, Vec<u8>), DataError> {
+    if path.as_os_str() != "-" {
+        check_regular(path)?;
+    }
+    documents::open(path, meter)
+}
+
+fn check_regular(path: &Path) -> Result<(), DataError> {
+    let kind = std::fs::metadata(path).map_err(DataError::io("open", path))?.file_type();
+    if kind.is_file() {
+        return Ok(());
+    }
+    let found = if kind.is_dir() { "a directory" } else { "a FIFO, a socket or a device" };
+    let problem = std::io::Error::other(format!("expected a regular file, found {found}"));
+    Err(DataError::io("open", path)(problem))
+}
 
 /// How a table is written. Compression is seen by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

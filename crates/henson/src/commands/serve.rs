@@ -55,6 +55,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         cors: flags.cors.clone(),
         allowed_hosts: flags.allow_hosts.clone(),
         runs: flags.runs.clone(),
+        strict_model_names: flags.strict_model_names,
         http_threads: flags.http_threads.unwrap_or(http_threads),
         ..Settings::default()
     };

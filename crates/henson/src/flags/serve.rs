@@ -73,6 +73,11 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_count)]
     pub(crate) max_connections: usize,
 
+    /// Refuse requests that name a model which is not served. Otherwise, under /v1 and on the routes of Text Embeddings
+    /// Inference, the only model that is made for the request answers, with the header `x-model-warning`
+    #[arg(long)]
+    pub(crate) strict_model_names: bool,
+
     /// Refuse texts that are too long instead of cutting them, where a request does not say
     #[arg(long)]
     pub(crate) no_truncate: bool,

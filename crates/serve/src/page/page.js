@@ -26,7 +26,10 @@ async function begin() {
       setTimeout(begin, 1000);
       return;
     }
-    const shown = PANELS.map((panel) => ({ panel, models: models.filter((model) => model.abilities.includes(panel.ability)) }))
+    // The model that answers without being named comes first.
+    const able = (ability) => models.filter(({ abilities }) => abilities.includes(ability))
+      .sort((a, b) => b.default_for.includes(ability) - a.default_for.includes(ability));
+    const shown = PANELS.map((panel) => ({ panel, models: able(panel.ability) }))
       .filter(({ models }) => models.length > 0)
       .map(({ panel, models }) => ({ id: panel.id, title: panel.title, build: () => (panel.build ?? workbench)(panel, models) }));
     const found = await get("/runs").catch(() => null);

@@ -23,13 +23,19 @@ fn byte_pair() -> Value {
 /// SentencePiece's table of characters: the size of a double-array trie, the trie, and the replacements. This one maps
 /// "b" to "a": its unit has the label, the mark that a value follows, and the way to it, place 256.
 fn character_map() -> String {
+    longer_character_map(1)
+}
+
+/// The same, with so many letters in place of one.
+fn longer_character_map(length: usize) -> String {
     let mut units = vec![0_u32; 257];
     let letter = u32::from(b'b');
     units[b'b' as usize] = letter | 1 << 8 | (letter ^ 256) << 10;
     units[256] = 1 << 31;
     let mut bytes = (units.len() as u32 * 4).to_le_bytes().to_vec();
     bytes.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
-    bytes.extend(b"a\0");
+    bytes.extend("a".repeat(length).as_bytes());
+    bytes.push(0);
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let quads = bytes.chunks(3).map(|chunk| {
         let number = chunk.iter().fold(0, |number, &byte| number << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
@@ -381,4 +387,152 @@ fn broken_files() {
     // A hole, not data: the size alone is looked at.
     file.set_len(300 << 20).unwrap();
     assert_error(Tokenizer::open(folder.path()), &["tokenizer.json has 314572800 bytes", "268435456", "really"]);
+}
+
+/// In another thread, so that what hangs or takes too long fails the test instead of holding it up.
+#[track_caller]
+fn within_seconds<T: Send + 'static>(seconds: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    result.recv_timeout(std::time::Duration::from_secs(seconds)).expect("it takes too long")
+}
+
+fn replace(pattern: Value, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": pattern, "content": content})
+}
+
+fn split(pattern: &str) -> Value {
+    json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+}
+
+#[test]
+fn files_that_ask_for_work_without_measure_are_refused() {
+    let hundred = "a".repeat(100);
+    let grow = || replace(json!({"String": "a"}), &hundred);
+    let sequence = |parts: Vec<Value>| json!({"type": "Sequence", "normalizers": parts});
+    let normalizer = |normalizer: Value| changed(word_piece(), move |value| value["normalizer"] = normalizer);
+    let pre_tokenizer = |part: Value| changed(word_piece(), move |value| value["pre_tokenizer"] = part);
+    let model = |key: &'static str, with: Value| changed(word_piece(), move |value| value["model"][key] = with);
+    // Growth: by replacement, with and without a type, by what matches nothing, before words, by tables, by bytes.
+    assert_error(normalizer(sequence(vec![grow(); 5])), &["normalizer.normalizers[2]", "at most 16384 bytes"]);
+    let untyped = json!({"normalizers": [{"normalizers": vec![grow(); 5]}]});
+    assert_error(normalizer(untyped), &["normalizer.normalizers[0].normalizers[2]"]);
+    assert_error(normalizer(replace(json!({"Regex": ""}), &"a".repeat(20_000))), &["normalizer", "20001"]);
+    assert_error(normalizer(json!({"type": "Prepend", "prepend": "a".repeat(20_000)})), &["normalizer", "20001"]);
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let many = json!({"type": "Sequence", "pretokenizers": vec![bytes.clone(); 30]});
+    assert_error(pre_tokenizer(many), &["pre_tokenizer.pretokenizers[5]", "at most 16384 bytes"]);
+    assert_error(normalizer(sequence(vec![json!({"type": "Strip", "strip_left": true, "strip_right": true}); 300])), &["at most 256 components"]);
+    let decoders = json!({"type": "Sequence", "decoders": vec![grow(); 2]});
+    assert_error(changed(word_piece(), move |value| value["decoder"] = decoders), &["decoder.decoders[0]", "at most 16"]);
+    // Work of the model.
+    assert_error(model("max_input_chars_per_word", json!(1_000_000_000)), &["max_input_chars_per_word", "at most 1000"]);
+    assert_error(model("continuing_subword_prefix", json!("#".repeat(65))), &["continuing_subword_prefix", "64"]);
+    let long = changed(unigram(), |value| value["model"]["vocab"][5][0] = json!("a".repeat(5000)));
+    assert_error(long, &["model.vocab", "at most 4096 bytes"]);
+    // Patterns that take minutes to compile, or to search with.
+    let alternatives = |count: usize| (0..count).map(|i| format!(r"(?=\w{{100}}x)y{i}")).collect::<Vec<_>>().join("|");
+    let lengths = (1..400).map(|n| format!("a{{{n}}}")).collect::<Vec<_>>().join("|");
+    let nested = r"(?:\w{1,100}){1,30}x".to_owned();
+    for pattern in [alternatives(100), alternatives(1000), nested, format!("({lengths})b"), r"(a\g<1>)".to_owned()] {
+        let opened = within_seconds(20, {
+            let pattern = pattern.clone();
+            move || changed(word_piece(), move |value| value["pre_tokenizer"] = split(&pattern))
+        });
+        assert_error(opened, &["pre_tokenizer.pattern", "at most"]);
+    }
+}
+
+#[test]
+fn texts_that_a_tokenizer_makes_too_much_of_are_refused() {
+    let hundred = "a".repeat(100);
+    let twice = json!({"type": "Sequence", "normalizers": vec![replace(json!({"String": "a"}), &hundred); 2]});
+    let grown = changed(word_piece(), move |value| value["normalizer"] = twice).unwrap();
+    assert_error(grown.encode(&"a".repeat(50_000)), &["normalizer.normalizers[0] (Replace)", "16 for each of its own"]);
+    assert_error(grown.encode_ids(&"a".repeat(1000)), &["normalizer.normalizers[1] (Replace)", "more than 262144 bytes"]);
+    assert_error(grown.words(&"a".repeat(50_000)), &["normalizers[0]"]);
+    // Other texts, and short ones, are none of its business.
+    grown.encode(&"b ".repeat(50_000)).unwrap();
+    grown.encode("a").unwrap();
+    // By a table: a character becomes two thousand.
+    let table = changed(unigram(), |value| {
+        let map = longer_character_map(2000);
+        value["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": map});
+    });
+    assert_error(table.unwrap().encode(&"b".repeat(50_000)), &["normalizer (Precompiled)"]);
+    // Time: what searches the whole rest at every character, and what backtracks without end.
+    for pattern in ["[ab]*c|a", "(?=(a+)+b)x"] {
+        let tokenizer = changed(word_piece(), move |value| value["pre_tokenizer"] = split(pattern)).unwrap();
+        tokenizer.encode("jim").unwrap();
+        let failed = within_seconds(60, move || tokenizer.encode(&"a".repeat(300_000)).unwrap_err().to_string());
+        assert!(failed.contains("pre_tokenizer (Split) does too much work"), "{failed}");
+    }
+}
+
+/// What is in wide use is opened, and long texts go through: RoBERTa, XLM-R, T5, Llama, GPT-4o and others that split numbers.
+#[test]
+fn tokenizers_in_wide_use_stay_within_the_limits() {
+    let spaces = [
+        json!({"type": "Prepend", "prepend": "▁"}),
+        replace(json!({"String": " "}), "▁"),
+    ];
+    let unicode = ["NFKD", "StripAccents", "Lowercase"].map(|kind| json!({"type": kind}));
+    let quotes = [replace(json!({"String": "``"}), "\""), replace(json!({"String": "''"}), "\"")];
+    let table = json!({"type": "Precompiled", "precompiled_charsmap": longer_character_map(36)});
+    let joined = replace(json!({"Regex": " {2,}"}), " ");
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
+    let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
+    let suffix = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
+    let gpt_4o = format!(
+        r"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    );
+    let normalizers: [Vec<Value>; 4] = [
+        spaces.to_vec(),
+        [&quotes[..], &unicode[..], &[table.clone(), joined.clone()]].concat(),
+        vec![table, joined],
+        vec![],
+    ];
+    let pre_tokenizers: [Vec<Value>; 4] = [
+        vec![],
+        vec![metaspace],
+        vec![split(&gpt_4o), bytes],
+        vec![split(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))"), json!({"type": "Digits", "individual_digits": false})],
+    ];
+    let text = "Jim Henson, 1955: a puppéteer  中文 of 1234567 ``Muppets'' ﷺ!\n".repeat(2000);
+    for normalizers in &normalizers {
+        for pre_tokenizers in &pre_tokenizers {
+            let tokenizer = changed(unigram(), |value| {
+                value["normalizer"] = json!({"type": "Sequence", "normalizers": normalizers});
+                value["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": pre_tokenizers});
+            });
+            let tokenizer = tokenizer.unwrap_or_else(|error| panic!("{error}"));
+            tokenizer.encode(&text).unwrap_or_else(|error| panic!("{normalizers:?} {pre_tokenizers:?}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let directory = directory(&[]);
+    let fifo = |name: &str| {
+        let status = std::process::Command::new("mkfifo").arg(directory.path().join(name)).status().unwrap();
+        assert!(status.success());
+    };
+    let open = || {
+        let path = directory.path().to_owned();
+        within_seconds(10, move || Tokenizer::open(&path))
+    };
+    for name in ["tokenizer.json", "vocab.txt"] {
+        fifo(name);
+        assert_error(open(), &[name, "expected a regular file, found a FIFO"]);
+        std::fs::remove_file(directory.path().join(name)).unwrap();
+    }
+    std::fs::write(directory.path().join("vocab.txt"), "[UNK]\na\n").unwrap();
+    fifo("tokenizer_config.json");
+    assert_error(open(), &["tokenizer_config.json", "expected a regular file"]);
+    std::fs::remove_file(directory.path().join("tokenizer_config.json")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", directory.path().join("special_tokens_map.json")).unwrap();
+    assert_error(open(), &["special_tokens_map.json", "a device"]);
 }
