@@ -116,6 +116,16 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
         (Some(value), None) => format!("{} {} after {}", results.metric, shown(value), updates(results.best_step)),
         (None, _) => format!("after {}", updates(results.best_step)),
     };
+    if let Some(linear) = &results.linear_head {
+        let number = |value: Option<f64>| value.map_or("no score".to_owned(), |value| format!("{value:.4}"));
+        eprintln!(
+            "{}: a linear head on the frozen model {}, fine-tuning {}; {} is kept",
+            results.metric,
+            number(linear.value),
+            number(linear.fine_tuned),
+            if linear.kept { "the linear head" } else { "the fine-tuned model" }
+        );
+    }
     let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
     output::message(&format!("{score}, trained for {}{early}", duration(results.seconds)));
     output::message(&format!("the model is in {}; README.md and report.html show the run", flags.out.display()));

@@ -362,6 +362,7 @@ fn results(plan: &TaggerPlan, best: &Best, steps: u64, seconds: f64, words: u64)
         dev_rows: None,
         folds: None,
         mistakes: best.found.as_ref().map(|found| found.score.mistakes.clone()),
+        linear_head: None,
     }
 }
 

@@ -85,6 +85,15 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         results.best_step,
         if results.stopped_early { "; training ended early, because nothing got better" } else { "" },
     );
+    if let Some(linear) = results.linear_head.as_ref().filter(|linear| linear.kept) {
+        text += &format!(
+            "\nThe encoder is as it was: a linear head on the mean of its vectors had {} {:.4}, fine-tuning {:.4}. The last layer is \
+             one more than the encoder's and only averages, so that the head, which reads the first token, sees the mean.\n",
+            results.metric,
+            linear.value.unwrap_or(f64::NAN),
+            linear.fine_tuned.unwrap_or(f64::NAN)
+        );
+    }
     if let Some(folds) = &results.folds {
         text += &estimate(results, folds);
     }

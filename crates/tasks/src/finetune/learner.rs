@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use henson_infer::Problem;
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Bert, BertConfig, Capture, Sequence};
-use henson_tensor::{Device, Pass, Reading, Tensor, Var};
+use henson_tensor::{Device, Parameters, Pass, Reading, Tape, Tensor, Var};
 use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
@@ -122,9 +122,24 @@ impl Learner {
 
     /// What the model says about the dev examples, and how right that is.
     pub(crate) fn look(&mut self, engine: &mut Engine, step: u64) -> Result<Option<&Found>> {
+        let Engine { model, parameters, tape, .. } = engine;
+        if let Some(found) = self.score(model, parameters, tape, step)? {
+            self.found = Some(found);
+            return Ok(self.found.as_ref());
+        }
+        Ok(None)
+    }
+
+    /// What any model with the task's head says about the dev examples, and how right that is.
+    pub(crate) fn score(
+        &self,
+        model: &Bert,
+        parameters: &Parameters,
+        tape: &mut Tape,
+        step: u64,
+    ) -> Result<Option<Found>> {
         let Some(Dev { set, prepared }) = &self.dev else { return Ok(None) };
         let kind = set.task.kind;
-        let Engine { model, parameters, tape, .. } = engine;
         let scores = forward(model, parameters, tape, prepared, problem_of(kind), |_| true)?;
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
@@ -136,8 +151,7 @@ impl Learner {
         let predictions = predictions_of(set, &set.examples, prepared, scores, most);
         let scored = score(set, &predictions, threshold, usize::MAX).map_err(|error| TrainError::Task(error.into()))?;
         let degenerate = degenerate(set, &predictions, &scored);
-        self.found = Some(Found { step, score: scored, degenerate });
-        Ok(self.found.as_ref())
+        Ok(Some(Found { step, score: scored, degenerate }))
     }
 }
 

@@ -70,7 +70,7 @@ impl Plan {
             let (rest, held_out) = split::hold_out(&train, recipe.dev_rows, recipe.split_seed, recipe.document_context);
             (train, dev) = (rest, Some(held_out));
         }
-        let reasons = vec![defaults::why_estimate(&recipe, &train, dev.as_ref())];
+        let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
         let directory = ModelDirectory::open(&path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
         let config = config_for(BertConfig::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
@@ -104,7 +104,10 @@ impl Plan {
             threads,
             data: String::new(),
         };
-        plan.on(train, dev)
+        let mut plan = plan.on(train, dev)?;
+        let reasons = defaults::choose_training(&mut plan)?;
+        plan.reasons.extend(reasons);
+        Ok(plan)
     }
 
     /// The same on these rows.
@@ -171,7 +174,7 @@ impl Plan {
 
     /// Updates between two evaluations.
     pub(super) fn eval_every(&self) -> u64 {
-        (self.steps_per_epoch() / self.recipe.evals_per_epoch).max(1)
+        ((self.steps_per_epoch() as f64 / self.recipe.evals_per_epoch) as u64).max(1)
     }
 
     /// Sequences to train on: more than examples where texts are divided.
@@ -258,13 +261,23 @@ impl Plan {
             seed: self.recipe.seed,
             freeze: self.recipe.freeze,
             temperature: self.recipe.temperature as f32,
-            class_weights: match (self.recipe.class_weights, self.task.kind) {
-                (false, _) => Vec::new(),
-                (true, TaskKind::Multilabel) => odds_against(&self.train.label_counts(), self.train.examples.len()),
-                (true, _) => balanced(&self.train.label_counts()),
-            },
+            class_weights: self.class_weights(),
         };
         Learner::new(self.instances.clone(), dev, settings)
+    }
+
+    /// What each label counts; empty: all the same.
+    pub(super) fn class_weights(&self) -> Vec<f32> {
+        match (self.recipe.class_weights, self.task.kind) {
+            (false, _) => Vec::new(),
+            (true, TaskKind::Multilabel) => odds_against(&self.train.label_counts(), self.train.examples.len()),
+            (true, _) => balanced(&self.train.label_counts()),
+        }
+    }
+
+    /// What is learnt from.
+    pub(super) fn training_instances(&self) -> &[Instance] {
+        &self.instances
     }
 }
 
@@ -554,14 +567,20 @@ fn started_from(
     let encoder = open_parameters(&weights, &NAMING, encoder, device, DType::F32, &options, seed)?.0;
     let mut parameters = builder.finish(device, dtype)?;
     parameters.initialise(seed)?;
+    copy_encoder(&encoder, &mut parameters)?;
+    parameters.refresh()?;
+    Ok(parameters)
+}
+
+/// Copies what a bare encoder has to where it stands in a model with a head.
+pub(super) fn copy_encoder(encoder: &Parameters, parameters: &mut Parameters) -> TrainResult<()> {
     for i in 0..parameters.entries().len() {
         let name = parameters.entries()[i].name.strip_prefix(NAMING.base_prefix).unwrap_or_default();
         if let Some(from) = encoder.entries().iter().position(|entry| entry.name == name) {
             parameters.write(i, &encoder.read(from)?)?;
         }
     }
-    parameters.refresh()?;
-    Ok(parameters)
+    Ok(())
 }
 
 /// Whether a file has a parameter in another shape.

@@ -100,9 +100,11 @@ pub struct FineTuneRecipe {
     /// Weight labels inversely to their frequency; for `multilabel`, positives by the ratio of negatives to positives
     /// (`pos_weight`).
     pub class_weights: bool,
+    /// Whether a linear head on the frozen model is fitted as well, and kept where it scores better than fine-tuning.
+    pub linear_head: bool,
 
-    /// Evaluations per epoch, each with a checkpoint.
-    pub evals_per_epoch: u64,
+    /// Evaluations per epoch, each with a checkpoint; 0.5 is one every second epoch.
+    pub evals_per_epoch: f64,
     /// Stop after this many evaluations without an improvement; 0 never.
     pub patience: u64,
     /// Steps between lines of metrics.jsonl.
@@ -156,7 +158,8 @@ impl Default for FineTuneRecipe {
             temperature: 0.05,
             min_score: None,
             class_weights: false,
-            evals_per_epoch: 1,
+            linear_head: false,
+            evals_per_epoch: 1.0,
             patience: 0,
             log_every: 10,
             files: Files::default(),
@@ -181,6 +184,7 @@ impl FineTuneRecipe {
             ("beta1", self.beta1, 0.0, MOST_BELOW_1),
             ("beta2", self.beta2, 0.0, MOST_BELOW_1),
             ("temperature", self.temperature, 1e-4, 1e3),
+            ("evals_per_epoch", self.evals_per_epoch, 1e-6, 1e6),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
         ])?;
         if let Some(short) = self.max_length.filter(|length| *length < 3) {
@@ -193,7 +197,6 @@ impl FineTuneRecipe {
             ("limit", self.limit.map_or(1, |n| n as u64)),
             ("max_length", self.max_length.map_or(3, |n| n as u64)),
             ("stride", self.stride as u64),
-            ("evals_per_epoch", self.evals_per_epoch),
             ("log_every", self.log_every),
         ];
         check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use henson_checkpoint::{read_json, write_atomic};
-use henson_tensor::Device;
+use henson_tensor::{Device, Tape};
 use henson_train::{
     Engine, Event, LoopSettings, Outcome, RunDirectory, State, TrainError, Watch, differences, parse_settings, report,
     train,
@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 
 use super::card;
 use super::learner::{Found, Learner, chosen_by};
+use super::linear::LinearModel;
 use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
@@ -67,6 +68,9 @@ pub struct Results {
     /// Rows of the training file that were held out, where the dev data is a part of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev_rows: Option<usize>,
+    /// What a linear head on the frozen model gave, where one was fitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linear_head: Option<LinearScore>,
     /// What the folds gave, where they estimate the score: `value` and `scores` are then their means.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folds: Option<FoldScores>,
@@ -85,6 +89,21 @@ pub struct FoldScores {
     pub mean: Option<f64>,
     /// Their standard deviation, of a sample.
     pub standard_deviation: Option<f64>,
+}
+
+/// A linear head on the frozen model, beside the fine-tuned one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinearScore {
+    /// Whether it scored better, and so is the model.
+    pub kept: bool,
+    /// Its score on the dev data, or the mean of the folds; none where it is not a number.
+    pub value: Option<f64>,
+    /// That of the fine-tuned model.
+    pub fine_tuned: Option<f64>,
+    /// All its scores.
+    pub scores: Map<String, Value>,
+    /// Why it is no better than none, if so.
+    pub degenerate: Option<String>,
 }
 
 /// How a run ended.
@@ -131,25 +150,28 @@ pub fn finetune(
         };
         engine = plan.engine(device)?;
     }
-    if state.step > 0 {
-        run.load(&state, &mut engine.parameters, &mut engine.updater)?;
-        state.device = kernels;
-    }
     let mut learner = plan.learner()?;
-    if !train_to_end(plan, &mut engine, &mut learner, &run, &mut state, stop_at, watch)? {
-        return Ok(Ended::Stopped(state.step));
+    // Folds have said whether a linear head is better; dev data says it in the end.
+    let linear_wins = linear_wins(&folds);
+    let has_linear = plan.recipe.linear_head && (plan.dev.is_some() || linear_wins);
+    let linear = has_linear.then(|| Linear::new(plan, device, &learner)).transpose()?;
+    if !linear_wins {
+        if !folds.is_empty() {
+            (watch.on)(Event::Part { name: "all rows", steps: plan.steps() });
+        }
+        if state.step > 0 {
+            run.load(&state, &mut engine.parameters, &mut engine.updater)?;
+            state.device = kernels;
+        }
+        if !train_to_end(plan, &mut engine, &mut learner, &run, &mut state, stop_at, watch)? {
+            return Ok(Ended::Stopped(state.step));
+        }
+        load_best(&run, &state, &mut engine, &mut learner)?;
     }
-
-    // The best model, and what it says.
-    let best_step = state.best.map_or(state.step, |best| best.step);
-    if best_step != state.step {
-        let best = State { step: best_step, ..state.clone() };
-        run.load(&best, &mut engine.parameters, &mut engine.updater)?;
+    let mut results = results(plan, &state, learner.found.as_ref(), &folds);
+    if plan.recipe.linear_head {
+        compare(plan, linear.as_ref(), &mut results, &folds);
     }
-    if learner.found.as_ref().is_none_or(|found| found.step != best_step) {
-        learner.look(&mut engine, best_step)?;
-    }
-    let results = results(plan, &state, best_step, learner.found.as_ref(), &folds);
     let mut model = plan.model_files()?;
     if plan.config.no_answer_threshold().is_some() {
         let threshold = learner.found.as_ref().and_then(|found| found.score.get("best_f1_threshold"));
@@ -157,9 +179,79 @@ pub fn finetune(
         config.set_no_answer_threshold(threshold.or(mean_of(&folds, "best_f1_threshold")).or(Some(0.0)));
         model.config = config.to_json().map_err(TrainError::from)?;
     }
-    run.finish(&model, &engine.parameters)?;
-    finish(plan, out, &results, learner.found.as_ref())?;
+    let found = match linear.filter(|_| results.keeps_linear_head()) {
+        Some(linear) => {
+            run.finish(&linear.model.files(plan)?, &linear.model.parameters)?;
+            linear.found
+        }
+        None => {
+            run.finish(&model, &engine.parameters)?;
+            learner.found
+        }
+    };
+    finish(plan, out, &results, found.as_ref())?;
     Ok(Ended::Finished(Box::new(results)))
+}
+
+/// Takes the best checkpoint, and what it says.
+fn load_best(run: &RunDirectory, state: &State, engine: &mut Engine, learner: &mut Learner) -> Result<(), TaskError> {
+    let step = best_step(state);
+    if step != state.step {
+        let best = State { step, ..state.clone() };
+        run.load(&best, &mut engine.parameters, &mut engine.updater)?;
+    }
+    if learner.found.as_ref().is_none_or(|found| found.step != step) {
+        learner.look(engine, step)?;
+    }
+    Ok(())
+}
+
+fn best_step(state: &State) -> u64 {
+    state.best.map_or(state.step, |best| best.step)
+}
+
+/// A linear head on the frozen model, and how good it is on the dev data.
+struct Linear {
+    model: LinearModel,
+    found: Option<Found>,
+}
+
+impl Linear {
+    fn new(plan: &Plan, device: &Device, learner: &Learner) -> Result<Self, TaskError> {
+        let model = LinearModel::fit(plan, device)?;
+        let found = learner.score(&model.model, &model.parameters, &mut Tape::new(), 0)?;
+        Ok(Self { model, found })
+    }
+}
+
+/// Writes down how a linear head did beside the fine-tuned model, and takes its scores where it did better.
+fn compare(plan: &Plan, linear: Option<&Linear>, results: &mut Results, folds: &[Results]) {
+    let fine_tuned = results.value;
+    let of_folds: Vec<Results> = folds.iter().filter_map(Results::of_linear_head).collect();
+    let (value, scores, degenerate) = match (&plan.dev, linear.and_then(|linear| linear.found.as_ref())) {
+        (Some(dev), Some(found)) => {
+            let value = Some(chosen_by(dev, &found.score).1).filter(|value| value.is_finite());
+            (value, found.score.to_json(), found.degenerate.clone())
+        }
+        _ => {
+            let joined = joined(&of_folds);
+            (joined.folds.mean, joined.scores, joined.degenerate)
+        }
+    };
+    // A fold is there for both scores.
+    let kept = !plan.is_fold() && value > fine_tuned;
+    if kept {
+        (results.value, results.scores, results.degenerate) = (value, scores.clone(), degenerate.clone());
+        results.folds = (!folds.is_empty()).then(|| joined(&of_folds).folds);
+        results.best_step = 0;
+    }
+    results.linear_head = Some(LinearScore { kept, value, fine_tuned, scores, degenerate });
+}
+
+/// Whether folds found a linear head better than fine-tuning.
+fn linear_wins(folds: &[Results]) -> bool {
+    let of_linear: Vec<Results> = folds.iter().filter_map(Results::of_linear_head).collect();
+    joined(&of_linear).folds.mean > joined(folds).folds.mean
 }
 
 /// Trains to the last update, or until nothing gets better; false where it was stopped before.
@@ -234,7 +326,6 @@ fn run_folds(plan: &Plan, device: &Device, out: &Path, watch: &mut Watch<'_>) ->
         }
         keep_books(&directory)?;
     }
-    (watch.on)(Event::Part { name: "all rows", steps: plan.steps() });
     Ok(Folds::Finished(all))
 }
 
@@ -261,8 +352,11 @@ fn finish(plan: &Plan, out: &Path, results: &Results, found: Option<&Found>) -> 
     let json = serde_json::to_vec_pretty(results)
         .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
     write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?;
-    let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
-    page.map_err(TrainError::from)?;
+    // A linear head that folds chose has no course to show.
+    if results.steps > 0 {
+        let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
+        page.map_err(TrainError::from)?;
+    }
     delete_checkpoints(out)
 }
 
@@ -313,7 +407,7 @@ fn other_data(out: &Path) -> TaskError {
     TrainError::State { path: out.to_owned(), problem }.into()
 }
 
-fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, folds: &[Results]) -> Results {
+fn results(plan: &Plan, state: &State, found: Option<&Found>, folds: &[Results]) -> Results {
     let (metric, value) = match (&plan.dev, found) {
         (Some(dev), Some(found)) => chosen_by(dev, &found.score),
         _ => (plan.task.metric, f64::NAN),
@@ -323,9 +417,9 @@ fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, fo
         metric: metric.to_owned(),
         value: value.is_finite().then_some(value),
         scores: found.map(|found| found.score.to_json()).unwrap_or_default(),
-        best_step,
+        best_step: best_step(state),
         steps: state.step,
-        stopped_early: state.step < plan.steps(),
+        stopped_early: state.step > 0 && state.step < plan.steps(),
         degenerate: found.and_then(|found| found.degenerate.clone()),
         seed: plan.recipe.seed,
         train_examples: plan.train.examples.len(),
@@ -333,21 +427,44 @@ fn results(plan: &Plan, state: &State, best_step: u64, found: Option<&Found>, fo
         tokens: state.tokens,
         data: plan.data_name().to_owned(),
         dev_rows: plan.dev.as_ref().filter(|_| plan.recipe.dev_rows > 0).map(|dev| dev.examples.len()),
+        linear_head: None,
         folds: None,
         mistakes: found.map(|found| found.score.mistakes.clone()),
     };
     let Some(first) = folds.first() else { return own };
-    let scores = FoldScores::new(folds.iter().map(|fold| fold.value).collect());
-    let numbers = first.scores.iter().filter(|(_, value)| value.is_number());
+    let mistakes = mistakes_of(folds);
+    let Joined { folds, scores, degenerate } = joined(folds);
+    Results { metric: first.metric.clone(), value: folds.mean, scores, degenerate, folds: Some(folds), mistakes, ..own }
+}
+
+impl Results {
+    /// Whether the model has a linear head on the frozen encoder, because that was better.
+    pub fn keeps_linear_head(&self) -> bool {
+        self.linear_head.as_ref().is_some_and(|linear| linear.kept)
+    }
+
+    /// The same with the scores of the linear head, where there is one.
+    fn of_linear_head(&self) -> Option<Self> {
+        let LinearScore { value, scores, degenerate, .. } = self.linear_head.clone()?;
+        Some(Self { value, scores, degenerate, ..self.clone() })
+    }
+}
+
+/// What folds say together.
+struct Joined {
+    folds: FoldScores,
+    scores: Map<String, Value>,
+    degenerate: Option<String>,
+}
+
+fn joined(folds: &[Results]) -> Joined {
+    let first = folds.first().into_iter().flat_map(|first| &first.scores);
+    let numbers = first.filter(|(name, value)| value.is_number() && *name != "examples");
     let degenerate: Vec<&String> = folds.iter().filter_map(|fold| fold.degenerate.as_ref()).collect();
-    Results {
-        metric: first.metric.clone(),
-        value: scores.mean,
+    Joined {
+        folds: FoldScores::new(folds.iter().map(|fold| fold.value).collect()),
         scores: numbers.filter_map(|(name, _)| Some((name.clone(), mean_of(folds, name)?.into()))).collect(),
         degenerate: degenerate.first().filter(|_| 2 * degenerate.len() > folds.len()).map(|reason| (*reason).clone()),
-        folds: Some(scores),
-        mistakes: mistakes_of(folds),
-        ..own
     }
 }
 

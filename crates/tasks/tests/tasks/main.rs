@@ -1,6 +1,7 @@
 //! Files in, examples out; models in and out; predictions in, scores out.
 
 mod bad_rows;
+mod by_size;
 mod embed;
 mod estimate;
 mod features;
