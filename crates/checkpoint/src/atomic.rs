@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::CheckpointError;
 use crate::directory::read_json;
+use crate::sums::{Summed, Sums};
 
 const TEMPORARY: &str = ".henson-tmp-";
 const OLD: &str = ".henson-old";
@@ -66,7 +67,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     }
     let (parent, name) = split(path)?;
     let prefix = temporary_prefix(name);
-    sweep(parent, &prefix);
+    sweep(parent, begins_with(&prefix));
     let (temporary, mut file) = create_locked(parent, &prefix, Kind::File)?;
     let permissions = old.map_or(Ok(()), |old| file.set_permissions(old.permissions()));
     let written = permissions.and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
@@ -79,6 +80,17 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
         let _ = fs::remove_file(&temporary);
     }
     result
+}
+
+/// Whether a file or directory of this name is an unfinished one of ours, which a killed process may leave behind.
+pub fn is_temporary(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(b".") && name.windows(TEMPORARY.len()).any(|part| part == TEMPORARY.as_bytes())
+}
+
+/// Deletes the unfinished files that dead processes left in a directory; those of living ones stay.
+pub fn remove_temporaries(directory: &Path) {
+    sweep(directory, is_temporary);
 }
 
 /// Finishes or takes back what a killed process left at `directory`; see the table above.
@@ -116,6 +128,7 @@ pub(crate) struct Staging {
     _lock: File,
     files: Vec<String>,
     subdirectories: BTreeSet<PathBuf>,
+    sums: Sums,
 }
 
 impl Staging {
@@ -143,21 +156,21 @@ impl Staging {
         }
         let inside = occupied && existing == Existing::Merge;
         let (path, lock) = if inside {
-            sweep(&destination, OsStr::new(TEMPORARY));
+            sweep(&destination, begins_with(OsStr::new(TEMPORARY)));
             create_locked(&destination, OsStr::new(TEMPORARY), Kind::Directory)?
         } else {
             let (parent, name) = split(&destination)?;
             fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
             let prefix = temporary_prefix(name);
-            sweep(parent, &prefix);
+            sweep(parent, begins_with(&prefix));
             if occupied {
                 // Left by a replacement that was killed, or could not delete it: the destination is complete.
-                sweep(parent, &old_name(name));
+                sweep(parent, begins_with(&old_name(name)));
             }
             create_locked(parent, &prefix, Kind::Directory)?
         };
-        let (files, subdirectories) = (Vec::new(), BTreeSet::new());
-        Ok(Self { destination, existing, inside, path, _lock: lock, files, subdirectories })
+        let (files, subdirectories, sums) = (Vec::new(), BTreeSet::new(), Sums::default());
+        Ok(Self { destination, existing, inside, path, _lock: lock, files, subdirectories, sums })
     }
 
     /// Writes a file of the new directory, with all of its bytes on the disk when this returns. Its name may have
@@ -178,12 +191,18 @@ impl Staging {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(io)?;
         }
-        let mut out = BufWriter::with_capacity(1 << 16, File::create_new(&path).map_err(io)?);
+        let mut out = Summed::new(BufWriter::with_capacity(1 << 16, File::create_new(&path).map_err(io)?));
         let result = write(&mut out, &io)?;
         out.flush().map_err(io)?;
-        out.get_ref().sync_all().map_err(io)?;
+        out.out.get_ref().sync_all().map_err(io)?;
         self.files.push(name.to_owned());
+        self.sums.insert(name, &out.hash);
         Ok(result)
+    }
+
+    /// The checksums of all files that were written so far.
+    pub(crate) fn sums(&self) -> &Sums {
+        &self.sums
     }
 
     /// Puts the directory, complete and on the disk, at its destination.
@@ -395,14 +414,18 @@ fn create_locked(parent: &Path, prefix: &OsStr, kind: Kind) -> Result<(PathBuf, 
     Err(CheckpointError::Busy { path: parent.to_owned() })
 }
 
-/// Deletes what dead processes left: names with this prefix that nobody holds a lock on. Best effort, since what stays
-/// harms nobody.
-fn sweep(parent: &Path, prefix: &OsStr) {
+fn begins_with(prefix: &OsStr) -> impl Fn(&OsStr) -> bool {
+    |name| name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes())
+}
+
+/// Deletes what dead processes left: of the names that are meant, those that nobody holds a lock on. Best effort, since
+/// what stays harms nobody.
+fn sweep(parent: &Path, is_meant: impl Fn(&OsStr) -> bool) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let Ok(kind) = entry.file_type() else { continue };
-        if !name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) || !(kind.is_dir() || kind.is_file()) {
+        if !is_meant(&name) || !(kind.is_dir() || kind.is_file()) {
             continue;
         }
         let path = entry.path();

@@ -66,7 +66,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path, limit: u64) -> Result<T, Chec
 }
 
 /// [`read_json`] after the file has been read; `path` is for the error alone.
-pub(crate) fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, CheckpointError> {
+pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, CheckpointError> {
     serde_json::from_slice(bytes).map_err(|error| CheckpointError::Json {
         path: path.to_owned(),
         line: error.line(),

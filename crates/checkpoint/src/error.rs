@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use crate::report::LoadReport;
 use crate::safetensors::{FormatError, StoredDType};
 
+/// EIO: the medium itself cannot be read there.
+const UNREADABLE: i32 = 5;
+
 /// Every error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -104,6 +107,28 @@ pub enum CheckpointError {
         problem: FormatError,
     },
 
+    /// A file's bytes are not those that were written.
+    #[error("{} is damaged: its checksum is {found}, {expected} was written", path.display())]
+    Checksum {
+        /// The file.
+        path: PathBuf,
+        /// The checksum that was noted when it was written.
+        expected: String,
+        /// The checksum that it has.
+        found: String,
+    },
+
+    /// A file is not what it was when it was opened.
+    #[error(
+        "{} was changed or truncated while it was being read: read it again when nothing writes to it (henson itself \
+         writes new files and renames them)",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// An index names a shard by something else than the name of a file beside it.
     #[error("{}: {shard:?} is not the plain name of a file beside the index", index.display())]
     ShardName {
@@ -165,14 +190,6 @@ pub enum CheckpointError {
     /// There was no memory for the parameters.
     #[error(transparent)]
     Tensor(#[from] henson_tensor::TensorError),
-    /// The parameters could not be set.
-    #[error("cannot set the parameter {name}")]
-    Parameter {
-        /// The parameter.
-        name: String,
-        /// The device's reason.
-        source: Box<henson_tensor::TensorError>,
-    },
 
     /// The destination is there and was not to be replaced. It is as it was.
     #[error("{} exists already and was not touched: choose another directory, or overwrite it (--overwrite)", path.display())]
@@ -265,6 +282,17 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether it is the files that are wrong, as when they are damaged or missing, and not the machine that reads them.
+    pub fn is_of_the_files(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => {
+                source.kind() == std::io::ErrorKind::NotFound || source.raw_os_error() == Some(UNREADABLE)
+            }
+            Self::Tensor(_) | Self::Exists { .. } | Self::ForeignFiles { .. } | Self::Busy { .. } => false,
+            _ => true,
+        }
+    }
+
     /// For `map_err` after a call of the operating system.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();

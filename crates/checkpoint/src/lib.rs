@@ -7,6 +7,8 @@
 //! training run (`train`), the environment (the binary passes the cache's place), and printing. Pickles are not read:
 //! they can run code.
 
+#![forbid(unsafe_code)]
+
 mod atomic;
 mod directory;
 #[cfg(feature = "download")]
@@ -17,16 +19,18 @@ mod load;
 mod report;
 pub mod safetensors;
 mod save;
+mod sums;
 mod weights;
 
-pub use atomic::{Existing, write_atomic};
-pub use directory::{ModelDirectory, read_json, read_limited};
+pub use atomic::{Existing, is_temporary, remove_temporaries, write_atomic};
+pub use directory::{ModelDirectory, parse_json, read_json, read_limited};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};
 pub use load::{LoadMode, LoadOptions, load, open_parameters};
 pub use report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 pub use safetensors::{SaveDType, StoredDType, TensorInfo};
-pub use save::{SaveOptions, TensorFile, save, save_files, save_with};
+pub use save::{Beside, SaveOptions, TensorFile, save, save_files, save_with};
+pub use sums::Sums;
 pub use weights::Weights;
 
 /// The readers over bytes in memory, with what they promise: for the targets in `fuzz/`, and for nothing else.

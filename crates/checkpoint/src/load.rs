@@ -1,7 +1,8 @@
 //! Weights into parameters: which key of a file belongs to which parameter, and whether all of them fit.
 //!
-//! Everything is checked before the first parameter is written, so that an error leaves all of them as they were.
-//! Nothing here knows a family: the names come from [`Naming`].
+//! Names, shapes and dtypes are checked before anything is allocated or written, numbers before parameters that are there
+//! already are written: an error leaves all of them as they were. Nothing here knows a family: the names come from
+//! [`Naming`].
 
 use std::collections::BTreeMap;
 
@@ -59,15 +60,19 @@ pub fn load(
     parameters: &mut Parameters,
     options: &LoadOptions<'_>,
 ) -> Result<LoadReport, CheckpointError> {
-    let (sources, report) = check_allowed(weights, naming, parameters.entries(), options)?;
-    write(weights, sources, parameters)?;
+    let (sources, mut report) = check(weights, naming, parameters.entries(), options)?;
+    read(weights, &sources, None, &mut report)?;
+    weights.verify()?;
+    refuse_faults(weights, &mut report, options)?;
+    read(weights, &sources, Some(parameters), &mut LoadReport::default())?;
+    weights.verify()?;
     Ok(report)
 }
 
 /// Parameters with the weights of a file, where the builder's layout fits them.
 ///
-/// Nothing is allocated before everything is checked: a config that promises a giant model is refused because its
-/// weights are not there. Parameters that may miss start as `seed` draws them.
+/// Nothing is allocated before the names and shapes of all tensors are checked: a config that promises a giant model is
+/// refused because its weights are not there. Numbers are read once. Parameters that may miss start as `seed` draws them.
 pub fn open_parameters(
     weights: &Weights,
     naming: &Naming,
@@ -77,47 +82,77 @@ pub fn open_parameters(
     options: &LoadOptions<'_>,
     seed: u64,
 ) -> Result<(Parameters, LoadReport), CheckpointError> {
-    let (sources, report) = check_allowed(weights, naming, builder.entries(), options)?;
+    let (sources, mut report) = check(weights, naming, builder.entries(), options)?;
+    if !is_allowed(&report, options) {
+        // The report names all faults, those of the numbers too.
+        read(weights, &sources, None, &mut report)?;
+        refuse_faults(weights, &mut report, options)?;
+    }
     let mut parameters = builder.finish(device, dtype)?;
     if !report.fresh.is_empty() {
         parameters.initialise(seed)?;
     }
-    write(weights, sources, &mut parameters)?;
+    read(weights, &sources, Some(&mut parameters), &mut report)?;
+    weights.verify()?;
+    refuse_faults(weights, &mut report, options)?;
     Ok((parameters, report))
 }
 
-/// Finds the key of each parameter, or says all that does not fit.
-fn check_allowed<'w>(
-    weights: &'w Weights,
-    naming: &Naming,
-    entries: &[Entry],
-    options: &LoadOptions<'_>,
-) -> Result<(Sources<'w>, LoadReport), CheckpointError> {
-    let (sources, report) = check(weights, naming, entries, options)?;
-    let allowed = report.missing.is_empty()
+/// Whether nothing in a report is a fault.
+fn is_allowed(report: &LoadReport, options: &LoadOptions<'_>) -> bool {
+    report.missing.is_empty()
         && report.misshapen.is_empty()
         && report.not_float.is_empty()
         && report.repeated.is_empty()
         && (report.non_finite.is_empty() || options.allow_non_finite)
-        && (report.untied.is_empty() || options.allow_untied);
-    if !allowed {
-        let (path, report) = (weights.path().to_owned(), Box::new(report));
-        return Err(CheckpointError::DoesNotFit { path, report });
-    }
-    Ok((sources, report))
+        && (report.untied.is_empty() || options.allow_untied)
 }
 
-fn write(weights: &Weights, sources: Sources<'_>, parameters: &mut Parameters) -> Result<(), CheckpointError> {
-    let mut numbers = Vec::new();
-    for (entry, key) in sources {
-        numbers.clear();
-        weights.for_each(key, |chunk| numbers.extend_from_slice(chunk))?;
-        parameters.write(entry, &numbers).map_err(|source| {
-            let name = parameters.entries()[entry].name.clone();
-            CheckpointError::Parameter { name, source: Box::new(source) }
-        })?;
+fn refuse_faults(weights: &Weights, report: &mut LoadReport, options: &LoadOptions<'_>) -> Result<(), CheckpointError> {
+    if is_allowed(report, options) {
+        return Ok(());
     }
-    Ok(parameters.refresh()?)
+    let (path, report) = (weights.path().to_owned(), Box::new(std::mem::take(report)));
+    Err(CheckpointError::DoesNotFit { path, report })
+}
+
+/// Reads all numbers in the order of the files, counts those that are not finite, and writes them to the parameters where
+/// there are some.
+fn read(
+    weights: &Weights,
+    sources: &Sources<'_>,
+    mut parameters: Option<&mut Parameters>,
+    report: &mut LoadReport,
+) -> Result<(), CheckpointError> {
+    let mut order: Vec<(usize, &str)> = sources.iter().map(|(entry, key)| (*entry, *key)).collect();
+    order.sort_by_key(|(_, key)| weights.place(key));
+    for (entry, key) in order {
+        let faulty = report.misshapen.iter().any(|other| other.key == key)
+            || report.not_float.iter().any(|other| other.key == key);
+        if faulty {
+            continue;
+        }
+        let mut counted = NonFinite { key: key.to_owned(), nan: 0, infinite: 0, total: 0 };
+        match &mut parameters {
+            None => weights.for_each(key, |chunk| counted.add(chunk))?,
+            Some(parameters) => parameters.fill(entry, |mut rest| {
+                weights.for_each(key, |chunk| {
+                    counted.add(chunk);
+                    // The tensor has the parameter's shape.
+                    let (part, after) = std::mem::take(&mut rest).split_at_mut(chunk.len());
+                    part.copy_from_slice(chunk);
+                    rest = after;
+                })
+            })?,
+        }
+        if counted.nan + counted.infinite > 0 {
+            report.non_finite.push(counted);
+        }
+    }
+    match parameters {
+        Some(parameters) => Ok(parameters.refresh()?),
+        None => Ok(()),
+    }
 }
 
 /// The key for each parameter that has one, by its place among the parameters.
@@ -180,8 +215,6 @@ fn check<'w>(
             report.misshapen.push(Misshapen { key: key.to_owned(), expected, got, hint });
         } else if !info.dtype.is_readable() {
             report.not_float.push(NotFloat { key: key.to_owned(), dtype: info.dtype });
-        } else if let Some(non_finite) = count_non_finite(weights, key)? {
-            report.non_finite.push(non_finite);
         }
     }
     let repeated: Vec<&str> = report.repeated.iter().map(|repeated| repeated.parameter.as_str()).collect();
@@ -272,20 +305,16 @@ fn difference(weights: &Weights, a: &str, b: &str) -> Result<Option<usize>, Chec
 /// The exponent's bits of an f32: all are set if it is not finite.
 const EXPONENT: u32 = 0x7f80_0000;
 
-fn count_non_finite(weights: &Weights, key: &str) -> Result<Option<NonFinite>, CheckpointError> {
-    let (mut nan, mut infinite, mut total) = (0, 0, 0);
-    weights.for_each(key, |chunk| {
-        total += chunk.len();
+impl NonFinite {
+    fn add(&mut self, chunk: &[f32]) {
+        self.total += chunk.len();
         // Nearly always nothing: one test for all, which the compiler makes a few wide instructions of.
         let not_finite = |x: &f32| x.to_bits() & EXPONENT == EXPONENT;
-        if !chunk.iter().fold(false, |found, x| found | not_finite(x)) {
-            return;
+        if chunk.iter().fold(false, |found, x| found | not_finite(x)) {
+            self.nan += chunk.iter().filter(|x| x.is_nan()).count();
+            self.infinite += chunk.iter().filter(|x| x.is_infinite()).count();
         }
-        nan += chunk.iter().filter(|x| x.is_nan()).count();
-        infinite += chunk.iter().filter(|x| x.is_infinite()).count();
-    })?;
-    let found = nan + infinite > 0;
-    Ok(found.then(|| NonFinite { key: key.to_owned(), nan, infinite, total }))
+    }
 }
 
 fn shape_hint(parameter: &str, expected: &[usize], got: &[usize]) -> Option<&'static str> {

@@ -1,4 +1,4 @@
-//! The safetensors format over a slice of bytes: eight bytes with the header's length, a JSON header, then the numbers.
+//! The safetensors format over bytes: eight bytes with the header's length, a JSON header, then the numbers.
 //!
 //! Deliberately not the `safetensors` crate: that one lets a repeated name win silently, and its errors do not name the
 //! tensor. This one accepts what it accepts, less the repeated names. It knows no files, and never allocates more than
@@ -15,13 +15,16 @@ use half::{bf16, f16};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
+/// The bytes before the header, which say how long it is.
+pub(crate) const LENGTH: usize = 8;
+
 /// The longest header that is read, as in the reference implementation.
 pub const HEADER_LIMIT: u64 = 100_000_000;
 
 /// The most dimensions that a tensor may have: more than any framework has, few enough to store without thought.
 const DIMENSION_LIMIT: usize = 32;
 
-/// The header's length is rounded up to this, so that the numbers begin aligned when the file is mapped.
+/// The header's length is rounded up to this, so that the numbers begin aligned for readers that map the file.
 const HEADER_ALIGNMENT: usize = 8;
 
 /// Numbers that are converted at once: small enough for the first-level cache.
@@ -220,24 +223,36 @@ pub struct Header {
 impl Header {
     /// Reads the header at the beginning of a file's bytes and checks that its tensors cover the rest of them exactly.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        let length = Self::length(bytes, bytes.len())?;
+        Self::parse_json(&bytes[LENGTH..LENGTH + length], bytes.len())
+    }
+
+    /// How long the header is, by a file's first bytes; it lies within the file's size.
+    pub(crate) fn length(start: &[u8], size: usize) -> Result<usize, FormatError> {
         // Two bytes of header are an empty object: less cannot be a file of ours.
-        let Some((length, rest)) = bytes.split_first_chunk::<8>().filter(|(_, rest)| rest.len() >= 2) else {
-            return Err(FormatError::TooShort { size: bytes.len() });
+        let Some(length) = start.first_chunk().filter(|_| size >= LENGTH + 2) else {
+            return Err(FormatError::TooShort { size });
         };
-        let length = u64::from_le_bytes(*length);
+        let (length, available) = (u64::from_le_bytes(*length), size - LENGTH);
         if length > HEADER_LIMIT {
             return Err(FormatError::HeaderTooLong { length });
         }
-        let Some((header, data)) = rest.split_at_checked(length as usize) else {
-            return Err(FormatError::HeaderCut { length, available: rest.len() });
-        };
+        if length > available as u64 {
+            return Err(FormatError::HeaderCut { length, available });
+        }
+        Ok(length as usize)
+    }
+
+    /// Reads a header that follows its length, of a file of so many bytes.
+    pub(crate) fn parse_json(header: &[u8], size: usize) -> Result<Self, FormatError> {
         let RawHeader { tensors, metadata } = serde_json::from_slice(header).map_err(|error| FormatError::Header {
             line: error.line(),
             column: error.column(),
             problem: without_position(&error),
         })?;
 
-        let data_start = bytes.len() - data.len();
+        let data_start = LENGTH + header.len();
+        let data = size - data_start;
         let mut by_place = Vec::with_capacity(tensors.len());
         for (name, raw) in tensors {
             let Some(dtype) = StoredDType::from_name(&raw.dtype) else {
@@ -262,11 +277,11 @@ impl Header {
             }
             expected = range.end;
         }
-        if expected > data.len() {
-            return Err(FormatError::DataCut { expected, got: data.len() });
+        if expected > data {
+            return Err(FormatError::DataCut { expected, got: data });
         }
-        if expected < data.len() {
-            return Err(FormatError::Trailing { extra: data.len() - expected });
+        if expected < data {
+            return Err(FormatError::Trailing { extra: data - expected });
         }
         // Ranges end within the data now, so that adding the header's length cannot overflow.
         let tensors = by_place
@@ -279,7 +294,7 @@ impl Header {
 
 /// Gives a tensor's bytes, converted to f32, piece by piece; `false` if its dtype is none that can be converted.
 pub(crate) fn for_each_f32(dtype: StoredDType, bytes: &[u8], mut each: impl FnMut(&[f32])) -> bool {
-    // Bytes of a mapped file need not be aligned: each chunk is copied to where it is.
+    // Bytes of a file need not be aligned: each chunk is copied to where it is.
     let mut numbers = [0.0f32; CHUNK];
     match dtype {
         StoredDType::F32 => {

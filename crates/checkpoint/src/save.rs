@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::CheckpointError;
 use crate::atomic::{Existing, Staging, is_plain, is_weights};
 use crate::safetensors::{self, SaveDType};
+use crate::sums::Sums;
 use crate::weights::{INDEX_FILE, SINGLE_FILE};
 
 /// How a model is saved.
@@ -43,6 +44,15 @@ pub struct TensorFile<'a> {
     pub read: &'a dyn Fn(usize) -> henson_tensor::Result<Vec<f32>>,
 }
 
+/// Further files beside a model.
+#[derive(Default)]
+pub struct Beside<'a> {
+    /// Files of tensors.
+    pub tensors: Vec<TensorFile<'a>>,
+    /// The name of a file that is written after all others and made from their checksums.
+    pub last: Option<(&'a str, &'a dyn Fn(&Sums) -> Vec<u8>)>,
+}
+
 /// Writes a model directory that `transformers` reads.
 ///
 /// `files` are further files by name, such as those of the tokenizer; a name may have directories in it. The weights'
@@ -60,14 +70,14 @@ pub fn save(
     dtype: SaveDType,
     options: &SaveOptions,
 ) -> Result<(), CheckpointError> {
-    save_with(directory, files, &[], config, parameters, dtype, options)
+    save_with(directory, files, &Beside::default(), config, parameters, dtype, options)
 }
 
-/// What [`save()`] does, with further tensors beside the model's.
+/// What [`save()`] does, with further files beside the model's.
 pub fn save_with(
     directory: &Path,
     files: &[(String, Vec<u8>)],
-    tensor_files: &[TensorFile<'_>],
+    beside: &Beside<'_>,
     config: &Value,
     parameters: &Parameters,
     dtype: SaveDType,
@@ -77,7 +87,8 @@ pub fn save_with(
     let is_ours = |name: &str| {
         is_model_file(name)
             || files.iter().any(|(file, _)| file.split('/').next() == Some(name))
-            || tensor_files.iter().any(|file| file.name == name)
+            || beside.tensors.iter().any(|file| file.name == name)
+            || beside.last.is_some_and(|(last, _)| last == name)
     };
     let mut staging = Staging::new(directory, options.existing, is_ours)?;
     let mut write_bytes = |name: &str, bytes: &[u8]| staging.write(name, |out, io| out.write_all(bytes).map_err(io));
@@ -86,8 +97,12 @@ pub fn save_with(
         write_bytes(name, bytes)?;
     }
     write_weights(&mut staging, parameters, dtype, options)?;
-    for file in tensor_files {
+    for file in &beside.tensors {
         write_tensors(&mut staging, file, options)?;
+    }
+    if let Some((name, make)) = beside.last {
+        let bytes = make(staging.sums());
+        staging.write(name, |out, io| out.write_all(&bytes).map_err(io))?;
     }
     staging.publish()
 }

@@ -1,18 +1,24 @@
-//! The weights of a model directory: one safetensors file, or shards with an index, mapped into memory.
+//! The weights of a model directory: one safetensors file, or shards with an index.
 //!
-//! Opening reads and checks the headers; numbers are read when they are asked for. Which parameter a tensor belongs to
-//! is not known here: that is [`crate::load()`].
+//! Opening reads and checks the headers; numbers are read when they are asked for, with positioned reads. Nothing is mapped
+//! into memory: a file that is cut while it is open gives an error and no signal. Which parameter a tensor belongs to is not
+//! known here: that is [`crate::load()`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::hash::Hasher;
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use memmap2::Mmap;
 use serde::Deserialize;
+use twox_hash::XxHash3_64;
 
 use crate::directory::{parse_json, read_limited};
-use crate::safetensors::{Header, TensorInfo, UniqueMap, for_each_f32};
+use crate::safetensors::{Header, LENGTH, TensorInfo, UniqueMap, for_each_f32};
+use crate::sums::{self, Sums};
 use crate::{CheckpointError, atomic};
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
@@ -21,15 +27,51 @@ pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The largest index that is read: about half a million tensors.
 pub(crate) const INDEX_LIMIT: u64 = 64 << 20;
 
-/// Tensors by name, mapped into memory.
+/// Bytes that are read at once: few calls of the system, and still in the cache when they are converted. Numbers of all
+/// sizes fill it evenly.
+const PART: usize = 1 << 17;
+
+/// Tensors by name.
 ///
-/// The files must not be changed in place while they are open. [`crate::save()`] never does: it writes new files and
-/// renames them, and an open mapping keeps the old ones alive.
+/// The files should not be changed in place while they are open; [`Weights::verify`] notices it. [`crate::save()`] never
+/// does: it writes new files and renames them, and open ones stay what they were.
 #[derive(Debug)]
 pub struct Weights {
     path: PathBuf,
-    files: Vec<Mmap>,
+    files: Vec<Source>,
     tensors: BTreeMap<String, Located>,
+}
+
+/// An open file.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    file: File,
+    size: u64,
+    /// When it was last written to before it was opened.
+    modified: (i64, i64),
+    /// The length of what comes before the numbers.
+    start: u64,
+    reading: Mutex<Reading>,
+}
+
+#[derive(Debug, Default)]
+struct Reading {
+    buffer: Vec<u8>,
+    check: Option<Check>,
+}
+
+/// A checksum that is taken while the file is read, as far as that is done in the order of its bytes.
+struct Check {
+    expected: String,
+    hash: XxHash3_64,
+    hashed: u64,
+}
+
+impl std::fmt::Debug for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} bytes", self.expected, self.hashed)
+    }
 }
 
 #[derive(Debug)]
@@ -61,9 +103,28 @@ impl Weights {
     /// Opens one safetensors file.
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
         let mut weights = Self { path: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
-        let header = weights.map(path)?;
+        let header = weights.read_header(path)?;
         weights.add(header);
         Ok(weights)
+    }
+
+    /// Compares the files with the checksums that were noted when they were written, while they are read;
+    /// [`Weights::verify`] gives the result.
+    pub fn expect(&mut self, sums: &Sums) -> Result<(), CheckpointError> {
+        for source in &mut self.files {
+            let name = source.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Some(expected) = sums.get(name).map(str::to_owned) else { continue };
+            let check = Check { expected, hash: XxHash3_64::new(), hashed: 0 };
+            source.reading.get_mut().unwrap_or_else(PoisonError::into_inner).check = Some(check);
+            source.read(0..source.start, |_| {})?;
+        }
+        Ok(())
+    }
+
+    /// Whether all files are still what they were when they were opened, and have the checksums that were expected. Reads
+    /// what was not read yet, or not in the order of the file.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        self.files.iter().try_for_each(Source::verify)
     }
 
     /// Where they come from: the directory, or the file.
@@ -91,15 +152,21 @@ impl Weights {
     }
 
     /// Gives a tensor's numbers piece by piece, without a copy of all of them.
-    pub(crate) fn for_each(&self, name: &str, each: impl FnMut(&[f32])) -> Result<(), CheckpointError> {
+    pub(crate) fn for_each(&self, name: &str, mut each: impl FnMut(&[f32])) -> Result<(), CheckpointError> {
         let Some(located) = self.tensors.get(name) else {
             return Err(CheckpointError::NoTensor { path: self.path.clone(), name: name.to_owned() });
         };
         let dtype = located.info.dtype;
-        if !for_each_f32(dtype, &self.files[located.file][located.bytes.clone()], each) {
+        if !dtype.is_readable() {
             return Err(CheckpointError::NotFloat { path: self.path.clone(), name: name.to_owned(), dtype });
         }
-        Ok(())
+        let bytes = located.bytes.start as u64..located.bytes.end as u64;
+        self.files[located.file].read(bytes, |part| _ = for_each_f32(dtype, part, &mut each))
+    }
+
+    /// Where a tensor's numbers lie: to read all tensors in the order of the files.
+    pub(crate) fn place(&self, name: &str) -> Option<(usize, usize)> {
+        self.tensors.get(name).map(|located| (located.file, located.bytes.start))
     }
 
     fn open_shards(directory: &Path) -> Result<Self, CheckpointError> {
@@ -111,7 +178,7 @@ impl Weights {
             if !path.exists() {
                 return Err(CheckpointError::MissingShard { index, shard: shard.to_owned() });
             }
-            let header = weights.map(&path)?;
+            let header = weights.read_header(&path)?;
             let mismatch =
                 |problem| CheckpointError::IndexMismatch { index: index.clone(), shard: shard.to_owned(), problem };
             for name in header.tensors.keys() {
@@ -134,21 +201,29 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Maps a file, to be followed by [`Weights::add`] with its header.
-    fn map(&mut self, path: &Path) -> Result<Header, CheckpointError> {
+    /// Opens a file, to be followed by [`Weights::add`] with its header.
+    fn read_header(&mut self, path: &Path) -> Result<Header, CheckpointError> {
         let io = || CheckpointError::io("open", path);
         // Asked before opening: a pipe would block there.
         if !std::fs::metadata(path).map_err(io())?.is_file() {
             return Err(CheckpointError::NotAFile { path: path.to_owned() });
         }
         let file = File::open(path).map_err(io())?;
-        // SAFETY: The mapping is private to this process and only read. Its bytes would change below us only if someone
-        // wrote to the file in place, or cut it, while it is open; nothing in henson does, `Weights` says that nobody
-        // else may, and every reader that maps files lives with the same condition.
-        let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io("map", path))?;
-        let header =
-            Header::parse(&map).map_err(|problem| CheckpointError::Safetensors { path: path.to_owned(), problem })?;
-        self.files.push(map);
+        let metadata = file.metadata().map_err(io())?;
+        let (size, modified) = (metadata.len(), (metadata.mtime(), metadata.mtime_nsec()));
+        let (path, reading) = (path.to_owned(), Mutex::default());
+        let mut source = Source { path, file, size, modified, start: 0, reading };
+        let wrong = |problem| CheckpointError::Safetensors { path: source.path.clone(), problem };
+
+        let mut start = [0; LENGTH];
+        let start = &mut start[..size.min(LENGTH as u64) as usize];
+        source.read_exact(0, start)?;
+        let length = Header::length(start, size as usize).map_err(wrong)?;
+        let mut bytes = vec![0; length];
+        source.read_exact(LENGTH as u64, &mut bytes)?;
+        let header = Header::parse_json(&bytes, size as usize).map_err(wrong)?;
+        source.start = (LENGTH + length) as u64;
+        self.files.push(source);
         Ok(header)
     }
 
@@ -156,6 +231,52 @@ impl Weights {
         let file = self.files.len() - 1;
         let tensors = header.tensors.into_iter();
         self.tensors.extend(tensors.map(|(name, (info, bytes))| (name, Located { info, file, bytes })));
+    }
+}
+
+impl Source {
+    /// Reads bytes part by part.
+    fn read(&self, bytes: Range<u64>, mut each: impl FnMut(&[u8])) -> Result<(), CheckpointError> {
+        let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let Reading { buffer, check } = &mut *reading;
+        buffer.resize(PART, 0);
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let part = &mut buffer[..(bytes.end - at).min(PART as u64) as usize];
+            self.read_exact(at, part)?;
+            if let Some(check) = check.as_mut().filter(|check| check.hashed == at) {
+                check.hash.write(part);
+                check.hashed += part.len() as u64;
+            }
+            each(part);
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn read_exact(&self, at: u64, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => CheckpointError::Changed { path: self.path.clone() },
+            _ => CheckpointError::io("read", &self.path)(error),
+        })
+    }
+
+    fn verify(&self) -> Result<(), CheckpointError> {
+        let hashed = |reading: &Mutex<Reading>| {
+            let reading = reading.lock().unwrap_or_else(PoisonError::into_inner);
+            reading.check.as_ref().map(|check| check.hashed)
+        };
+        if let Some(hashed) = hashed(&self.reading) {
+            self.read(hashed..self.size, |_| {})?;
+        }
+        if let Some(check) = &self.reading.lock().unwrap_or_else(PoisonError::into_inner).check {
+            sums::compare(&self.path, &check.expected, &check.hash)?;
+        }
+        let metadata = self.file.metadata().map_err(CheckpointError::io("read", &self.path))?;
+        match (metadata.len(), (metadata.mtime(), metadata.mtime_nsec())) == (self.size, self.modified) {
+            true => Ok(()),
+            false => Err(CheckpointError::Changed { path: self.path.clone() }),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A tokenized corpus: documents of sentences of pieces, memory-mapped from shards or held in memory.
+//! A tokenized corpus: documents of sentences of pieces, read from shards as they are needed, or held in memory.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::blocks::Budget;
 use crate::manifest::{Manifest, TOKENIZER, VOCABULARY, checksum, read_limited};
-use crate::shard::{Counts, Ids, Shard, ShardWriter, hex};
+use crate::shard::{Counts, Numbers, Shard, ShardWriter, hex, id_width};
 use crate::{DataError, Vocabulary};
 
 /// The largest `vocabulary.json` that is read: tokenizers have at most 2²⁴ ids.
@@ -36,8 +37,9 @@ pub struct Source {
 
 /// A tokenized corpus, or one part of it.
 ///
-/// The files must not be changed in place while they are open. [`crate::build()`] never does: it writes a new directory
-/// and renames it, and an open corpus keeps the old files alive.
+/// It is read by a [`Reader`] for each thread. The files should not be changed in place while they are open, which is noticed
+/// where it can be. [`crate::build()`] never does: it writes a new directory and renames it, and an open corpus keeps the
+/// old files alive.
 #[derive(Debug)]
 pub struct Corpus {
     vocabulary: Vocabulary,
@@ -59,29 +61,58 @@ struct Files {
     split: Split,
 }
 
-/// One document of a corpus.
+/// One document of a corpus: how much it has, and where that lies. [`Reader`] reads it.
 #[derive(Clone, Copy, Debug)]
-pub struct Document<'a> {
-    ids: Ids<'a>,
-    /// Where sentences end among the document's pieces.
-    ends: &'a [u32],
-    /// All ids are below this.
-    limit: u32,
+pub struct Document {
+    shard: usize,
+    first_piece: usize,
+    pieces: usize,
+    first_sentence: usize,
+    sentences: usize,
 }
+
+/// Reads documents, for one thread. It remembers some offsets around those that it read last, so that documents that follow
+/// each other take few reads.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    shards: &'a [Shard],
+    /// The number of each shard's first document.
+    first: &'a [usize],
+    documents: usize,
+    /// Of one shard, the ends of some documents' pieces and sentences.
+    table: Window<'a, [u32; 2]>,
+    /// Of one shard, the ends of some sentences.
+    ends: Window<'a, u32>,
+    buffer: Vec<u8>,
+}
+
+/// Some numbers of a shard that follow each other: a part of what is in memory, or a copy.
+#[derive(Debug)]
+struct Window<'a, T> {
+    shard: usize,
+    first: usize,
+    kept: &'a [T],
+    copy: Vec<T>,
+}
+
+/// Documents and sentences whose offsets are copied at a time.
+const TABLE_WINDOW: usize = 64;
+const ENDS_WINDOW: usize = 512;
 
 impl Corpus {
     /// Opens a part of a corpus that [`crate::build()`] wrote. A part may have no documents.
     ///
-    /// Headers and sizes are checked, in a time that does not grow with the documents; see [`verify`](Self::verify).
+    /// Headers and sizes are checked now, everything else when it is first read; see [`verify`](Self::verify).
     pub fn open(directory: &Path, split: Split) -> Result<Self, DataError> {
         let manifest = Manifest::read(directory)?;
         let path = directory.join(VOCABULARY);
         let vocabulary: Vocabulary = serde_json::from_slice(&read_limited(&path, VOCABULARY_LIMIT)?)
             .map_err(|error| DataError::damaged(&path, error.to_string()))?;
         vocabulary.check().map_err(|problem| DataError::damaged(&path, problem))?;
-        let mut shards = Vec::new();
+        let (mut shards, budget) = (Vec::new(), Budget::new());
         for entry in manifest.shards.iter().filter(|entry| entry.split == split) {
-            shards.push(Shard::open(&directory.join(&entry.file), vocabulary.size, entry.counts, entry.bytes)?);
+            let path = directory.join(&entry.file);
+            shards.push(Shard::open(&path, vocabulary.size, entry.counts, entry.bytes, &budget)?);
         }
         let (mut sources, mut next) = (Vec::new(), 0);
         for source in &manifest.sources {
@@ -115,7 +146,7 @@ impl Corpus {
                 writer.push(&ids, &ends).map_err(DataError::io("write", memory))?;
             }
             let (bytes, sha256) = writer.finish().map_err(DataError::io("write", memory))?;
-            Ok((Shard::from_bytes(memory, &bytes, vocabulary.size)?, sha256))
+            Ok((Shard::from_bytes(memory, bytes, vocabulary.size)?, sha256))
         };
         let (shard, sha256) = write().expect("memory can be written, and what was written can be read");
         let digest = hex(&Sha256::digest(format!("{vocabulary:?} {sha256}")));
@@ -158,15 +189,15 @@ impl Corpus {
         self.counts.pieces
     }
 
-    /// A document by its number. Panics if there is none of this number.
-    ///
-    /// Where a shard is damaged, a document may be empty or have other pieces; see [`verify`](Self::verify).
-    pub fn document(&self, number: usize) -> Document<'_> {
-        let after = self.first.partition_point(|&first| first <= number);
-        assert!(number < self.documents(), "document {number} of {}", self.documents());
-        let shard = &self.shards[after - 1];
-        let (ids, ends) = shard.document(number - self.first[after - 1]).unwrap_or((Ids::Two(&[]), &[]));
-        Document { ids, ends, limit: shard.vocabulary_size() }
+    /// Reads its documents.
+    pub fn reader(&self) -> Reader<'_> {
+        Reader::new(&self.shards, &self.first, self.documents())
+    }
+
+    /// The error for files that are no longer what they were.
+    pub(crate) fn changed(&self) -> DataError {
+        let path = self.files.as_ref().map_or_else(|| PathBuf::from("memory"), |files| files.directory.clone());
+        DataError::Changed { path }
     }
 
     /// Where documents come from, in the order of their numbers; only sources that have any here.
@@ -201,38 +232,172 @@ impl Corpus {
                 return Err(DataError::damaged(path, problem));
             }
         }
-        let names = manifest.shards.iter().filter(|shard| shard.split == files.split);
-        for (shard, entry) in self.shards.iter().zip(names) {
-            shard.check().map_err(|problem| DataError::damaged(files.directory.join(&entry.file), problem))?;
-        }
-        Ok(())
+        self.shards.iter().try_for_each(Shard::check)
     }
 }
 
-impl Document<'_> {
+impl Document {
     /// How many sentences.
     pub fn sentences(&self) -> usize {
-        self.ends.len()
+        self.sentences
     }
 
     /// How many pieces.
     pub fn len(&self) -> usize {
-        self.ids.len()
+        self.pieces
     }
 
     /// Whether it has no pieces at all.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.pieces == 0
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn new(shards: &'a [Shard], first: &'a [usize], documents: usize) -> Self {
+        Self { shards, first, documents, table: Window::new(), ends: Window::new(), buffer: Vec::new() }
+    }
+
+    /// Reads the documents of one shard.
+    pub(crate) fn of_shard(shard: &'a Shard) -> Self {
+        Self::new(std::slice::from_ref(shard), &[0], shard.counts().documents as usize)
+    }
+
+    /// A document by its number. Panics if there is none of this number.
+    pub fn document(&mut self, number: usize) -> Result<Document, DataError> {
+        assert!(number < self.documents, "document {number} of {}", self.documents);
+        let shard = self.first.partition_point(|&first| first <= number) - 1;
+        let here = number - self.first[shard];
+        let [[first_piece, first_sentence], [piece, sentence]] = self.borders(shard, here)?;
+        let from = &self.shards[shard];
+        let counts = from.counts();
+        let fits = first_piece <= piece
+            && first_sentence <= sentence
+            && u64::from(piece) <= counts.pieces
+            && u64::from(sentence) <= counts.sentences
+            // Pieces are those of sentences.
+            && (first_piece == piece || first_sentence < sentence);
+        if !fits {
+            return Err(from.damaged(format!("the offsets of document {here} make no sense")));
+        }
+        let (first_piece, first_sentence) = (first_piece as usize, first_sentence as usize);
+        let (pieces, sentences) = (piece as usize - first_piece, sentence as usize - first_sentence);
+        Ok(Document { shard, first_piece, pieces, first_sentence, sentences })
     }
 
     /// The pieces of a sentence, as positions in the document. Panics if there is no such sentence.
-    pub fn sentence(&self, number: usize) -> Range<usize> {
-        let begin = if number == 0 { 0 } else { self.ends[number - 1] as usize };
-        begin..self.ends[number] as usize
+    pub fn sentence(&mut self, document: &Document, number: usize) -> Result<Range<usize>, DataError> {
+        let begin = if number == 0 { 0 } else { self.sentence_end(document, number - 1)? };
+        let end = self.sentence_end(document, number)?;
+        match begin <= end {
+            true => Ok(begin..end),
+            false => Err(self.shards[document.shard].damaged("a sentence ends before it begins")),
+        }
+    }
+
+    /// Whether any sentence of a document has pieces.
+    pub(crate) fn has_text(&mut self, document: &Document) -> Result<bool, DataError> {
+        for number in 0..document.sentences {
+            if !self.sentence(document, number)?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Where a sentence ends among its document's pieces. Panics if there is no such sentence.
+    pub(crate) fn sentence_end(&mut self, document: &Document, number: usize) -> Result<usize, DataError> {
+        let end = self.ends(document, number)?[0] as usize;
+        self.check(document, end)?;
+        Ok(end)
+    }
+
+    /// Where sentences from `number` on end among their document's pieces: as many as are at hand, at least one. Whoever
+    /// uses one of them [checks](Self::check) it. Panics if there is no such sentence.
+    #[inline]
+    pub(crate) fn ends(&mut self, document: &Document, number: usize) -> Result<&[u32], DataError> {
+        assert!(number < document.sentences, "sentence {number} of {}", document.sentences);
+        let (place, most) = (document.first_sentence + number, document.sentences - number);
+        if self.ends.from(document.shard, place).is_empty() {
+            self.ends.fill(document.shard, place, &self.shards[document.shard].ends(), ENDS_WINDOW)?;
+        }
+        let ends = self.ends.from(document.shard, place);
+        Ok(&ends[..ends.len().min(most)])
+    }
+
+    /// Whether a sentence can end there: only in a damaged shard one ends after its document.
+    #[inline]
+    pub(crate) fn check(&self, document: &Document, end: usize) -> Result<(), DataError> {
+        match end <= document.pieces {
+            true => Ok(()),
+            false => Err(self.shards[document.shard].damaged("a sentence ends after its document")),
+        }
     }
 
     /// Appends the ids at these positions, those of them that the document has.
-    pub fn read(&self, positions: Range<usize>, ids: &mut Vec<u32>) {
-        self.ids.read(positions, self.limit, ids);
+    pub fn read(&mut self, document: &Document, positions: Range<usize>, ids: &mut Vec<u32>) -> Result<(), DataError> {
+        let shard = &self.shards[document.shard];
+        let end = positions.end.min(document.pieces);
+        let start = positions.start.min(end);
+        let before = ids.len();
+        let (first, count) = (document.first_piece + start, end - start);
+        match id_width(shard.vocabulary_size()) {
+            2 => shard.read_ids(first, count, &mut self.buffer, |part| {
+                ids.extend(part.as_chunks().0.iter().map(|id| u32::from(u16::from_le_bytes(*id))));
+            })?,
+            _ => shard.read_ids(first, count, &mut self.buffer, |part| {
+                ids.extend(part.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id)));
+            })?,
+        }
+        let largest = ids[before..].iter().copied().max();
+        match largest.is_none_or(|id| id < shard.vocabulary_size()) {
+            true => Ok(()),
+            false => Err(shard.damaged("it has an id beyond the vocabulary")),
+        }
+    }
+
+    /// Where the pieces and sentences of the documents before this one of a shard end, and those of itself.
+    #[inline]
+    fn borders(&mut self, shard: usize, here: usize) -> Result<[[u32; 2]; 2], DataError> {
+        let Some(before) = here.checked_sub(1) else { return Ok([[0, 0], self.entry(shard, here)?]) };
+        match self.table.from(shard, before) {
+            [first, last, ..] => Ok([*first, *last]),
+            _ => Ok([self.entry(shard, before)?, self.entry(shard, here)?]),
+        }
+    }
+
+    #[cold]
+    fn entry(&mut self, shard: usize, place: usize) -> Result<[u32; 2], DataError> {
+        if self.table.from(shard, place).is_empty() {
+            self.table.fill(shard, place, &self.shards[shard].documents(), TABLE_WINDOW)?;
+        }
+        Ok(self.table.from(shard, place)[0])
+    }
+}
+
+impl<'a, T: bytemuck::Pod> Window<'a, T> {
+    fn new() -> Self {
+        Self { shard: 0, first: 0, kept: &[], copy: Vec::new() }
+    }
+
+    /// Those from a place on; none where it lies outside.
+    #[inline]
+    fn from(&self, shard: usize, place: usize) -> &[T] {
+        let numbers = if self.copy.is_empty() { self.kept } else { &self.copy };
+        let inside = self.shard == shard && place >= self.first;
+        numbers.get(place.wrapping_sub(self.first)..).filter(|_| inside).unwrap_or_default()
+    }
+
+    /// Moves it so that it has the number at this place.
+    #[cold]
+    fn fill(&mut self, shard: usize, place: usize, numbers: &Numbers<'a, T>, size: usize) -> Result<(), DataError> {
+        // Empty, should the read fail.
+        self.copy.clear();
+        (self.shard, self.first, self.kept) = (shard, place, &[]);
+        match numbers.around(place)? {
+            Some((first, kept)) => (self.first, self.kept) = (first, kept),
+            None => numbers.read(place, size, &mut self.copy)?,
+        }
+        Ok(())
     }
 }

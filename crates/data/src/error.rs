@@ -67,6 +67,17 @@ pub enum DataError {
         problem: String,
     },
 
+    /// A file of a corpus is shorter than it was when it was opened.
+    #[error(
+        "{} was changed or truncated while it was being read: leave the corpus alone while it is in use; copy the file \
+         again, or build the corpus again",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// A setting of instances or batches that makes no sense.
     #[error("{name} = {value}: {problem}")]
     InstanceSetting {

@@ -2,13 +2,14 @@
 
 use std::path::{Component, Path};
 
+use crate::corpus::Reader;
 use crate::manifest::Manifest;
-use crate::shard::{Counts, Shard, frame};
+use crate::shard::{Counts, Shard, VERSION, WITHOUT_SUMS, frame};
 
 /// Bytes as a shard, and as the body of one whose header and footer are right: whatever is accepted can be read to its
 /// end, and all that comes out is within bounds.
 pub fn shard(bytes: &[u8]) {
-    if let Ok(shard) = Shard::from_bytes(Path::new("fuzz"), bytes, 1000) {
+    if let Ok(shard) = Shard::from_bytes(Path::new("fuzz"), bytes.to_vec(), 1000) {
         walk(&shard);
     }
     let [first, second, body @ ..] = bytes else { return };
@@ -19,9 +20,11 @@ pub fn shard(bytes: &[u8]) {
     let offsets = (8 * counts.documents + 4 * counts.sentences) as usize;
     let pieces = body.len().saturating_sub(offsets) / 4 * 4 / width;
     let counts = Counts { pieces: pieces as u64, ..counts };
-    let framed = frame(&body[..body.len().min(pieces * width + offsets)], counts, vocabulary_size);
-    if let Ok(shard) = Shard::from_bytes(Path::new("fuzz"), &framed, vocabulary_size) {
-        walk(&shard);
+    for version in [WITHOUT_SUMS, VERSION] {
+        let framed = frame(version, &body[..body.len().min(pieces * width + offsets)], counts, vocabulary_size);
+        if let Ok(shard) = Shard::from_bytes(Path::new("fuzz"), framed, vocabulary_size) {
+            walk(&shard);
+        }
     }
 }
 
@@ -35,13 +38,19 @@ pub fn manifest(bytes: &[u8]) {
 }
 
 fn walk(shard: &Shard) {
+    let mut reader = Reader::of_shard(shard);
     let mut ids = Vec::new();
     for number in 0..shard.counts().documents as usize {
-        let Some((pieces, ends)) = shard.document(number) else { continue };
-        assert!(ends.is_sorted() && ends.last().map_or(0, |&end| end as usize) == pieces.len());
-        pieces.read(0..usize::MAX, shard.vocabulary_size(), &mut ids);
-        assert!(ids.iter().all(|&id| id < shard.vocabulary_size()));
-        ids.clear();
+        let Ok(document) = reader.document(number) else { continue };
+        for sentence in 0..document.sentences() {
+            let Ok(range) = reader.sentence(&document, sentence) else { continue };
+            assert!(range.start <= range.end && range.end <= document.len());
+            if reader.read(&document, range.clone(), &mut ids).is_ok() {
+                assert_eq!(ids.len(), range.len());
+                assert!(ids.iter().all(|&id| id < shard.vocabulary_size()));
+            }
+            ids.clear();
+        }
     }
     let _ = shard.check();
 }

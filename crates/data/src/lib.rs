@@ -9,7 +9,9 @@
 //!
 //! What is deliberately absent: tensors and models (batches are plain vectors), and printing.
 
-// NOTE to helpers (the founder deletes this line): the enum Train/HeldOut of `Corpus::open` is called `Split`; `Part` is a part of a step (loader).
+#![forbid(unsafe_code)]
+
+mod blocks;
 mod build;
 mod corpus;
 mod documents;
@@ -28,7 +30,7 @@ pub mod tables;
 mod vocabulary;
 
 pub use build::{BuildOptions, BuildProgress, BuildReport, SourceFiles, build};
-pub use corpus::{Corpus, Document, Source, Split};
+pub use corpus::{Corpus, Document, Reader, Source, Split};
 pub use documents::{Documents, Format};
 pub use error::DataError;
 pub use instances::{Epoch, Instance, InstanceSettings, Instances, Masking, Objective, Packing, Predicted};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
-use crate::instances::{Epoch, Instance, Instances, Scratch};
+use crate::instances::{Epoch, Instance, Instances, Maker};
 
 /// Where a stream of instances stands: the next one to come.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -109,7 +109,8 @@ struct State {
     /// How many steps were begun, and how many handed out.
     begun: u64,
     given: u64,
-    ready: BTreeMap<u64, Step>,
+    /// Steps that were made, or why one could not be.
+    ready: BTreeMap<u64, Result<Step, DataError>>,
     /// Why the epoch that comes next cannot be counted.
     failure: Option<DataError>,
     stop: bool,
@@ -170,7 +171,8 @@ impl Loader {
         let step = loop {
             let number = state.given;
             if let Some(step) = state.ready.remove(&number) {
-                break step;
+                state.stop |= step.is_err();
+                break step?;
             }
             // An epoch is counted before it is needed: steps that do not need it still come.
             let needed = state.begun == number && !state.epochs.contains_key(&state.next.epoch);
@@ -254,7 +256,7 @@ impl Shared {
     }
 
     fn make_steps(&self) {
-        let mut scratch = Scratch::default();
+        let mut maker = Maker::new(&self.instances);
         let mut state = self.lock();
         while !state.stop {
             let before = state.next;
@@ -271,20 +273,20 @@ impl Shared {
             let (number, after) = (state.begun, state.next);
             state.begun += 1;
             drop(state);
-            let step = self.step(&stretches, after, &mut scratch);
+            let step = self.step(&stretches, after, &mut maker);
             state = self.lock();
             state.ready.insert(number, step);
             self.changed.notify_all();
         }
     }
 
-    fn step(&self, stretches: &[Stretch], after: Place, scratch: &mut Scratch) -> Step {
+    fn step(&self, stretches: &[Stretch], after: Place, maker: &mut Maker<'_>) -> Result<Step, DataError> {
         let mut parts = Vec::with_capacity(self.accumulation);
         let in_part = self.batch_size / self.accumulation;
         let mut instances = Vec::with_capacity(in_part);
         for stretch in stretches {
             for index in stretch.from..stretch.to {
-                instances.push(stretch.epoch.make(index, scratch));
+                instances.push(stretch.epoch.make(index, maker)?);
                 if instances.len() == in_part {
                     parts.push(part_of(&instances, (parts.len() * in_part) as u32));
                     instances.clear();
@@ -294,7 +296,7 @@ impl Shared {
         let predicted = parts.iter().map(|part: &Part| part.rows.len()).sum();
         let pairs = parts.iter().map(|part| part.next_sentence.as_ref().map_or(0, Vec::len)).sum();
         let tokens = parts.iter().map(|part| part.ids.len()).sum();
-        Step { parts, predicted, pairs, tokens, after }
+        Ok(Step { parts, predicted, pairs, tokens, after })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

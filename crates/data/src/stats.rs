@@ -96,21 +96,24 @@ pub fn stats(
     for &length in sequence_lengths {
         packings.extend(arrangements.map(|arrangement| Packer::new(arrangement, length)));
     }
+    let mut reader = corpus.reader();
     let (mut sources, mut ids, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
     for source in corpus.sources() {
         let mut counts = Counts::default();
         let mut unknowns = unknown.map(|_| 0);
         for number in source.documents.clone() {
-            let document = corpus.document(number);
+            let document = reader.document(number)?;
             lengths.clear();
-            lengths.extend((0..document.sentences()).map(|sentence| document.sentence(sentence).len() as u64));
+            for sentence in 0..document.sentences() {
+                lengths.push(reader.sentence(&document, sentence)?.len() as u64);
+            }
             documents.add(document.len() as u64);
             lengths.iter().for_each(|&length| sentences.add(length));
             packings.iter_mut().for_each(|packing| packing.add(&lengths));
             counts.add(Counts { documents: 1, sentences: lengths.len() as u64, pieces: document.len() as u64 });
             if let Some((unknown, count)) = unknown.zip(unknowns.as_mut()) {
                 ids.clear();
-                document.read(0..document.len(), &mut ids);
+                reader.read(&document, 0..document.len(), &mut ids)?;
                 *count += ids.iter().filter(|&&id| id == unknown).count() as u64;
             }
             if number.is_multiple_of(1 << 10) && !progress(number) {

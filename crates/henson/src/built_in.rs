@@ -83,7 +83,7 @@ fn places(beside: &Path, named: Option<PathBuf>, source: &Path, name: &str) -> V
     named.into_iter().chain(installed).chain(trees).map(|models| models.join(name)).collect()
 }
 
-/// Models inside of the program. Weights are mapped into memory from a file, so they are unpacked once, into the cache.
+/// Models inside of the program. Weights are read from a file, so they are unpacked once, into the cache.
 #[cfg(feature = "embedded-model")]
 mod embedded {
     use std::path::{Path, PathBuf};

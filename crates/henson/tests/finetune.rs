@@ -209,6 +209,44 @@ fn a_score_without_a_dev_file() {
     assert!(table["cells"].as_array().unwrap().iter().all(|cell| cell["value"].is_number()), "{table}");
 }
 
+/// What is left by a kill before the first rename is no foreign directory, for each kind of run.
+#[test]
+fn killed_in_the_first_moment() {
+    let place = Place::new("token");
+    let leave = |directory: &str, names: &[&str]| {
+        std::fs::create_dir_all(place.at(directory)).unwrap();
+        for name in names {
+            std::fs::write(Path::new(&place.at(directory)).join(name), "half").unwrap();
+        }
+    };
+    let left = ["run.lock", ".recipe.toml.henson-tmp-4711-0"];
+    let short = ["--set", "epochs=1"];
+    leave("run", &left);
+    fails(&place.finetune("tag", "tag.conll", "run", &short), 0, &[]);
+    leave("frozen", &left);
+    let frozen = ["--frozen", "--layers", "last"];
+    let files = data("finetune/tag.conll");
+    let (model, out) = (place.model.to_str().unwrap(), place.at("frozen"));
+    let common = ["finetune", "--task", "tag", "--model", model, "--train", &files, "--dev", &files, "--out", &out];
+    fails(&place.henson(&[&common[..], &frozen, &short].concat()), 0, &[]);
+    leave("search", &[".search.toml.henson-tmp-4711-0"]);
+    let search = [&short[..], &["--restarts", "2"]].concat();
+    fails(&place.finetune("tag", "tag.conll", "search", &search), 0, &[]);
+    // And a run of the search.
+    let first = std::fs::read_dir(place.at("search/runs")).unwrap().next().unwrap().unwrap().file_name();
+    let first = format!("search/runs/{}", first.to_str().unwrap());
+    std::fs::remove_dir_all(place.at(&first)).unwrap();
+    leave(&first, &left);
+    fails(&place.finetune("tag", "tag.conll", "search", &search), 0, &[]);
+    for run in ["run", "frozen", "search", &first] {
+        assert!(Path::new(&place.at(run)).join("results.json").is_file(), "{run}");
+        let left = std::fs::read_dir(place.at(run)).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.filter(|name| name.to_string_lossy().contains("henson-tmp")).count(), 0, "{run}");
+    }
+    leave("thesis", &["thesis.tex"]);
+    fails(&place.finetune("tag", "tag.conll", "thesis", &short), 1, &["holds no run of henson"]);
+}
+
 #[test]
 fn answers_keep_their_threshold() {
     let place = Place::new("qa");

@@ -64,7 +64,7 @@ fn show_tells_what_the_model_sees() {
     let mut seen = [0; 3];
     for (i, line) in json.lines().enumerate() {
         let line: Value = serde_json::from_str(line).unwrap();
-        let instance = epoch.get(3 + i as u64);
+        let instance = epoch.get(3 + i as u64).unwrap();
         assert_eq!(line["ids"], serde_json::to_value(&instance.ids).unwrap());
         assert_eq!(line["segments"], serde_json::to_value(&instance.segments).unwrap());
         assert_eq!(line["next_sentence"], instance.next_sentence.unwrap());
@@ -142,7 +142,7 @@ fn export_writes_the_first_batches() {
     let made = Arc::new(Instances::new(opened.clone(), settings.clone(), 3).unwrap());
     let mut stream = (0..).flat_map(|number| {
         let epoch = made.epoch(number, 1).unwrap();
-        (0..epoch.count()).map(move |index| epoch.get(index))
+        (0..epoch.count()).map(move |index| epoch.get(index).unwrap())
     });
     let file = std::fs::read(&out).unwrap();
     let mut padded = 0;
@@ -182,7 +182,7 @@ fn export_writes_the_first_batches() {
     let causal = InstanceSettings { objective: Objective::Causal, ..settings };
     let epoch = Arc::new(Instances::new(opened, causal, 0).unwrap()).epoch(0, 1).unwrap();
     for row in 0..4 {
-        let length = epoch.get(row as u64).ids.len();
+        let length = epoch.get(row as u64).unwrap().ids.len();
         for column in 0..shape[1] {
             let at = row * shape[1] + column;
             assert_eq!(labels[at], if column == 0 || column >= length { -100 } else { ids[at] });

@@ -119,6 +119,10 @@ fn killed_at_any_moment_a_run_goes_on_and_ends_with_the_same_bits() {
     works(&borrowed(&arguments(&whole)));
     let time = started.elapsed();
     let kills: u32 = std::env::var("HENSON_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
+    // What is left by a kill before the first rename.
+    std::fs::create_dir(&killed).unwrap();
+    std::fs::write(killed.join("run.lock"), "").unwrap();
+    std::fs::write(killed.join(".recipe.toml.henson-tmp-4711-0"), "steps").unwrap();
     let mut finished = false;
     for kill in 0..kills {
         let mut child = start(&arguments(&killed));
@@ -277,6 +281,12 @@ fn a_set_is_read_before_it_runs_and_overwrites_nothing() {
     fails(1, &borrowed(&ablate(&out, &["--blimp", "nowhere.jsonl"])), &["cannot open nowhere.jsonl"]);
     fails(1, &borrowed(&ablate(&out, &["--seeds", "3,3"])), &["--seeds", "3"]);
     assert!(!Path::new(&out).exists(), "nothing was begun");
+    // What is left by a kill before the first rename.
+    std::fs::create_dir_all(place.path().join("out/a")).unwrap();
+    std::fs::create_dir_all(place.path().join("out/b")).unwrap();
+    for name in ["out/a/run.lock", "out/a/.recipe.toml.henson-tmp-4711-0", "out/.table.md.henson-tmp-4711-1"] {
+        std::fs::write(place.path().join(name), "").unwrap();
+    }
     works(&borrowed(&ablate(&out, &[])));
     // The same set again has nothing to do; other directories are not touched.
     works(&borrowed(&ablate(&out, &[])));

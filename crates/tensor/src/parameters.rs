@@ -268,6 +268,25 @@ impl Parameters {
         self.values.view(start, shape).write(numbers)
     }
 
+    /// Sets a parameter's numbers: `fill` writes all of them, straight to their place where that is in this machine's
+    /// memory. Call [`Parameters::refresh`] after the last.
+    pub fn fill<E: From<TensorError>>(
+        &mut self,
+        entry: usize,
+        fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Entry { start, shape, .. } = self.entries[entry];
+        let view = self.values.view(start, shape);
+        match &self.device {
+            Device::Cpu(_) => fill(view.slice_mut()),
+            Device::Cuda(_) => {
+                let mut numbers = vec![0.0; shape.elements()];
+                fill(&mut numbers)?;
+                Ok(view.write(&numbers)?)
+            }
+        }
+    }
+
     /// Rounds the values once more into the copy that models compute with.
     pub fn refresh(&mut self) -> Result<()> {
         self.discard_packed();

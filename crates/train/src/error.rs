@@ -72,6 +72,16 @@ pub enum TrainError {
         /// What is wrong.
         problem: String,
     },
+    /// A checkpoint of another henson.
+    #[error("{path}: its version is {found}, this henson reads {supported}: resume with the henson that wrote it")]
+    StateVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version it has.
+        found: u32,
+        /// The version that is read.
+        supported: u32,
+    },
     /// The loss or the gradients are no numbers any more.
     #[error(
         "step {step}: {what} is not finite; {kept}. Try a lower learning_rate, more warmup_steps, a lower clip, or \
@@ -144,6 +154,15 @@ impl TrainError {
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
+    }
+
+    /// Whether it is a checkpoint's files that are wrong, as when they are damaged or missing.
+    pub fn is_of_the_checkpoint(&self) -> bool {
+        match self {
+            Self::State { .. } => true,
+            Self::Checkpoint(error) => error.is_of_the_files(),
+            _ => false,
+        }
     }
 
     /// A setting that is out of range.

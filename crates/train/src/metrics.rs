@@ -2,7 +2,8 @@
 //!
 //! The log belongs to its checkpoints. [`MetricsLog::open`] cuts back what was logged after the checkpoint that a run
 //! goes on from, so that no step stands in it twice, and drops the last line where a kill tore it. Numbers that are not
-//! finite are written as `null`, which JSON has, and read back as NaN.
+//! finite are written as `null`, which JSON has, and read back as NaN. Damaged lines are skipped and reported: no training
+//! ends because of its log.
 //!
 //! Deliberately not here: what is shown of it (`report`), and what other programs want (`tensorboard`).
 
@@ -140,16 +141,6 @@ pub enum LogError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A line of a log is not what it should be.
-    #[error("{}, line {line}: {problem}; mend or delete that line", path.display())]
-    Line {
-        /// The log.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        problem: String,
-    },
     /// A log is larger than any real one.
     #[error("{} has more than {limit} bytes, too many for a log: is it the right file?", path.display())]
     TooLarge {
@@ -186,18 +177,29 @@ pub struct MetricsLog {
     path: PathBuf,
     file: File,
     buffer: Vec<u8>,
+    skipped: Vec<String>,
+}
+
+/// A log as it was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Log {
+    /// Its lines.
+    pub lines: Vec<Line>,
+    /// Which lines are damaged and were skipped, for people: each with the file, its number and what is wrong.
+    pub skipped: Vec<String>,
 }
 
 impl MetricsLog {
     /// Opens the log of a run that goes on from the checkpoint of a step: lines after `keep_through_step` are dropped,
-    /// and so is a torn last line. `None` is a run that begins anew, which keeps no line: what was killed before its
-    /// first checkpoint is logged again. At every moment the old or the new log is there, complete.
+    /// and so are damaged ones and a torn last line. `None` is a run that begins anew, which keeps no line: what was killed
+    /// before its first checkpoint is logged again. At every moment the old or the new log is there, complete.
     pub fn open(path: impl Into<PathBuf>, keep_through_step: Option<u64>) -> Result<Self, LogError> {
         #[derive(Deserialize)]
         struct Step {
             step: u64,
         }
         let path = path.into();
+        let mut skipped = Vec::new();
         match fs::metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(LogError::io("open", &path)(error)),
@@ -205,7 +207,7 @@ impl MetricsLog {
                 // The bytes of the lines that stay, so that a newer henson's fields survive an older one's cut.
                 let mut kept = Vec::new();
                 if let Some(last) = keep_through_step {
-                    for_each_line::<Step>(&path, |Step { step }, bytes| {
+                    skipped = for_each_line::<Step>(&path, |Step { step }, bytes| {
                         if step <= last {
                             kept.extend_from_slice(bytes);
                             kept.push(b'\n');
@@ -220,7 +222,12 @@ impl MetricsLog {
             }
         }
         let file = File::options().append(true).create(true).open(&path).map_err(LogError::io("open", &path))?;
-        Ok(Self { path, file, buffer: Vec::new() })
+        Ok(Self { path, file, buffer: Vec::new(), skipped })
+    }
+
+    /// Which lines were damaged when it was opened, for people.
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
     }
 
     /// Writes a line, whole, and hands it to the system.
@@ -233,14 +240,18 @@ impl MetricsLog {
 }
 
 /// Reads a log. A torn last line, from a kill or of a run that is writing it right now, is left out.
-pub fn read(path: &Path) -> Result<Vec<Line>, LogError> {
+pub fn read(path: &Path) -> Result<Log, LogError> {
     let mut lines = Vec::new();
-    for_each_line(path, |line, _| lines.push(line))?;
-    Ok(lines)
+    let skipped = for_each_line(path, |line, _| lines.push(line))?;
+    Ok(Log { lines, skipped })
 }
 
-/// Parses each line of a log. The callback also gets the line's bytes, without its end.
-fn for_each_line<T: serde::de::DeserializeOwned>(path: &Path, mut each: impl FnMut(T, &[u8])) -> Result<(), LogError> {
+/// Parses each line of a log. The callback also gets the line's bytes, without its end. Returns what is to be said about
+/// lines that were skipped.
+fn for_each_line<T: serde::de::DeserializeOwned>(
+    path: &Path,
+    mut each: impl FnMut(T, &[u8]),
+) -> Result<Vec<String>, LogError> {
     let io = || LogError::io("read", path);
     // Asked before opening: a pipe would block there.
     if !fs::metadata(path).map_err(io())?.is_file() {
@@ -248,32 +259,68 @@ fn for_each_line<T: serde::de::DeserializeOwned>(path: &Path, mut each: impl FnM
     }
     let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(io())?);
     let (mut bytes, mut total, mut number) = (Vec::new(), 0_u64, 0);
+    let mut skipped = Skipped { path, messages: Vec::new(), more: 0 };
     loop {
         bytes.clear();
         let limited = &mut reader.by_ref().take(LINE_LIMIT as u64 + 1);
-        let length = limited.read_until(b'\n', &mut bytes).map_err(io())?;
+        let mut length = limited.read_until(b'\n', &mut bytes).map_err(io())?;
         if length == 0 {
-            return Ok(());
+            return Ok(skipped.finish());
         }
         number += 1;
+        let ended = bytes.last() == Some(&b'\n');
+        let too_long = length > LINE_LIMIT;
+        if too_long && !ended {
+            length += reader.skip_until(b'\n').map_err(io())?;
+        }
         total += length as u64;
         if total > LOG_LIMIT {
             return Err(LogError::TooLarge { path: path.to_owned(), limit: LOG_LIMIT });
         }
-        let problem = |problem: String| LogError::Line { path: path.to_owned(), line: number, problem };
-        if length > LINE_LIMIT {
-            return Err(problem(format!("longer than {} MiB, too long for a line of a log", LINE_LIMIT >> 20)));
+        if too_long {
+            skipped.add(number, &format!("longer than {} MiB, too long for a line of a log", LINE_LIMIT >> 20));
+            continue;
         }
-        let ended = bytes.last() == Some(&b'\n');
         if ended {
             bytes.pop();
         }
-        match serde_json::from_slice(&bytes) {
+        let parse = |bytes| {
+            let text = std::str::from_utf8(bytes).map_err(|error| format!("{error}"))?;
+            serde_json::from_str(text).map_err(|error| format!("{} (column {})", without_place(&error), error.column()))
+        };
+        match parse(&bytes) {
             Ok(line) => each(line, &bytes),
             // Every line is written with its end: without it, it is the last one, and torn.
-            Err(_) if !ended => return Ok(()),
-            Err(error) => return Err(problem(format!("{} (column {})", without_place(&error), error.column()))),
+            Err(_) if !ended => return Ok(skipped.finish()),
+            Err(problem) => skipped.add(number, &problem),
         }
+    }
+}
+
+/// What is said about damaged lines: some of them one by one, the others by their number.
+struct Skipped<'a> {
+    path: &'a Path,
+    messages: Vec<String>,
+    more: usize,
+}
+
+impl Skipped<'_> {
+    /// Lines that are named one by one.
+    const NAMED: usize = 5;
+
+    fn add(&mut self, line: usize, problem: &str) {
+        if self.messages.len() < Self::NAMED {
+            self.messages.push(format!("{}, line {line}: {problem}; the line is skipped", self.path.display()));
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn finish(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.messages.push(format!("{}: {} more damaged lines are skipped", self.path.display(), self.more));
+        }
+        self.messages
     }
 }
 

@@ -295,7 +295,7 @@ impl Plan {
         let instances = Arc::new(Instances::new(Arc::clone(corpus), settings, HELD_OUT_SEED)?);
         let epoch = instances.epoch(0, threads)?;
         let count = epoch.count().min(self.recipe.eval_sequences as u64);
-        let instances: Vec<_> = (0..count).map(|index| epoch.get(index)).collect();
+        let instances: Vec<_> = (0..count).map(|index| epoch.get(index)).collect::<Result<_, _>>()?;
         let batch = (EVALUATION_TOKENS / length).max(1);
         Ok(instances.chunks(batch).map(|chunk| part_of(chunk, 0)).collect())
     }
@@ -329,13 +329,21 @@ impl Plan {
     /// Sentences of middling length, spread over the held-out part, with one word hidden that is a single piece.
     fn drawn_samples(&self, corpus: &Corpus, mask: u32) -> Result<Vec<Sample>> {
         let words = &corpus.vocabulary().words;
+        // What a model of few positions has room for, without the special tokens.
+        let room = self.config.max_position_embeddings.saturating_sub(2);
         let mut samples = Vec::new();
+        let mut reader = corpus.reader();
         for n in 0..DRAWN_SAMPLES {
-            let document = corpus.document(n * corpus.documents() / DRAWN_SAMPLES);
-            let mut lengths = (0..document.sentences()).map(|i| document.sentence(i));
-            let Some(range) = lengths.find(|range| (8..=20).contains(&range.len())) else { continue };
+            let document = reader.document(n * corpus.documents() / DRAWN_SAMPLES)?;
             let mut ids = Vec::new();
-            document.read(range, &mut ids);
+            for sentence in 0..document.sentences() {
+                let range = reader.sentence(&document, sentence)?;
+                if (8..=20).contains(&range.len()) {
+                    reader.read(&document, range, &mut ids)?;
+                    break;
+                }
+            }
+            ids.truncate(room);
             let alone = |i: &usize| {
                 words.begins(Some(ids[i - 1]), ids[*i])
                     && words.begins(Some(ids[*i]), ids[i + 1])
@@ -346,7 +354,9 @@ impl Plan {
             };
             // The one that is nearest to the middle.
             let middle = ids.len() / 2;
-            let Some(hidden) = (1..ids.len() - 1).filter(alone).min_by_key(|i| i.abs_diff(middle)) else { continue };
+            let Some(hidden) = (1..ids.len().saturating_sub(1)).filter(alone).min_by_key(|i| i.abs_diff(middle)) else {
+                continue;
+            };
             ids[hidden] = mask;
             let text = self.tokenizer.decode(&ids, false)?;
             let vocabulary = corpus.vocabulary();

@@ -2,12 +2,14 @@
 //! `checkpoints/step-N/`. A checkpoint is a model directory of its own, with the optimizer's moments and a state.json;
 //! it appears whole or not at all.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{
-    Existing, LoadOptions, SaveDType, SaveOptions, TensorFile, Weights, load, read_json, save_with,
+    Beside, Existing, LoadOptions, SaveDType, SaveOptions, Sums, TensorFile, Weights, is_temporary, load, parse_json,
+    read_limited, remove_temporaries, save_with,
 };
 use henson_models::bert::NAMING;
 use henson_tensor::{Entry, Parameters};
@@ -17,6 +19,7 @@ use serde_json::Value;
 use crate::Updater;
 use crate::error::{Result, TrainError};
 
+const LOCK: &str = "run.lock";
 const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -82,6 +85,45 @@ impl State {
     }
 }
 
+/// What a state.json holds: the state, the checksums of all other files, and of itself. Those of version 0.1 have the state
+/// alone.
+#[derive(Serialize, Deserialize)]
+struct Noted {
+    #[serde(flatten)]
+    state: State,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    files: Option<Sums>,
+    /// Of all bytes before this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sum: Option<String>,
+}
+
+impl Noted {
+    /// How the file ends, from its own checksum on.
+    fn end(sum: &str) -> String {
+        format!(",\n  \"sum\": \"{sum}\"\n}}\n")
+    }
+
+    fn to_json(&self) -> Vec<u8> {
+        // Numbers, texts and maps of them can always be written.
+        let text = serde_json::to_string_pretty(self).unwrap_or_default();
+        let body = text.strip_suffix("\n}").unwrap_or(&text);
+        (body.to_owned() + &Self::end(&Sums::of(body.as_bytes()))).into_bytes()
+    }
+
+    /// Whether the bytes that it was read from are those that were written.
+    fn is_whole(&self, bytes: &[u8]) -> bool {
+        let Some(sum) = &self.sum else { return false };
+        bytes.strip_suffix(Self::end(sum).as_bytes()).is_some_and(|body| Sums::of(body) == *sum)
+    }
+}
+
+/// A checkpoint that cannot be used.
+struct Damage {
+    step: u64,
+    problem: String,
+}
+
 /// A run's directory, locked for this process.
 #[derive(Debug)]
 pub struct RunDirectory {
@@ -98,14 +140,14 @@ pub struct ModelFiles {
 }
 
 impl RunDirectory {
-    /// Opens or makes the directory of a run. One that holds other things is refused.
+    /// Opens or makes the directory of a run. One that holds other things is refused; what a run leaves that was killed in
+    /// its first moment is none.
     pub fn open(path: &Path) -> Result<Self> {
         let is_run = path.join("recipe.toml").is_file();
         match fs::read_dir(path) {
-            // What a run that was killed in its first moment leaves, too.
             Ok(mut entries) if !is_run => {
-                let foreign = entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "run.lock"));
-                if foreign {
+                let is_ours = |name: &OsStr| name == LOCK || is_temporary(name);
+                if entries.any(|entry| entry.is_ok_and(|entry| !is_ours(&entry.file_name()))) {
                     return Err(TrainError::NotARun { path: path.to_owned() });
                 }
             }
@@ -115,7 +157,7 @@ impl RunDirectory {
             }
             Err(error) => return Err(TrainError::io("open", path)(error)),
         }
-        let lock_path = path.join("run.lock");
+        let lock_path = path.join(LOCK);
         let lock =
             File::options().create(true).append(true).open(&lock_path).map_err(TrainError::io("open", &lock_path))?;
         match lock.try_lock() {
@@ -124,6 +166,8 @@ impl RunDirectory {
             // A file system without locks: nothing to be done about it.
             Err(TryLockError::Error(_)) => {}
         }
+        remove_temporaries(path);
+        remove_temporaries(&path.join(CHECKPOINTS));
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -154,45 +198,121 @@ impl RunDirectory {
         Ok(steps)
     }
 
-    /// The state of the newest checkpoint, if there is one.
+    /// The state of the newest checkpoint that has a readable one, if there are checkpoints at all. Its other files are
+    /// looked at by [`RunDirectory::resume`].
     pub fn latest(&self) -> Result<Option<State>> {
-        let Some(step) = self.steps()?.last().copied() else { return Ok(None) };
-        let path = self.checkpoint(step).join(STATE);
-        let state: State = read_json(&path, STATE_LIMIT).map_err(|error| self.damaged(step, error.into()))?;
-        let wrong = |problem: String| TrainError::State { path: path.clone(), problem };
-        if state.version != STATE_VERSION {
-            let problem = format!("its version is {}, this henson reads {STATE_VERSION}", state.version);
-            return Err(wrong(problem));
+        let mut damaged = Vec::new();
+        for step in self.steps()?.into_iter().rev() {
+            match self.state(step) {
+                Ok(noted) => return Ok(Some(noted.state)),
+                Err(error) => damaged.push(self.damage(step, error)?),
+            }
         }
-        if state.step != step {
-            return Err(wrong(format!("it is of step {}, its directory of step {step}", state.step)));
+        if damaged.is_empty() { Ok(None) } else { Err(self.nothing_to_resume(&damaged)) }
+    }
+
+    /// Sets parameters and moments to those of the newest checkpoint whose files are all what was written, and returns its
+    /// state. Newer ones that are damaged are moved aside, and `warn` gets a sentence for each.
+    pub fn resume(
+        &self,
+        parameters: &mut Parameters,
+        updater: &mut Updater,
+        warn: &mut dyn FnMut(&str),
+    ) -> Result<State> {
+        let mut damaged = Vec::new();
+        for step in self.steps()?.into_iter().rev() {
+            match self.load(step, parameters, updater) {
+                Ok(state) => {
+                    for damage in damaged {
+                        self.move_aside(&damage, step, warn)?;
+                    }
+                    return Ok(state);
+                }
+                Err(error) => damaged.push(self.damage(step, error)?),
+            }
         }
-        Ok(Some(state))
+        Err(self.nothing_to_resume(&damaged))
     }
 
-    /// Sets parameters and moments to those of a checkpoint.
-    pub fn load(&self, state: &State, parameters: &mut Parameters, updater: &mut Updater) -> Result<()> {
-        self.read(state, parameters, updater).map_err(|error| self.damaged(state.step, error))
-    }
-
-    /// Says what to do about a checkpoint whose files cannot be used. Other errors are none of its own.
-    fn damaged(&self, step: u64, error: TrainError) -> TrainError {
-        let TrainError::Checkpoint(error) = error else { return error };
-        let steps = self.steps().unwrap_or_default();
-        let before = steps.iter().rev().find(|other| **other < step);
-        let next = before.map_or("to begin anew".to_owned(), |before| format!("to go on from step {before}"));
-        let problem = format!("this checkpoint cannot be read; if it is damaged, delete it {next}\n{error}");
-        TrainError::State { path: self.checkpoint(step), problem }
-    }
-
-    fn read(&self, state: &State, parameters: &mut Parameters, updater: &mut Updater) -> Result<()> {
-        let directory = self.checkpoint(state.step);
-        load(&Weights::open(&directory)?, &NAMING, parameters, &LoadOptions::strict())?;
-        let moments = Weights::open_file(&directory.join(OPTIMIZER))?;
+    /// Sets parameters and moments to those of a checkpoint. After an error they are of no use.
+    pub fn load(&self, step: u64, parameters: &mut Parameters, updater: &mut Updater) -> Result<State> {
+        let directory = self.checkpoint(step);
+        let Noted { state, files, .. } = self.state(step)?;
+        let sums = files.unwrap_or_default();
+        let mut weights = Weights::open(&directory)?;
+        let mut moments = Weights::open_file(&directory.join(OPTIMIZER))?;
+        weights.expect(&sums)?;
+        moments.expect(&sums)?;
+        sums.check(&directory, |name| !name.ends_with(".safetensors"))?;
+        load(&weights, &NAMING, parameters, &LoadOptions::strict())?;
         updater.restore(state.step, parameters, |entry| {
             let [first, second] = MOMENTS.map(|moment| moments.read_f32(&format!("{}.{moment}", entry.name)));
             Ok::<_, TrainError>([first?, second?])
-        })
+        })?;
+        moments.verify()?;
+        Ok(state)
+    }
+
+    /// Whether all files of a checkpoint are what was written, as far as that is known.
+    pub fn verify(&self, step: u64) -> Result<()> {
+        let files = self.state(step)?.files.unwrap_or_default();
+        Ok(files.check(&self.checkpoint(step), |_| true)?)
+    }
+
+    /// What a checkpoint notes of itself.
+    fn state(&self, step: u64) -> Result<Noted> {
+        let path = self.checkpoint(step).join(STATE);
+        let bytes = read_limited(&path, STATE_LIMIT)?;
+        let noted: Noted = parse_json(&path, &bytes)?;
+        let wrong = |problem: String| TrainError::State { path: path.clone(), problem };
+        if noted.files.is_some() && !noted.is_whole(&bytes) {
+            return Err(wrong("it is damaged: it does not match its own checksum".to_owned()));
+        }
+        if noted.state.version != STATE_VERSION {
+            return Err(TrainError::StateVersion { path, found: noted.state.version, supported: STATE_VERSION });
+        }
+        if noted.state.step != step {
+            return Err(wrong(format!("it is of step {}, its directory of step {step}", noted.state.step)));
+        }
+        Ok(noted)
+    }
+
+    /// Tells damage from other errors, which are none of the checkpoint's own.
+    fn damage(&self, step: u64, error: TrainError) -> Result<Damage> {
+        match error.is_of_the_checkpoint() {
+            true => Ok(Damage { step, problem: with_cause(&error) }),
+            false => Err(error),
+        }
+    }
+
+    fn move_aside(&self, damage: &Damage, instead: u64, warn: &mut dyn FnMut(&str)) -> Result<()> {
+        let path = self.checkpoint(damage.step);
+        let aside = path.with_file_name(format!("damaged-step-{}", damage.step));
+        match fs::remove_dir_all(&aside) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(TrainError::io("delete", &aside)(error));
+            }
+            _ => fs::rename(&path, &aside).map_err(TrainError::io("move", &path))?,
+        }
+        warn(&format!(
+            "the checkpoint of step {} is damaged, and the one of step {instead} is used instead ({}); the damaged one is \
+             now {}, delete it when you no longer need it",
+            damage.step,
+            damage.problem,
+            aside.display()
+        ));
+        Ok(())
+    }
+
+    fn nothing_to_resume(&self, damaged: &[Damage]) -> TrainError {
+        let path = self.path.join(CHECKPOINTS);
+        let found: Vec<String> =
+            damaged.iter().map(|damage| format!("  step {}: {}", damage.step, damage.problem)).collect();
+        let problem = format!(
+            "no checkpoint can be used; copy one from a backup, or delete this directory to train from scratch\n{}",
+            found.join("\n")
+        );
+        TrainError::State { path, problem }
     }
 
     /// Writes the checkpoint of a step: weights, moments, state, all or nothing.
@@ -209,13 +329,11 @@ impl RunDirectory {
             Ok(if i.is_multiple_of(2) { first } else { second })
         };
         let moments = TensorFile { name: OPTIMIZER, tensors: entries.iter().flat_map(shapes).collect(), read: &read };
-        let mut files = model.files.clone();
-        let bytes = serde_json::to_vec_pretty(state)
-            .map_err(|error| TrainError::State { path: PathBuf::from(STATE), problem: error.to_string() })?;
-        files.push((STATE.to_owned(), bytes));
+        let last = |sums: &Sums| Noted { state: state.clone(), files: Some(sums.clone()), sum: None }.to_json();
+        let beside = Beside { tensors: vec![moments], last: Some((STATE, &last)) };
         let options = SaveOptions { existing: Existing::Replace, ..SaveOptions::default() };
         let path = self.checkpoint(state.step);
-        save_with(&path, &files, &[moments], &model.config, parameters, SaveDType::F32, &options)?;
+        save_with(&path, &model.files, &beside, &model.config, parameters, SaveDType::F32, &options)?;
         Ok(())
     }
 
@@ -265,6 +383,14 @@ impl RunDirectory {
             // Best effort: it only takes room.
             let _ = fs::remove_dir_all(entry.path());
         }
+    }
+}
+
+/// An error with the reason that the system gave, if it is the system's.
+fn with_cause(error: &TrainError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
     }
 }
 

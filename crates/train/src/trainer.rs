@@ -233,6 +233,11 @@ pub enum Event<'a> {
         /// The texts.
         texts: &'a [metrics::Sample],
     },
+    /// Something is wrong that does not end the training.
+    Warning {
+        /// What, in words for people.
+        text: &'a str,
+    },
     /// A checkpoint was written.
     Saved {
         /// Updates made.
@@ -274,6 +279,7 @@ pub fn train(
     run.sweep();
     // A run that was killed before its first checkpoint begins its log anew.
     let logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
+    logs.metrics.skipped().iter().for_each(|text| (watch.on)(Event::Warning { text }));
     let mut ledger = Ledger::new(logs, run, (state.step > 0).then_some(state.step), settings);
     // Not again where a run was stopped before its first step.
     if state.place.is_null() && settings.eval_every > 0 {
@@ -288,7 +294,7 @@ pub fn train(
             if ledger.saved_at != Some(state.step) {
                 save(engine, task, run, model, state, settings, watch)?;
             }
-            show(run.path())?;
+            ledger.show(watch)?;
             return Ok(if stop { Outcome::Interrupted } else { Outcome::Paused });
         }
         let start = Instant::now();
@@ -310,7 +316,7 @@ pub fn train(
             if let Some(score) = score.filter(|_| save_now) {
                 state.best = Best::after(state.best, state.step, score);
             }
-            show(run.path())?;
+            ledger.show(watch)?;
         }
         if save_now {
             save(engine, task, run, model, state, settings, watch)?;
@@ -318,13 +324,8 @@ pub fn train(
         }
     }
     run.finish(model, &engine.parameters)?;
-    show(run.path())?;
+    ledger.show(watch)?;
     Ok(Outcome::Finished)
-}
-
-/// Draws the run's page anew.
-fn show(run: &Path) -> Result<()> {
-    Ok(report::write(&run.join("report.html"), &[report::Run::open(run)?])?)
 }
 
 fn evaluate(
@@ -394,6 +395,8 @@ struct Ledger<'a> {
     recent: (f64, f64),
     /// When the last result came.
     came: Instant,
+    /// How many warnings about the log were given.
+    warned: usize,
 }
 
 impl<'a> Ledger<'a> {
@@ -409,7 +412,16 @@ impl<'a> Ledger<'a> {
             interval: Interval::default(),
             recent: (0.0, 0.0),
             came: Instant::now(),
+            warned: 0,
         }
+    }
+
+    /// Draws the run's page again.
+    fn show(&mut self, watch: &mut Watch<'_>) -> Result<()> {
+        let run = report::Run::open(self.run.path())?;
+        run.skipped.iter().skip(self.warned).for_each(|text| (watch.on)(Event::Warning { text }));
+        self.warned = self.warned.max(run.skipped.len());
+        Ok(report::write(&self.run.path().join("report.html"), &[run])?)
     }
 
     /// Waits for the results of all steps but the last few.

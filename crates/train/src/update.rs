@@ -85,7 +85,10 @@ impl Updater {
         parameters: &Parameters,
         moments: impl Fn(&Entry) -> std::result::Result<[Vec<f32>; 2], E>,
     ) -> std::result::Result<(), E> {
-        for entry in parameters.entries() {
+        // In the order of a checkpoint's file, which is then read from its beginning to its end.
+        let mut entries: Vec<&Entry> = parameters.entries().iter().collect();
+        entries.sort_by_key(|entry| &entry.name);
+        for entry in entries {
             let [first, second] = moments(entry)?;
             self.optimizer.set_moments(entry, [&first, &second])?;
         }

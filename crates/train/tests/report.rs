@@ -65,7 +65,7 @@ fn the_log_has_the_fields_that_other_programs_read() {
         r#"{"kind":"note","step":5,"text":"x"}"#.to_owned(),
     ];
     assert_eq!(fs::read_to_string(&path).unwrap(), expected.join("\n") + "\n");
-    let lines = read(&path).unwrap();
+    let lines = read(&path).unwrap().lines;
     assert_eq!(lines, [first, fine_tuning, eval(4, 2.0), samples(4, "The [MASK].", "cat"), note(5, "x")]);
     assert_eq!(lines.iter().map(Line::step).collect::<Vec<_>>(), [4, 4, 4, 4, 5]);
 }
@@ -83,7 +83,9 @@ fn numbers_that_are_not_finite_are_null_and_come_back_as_nan() {
     let text = fs::read_to_string(&path).unwrap();
     text.lines().for_each(|line| _ = serde_json::from_str::<Value>(line).unwrap());
     assert_eq!(text.matches("null").count(), 6, "{text}");
-    let [Line::Train(train), Line::Eval(eval), Line::Samples(samples)] = &read(&path).unwrap()[..] else { panic!() };
+    let [Line::Train(train), Line::Eval(eval), Line::Samples(samples)] = &read(&path).unwrap().lines[..] else {
+        panic!()
+    };
     assert!(train.loss.is_nan() && train.gradient_norm.is_nan() && train.seconds == 0.3);
     assert!(eval.metrics.values().all(|value| value.is_nan()));
     assert!(samples.texts[0].blanks[0][0].probability.is_nan());
@@ -100,10 +102,10 @@ fn a_torn_last_line_is_left_out_and_cut_off() {
         let bytes = [whole.as_bytes(), &last.as_bytes()[..cut]].concat();
         fs::write(&path, &bytes).unwrap();
         let kept = if cut == last.len() { vec![note(1, "eins"), note(2, "zwölf")] } else { vec![note(1, "eins")] };
-        assert_eq!(read(&path).unwrap(), kept, "{cut}");
+        assert_eq!(read(&path).unwrap().lines, kept, "{cut}");
         let mut log = MetricsLog::open(&path, Some(9)).unwrap();
         log.append(&note(3, "drei")).unwrap();
-        assert_eq!(read(&path).unwrap(), [kept, vec![note(3, "drei")]].concat(), "{cut}");
+        assert_eq!(read(&path).unwrap().lines, [kept, vec![note(3, "drei")]].concat(), "{cut}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside the log");
     }
 }
@@ -133,28 +135,43 @@ fn a_resumed_log_ends_where_its_checkpoint_does() {
 }
 
 #[test]
-fn broken_logs_are_told_by_file_and_line() {
+fn damaged_lines_are_skipped_and_reported_by_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metrics.jsonl");
-    let good = "{\"kind\":\"note\",\"step\":1,\"text\":\"x\"}\n";
+    let [first, last] = [note(1, "first"), note(3, "last")];
+    let good = |line: &Line| [serde_json::to_vec(line).unwrap(), b"\n".to_vec()].concat();
     let check = |bad: &[u8], expected: &str| {
-        fs::write(&path, [good.as_bytes(), bad, b"\n", good.as_bytes()].concat()).unwrap();
-        let message = read(&path).unwrap_err().to_string();
+        let damaged = [&good(&first)[..], bad, b"\n", &good(&last)].concat();
+        fs::write(&path, &damaged).unwrap();
+        let log = read(&path).unwrap();
+        assert_eq!(log.lines, [first.clone(), last.clone()]);
         let start = format!("{}, line 2: ", path.display());
+        let [message] = &log.skipped[..] else { panic!("{:?}", log.skipped) };
         assert!(message.starts_with(&start) && message.contains(expected), "{message}");
+        // A run that resumes keeps the lines around it, and reports the same.
+        let mut resumed = MetricsLog::open(&path, Some(3)).unwrap();
+        if expected != "unknown variant" {
+            assert_eq!(resumed.skipped().len(), 1);
+            assert_eq!(fs::read(&path).unwrap(), [good(&first), good(&last)].concat());
+        }
+        resumed.append(&last).unwrap();
+        assert_eq!(read(&path).unwrap().lines, [first.clone(), last.clone(), last.clone()]);
     };
     check(b"{\"kind\":\"note\",\"step\":1", "EOF");
     check(b"", "EOF");
-    check(b"{\"kind\":\"nothing\",\"step\":1}", "unknown variant `nothing`");
+    // One of a later henson stays in the log.
+    check(b"{\"kind\":\"nothing\",\"step\":1}", "unknown variant");
     check(b"{\"kind\":\"note\",\"step\":-1,\"text\":\"\"}", "-1");
     check(b"{\"kind\":\"note\",\"text\":\"\"}", "missing field `step`");
-    check(b"{\"kind\":\"note\",\"step\":1,\"text\":\"\xff\"}", "unicode");
-    check(b"[[[[", "expected");
+    check(b"{\"kind\":\"note\",\"step\":1,\"text\":\"\xff\"}", "utf-8");
+    check(b"\0\x01\xfe\xff", "utf-8");
     check("[".repeat(1_000_000).as_bytes(), "expected");
     check(&vec![b' '; (16 << 20) + 1], "longer than 16 MiB");
-    fs::write(&path, b"{}\n{\"step\":2}\n").unwrap();
-    assert!(matches!(MetricsLog::open(&path, Some(1)), Err(LogError::Line { line: 1, .. })));
-    assert_eq!(fs::read(&path).unwrap(), b"{}\n{\"step\":2}\n", "a log that is not understood is not cut");
+    check(&vec![0; (16 << 20) + 9], "longer than 16 MiB");
+    // A few are named, the others counted.
+    fs::write(&path, "\n".repeat(12)).unwrap();
+    let skipped = read(&path).unwrap().skipped;
+    assert!(skipped.len() == 6 && skipped[5].contains("7 more damaged lines"), "{skipped:?}");
     assert!(read(directory.path()).unwrap_err().to_string().contains("not a regular file"));
     assert!(matches!(read(&directory.path().join("none")), Err(LogError::Io { action: "read", .. })));
 }
@@ -392,7 +409,8 @@ fn full(text: &str, phases: bool) -> Run {
     }
     let pairs = vec![(format!("key {text}"), text.to_owned()), ("architecture".to_owned(), text.to_owned())];
     let confusions = vec![Confused { expected: text.to_owned(), predicted: text.to_owned(), count: 1 }];
-    Run { name: text.to_owned(), recipe: text.to_owned(), lines, facts: pairs.clone(), results: pairs, confusions }
+    let (skipped, facts) = (Vec::new(), pairs.clone());
+    Run { name: text.to_owned(), recipe: text.to_owned(), lines, skipped, facts, results: pairs, confusions }
 }
 
 const HOSTILE: [&str; 8] = [

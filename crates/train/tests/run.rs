@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use henson_data::{Corpus, Vocabulary};
+use henson_data::{BuildOptions, Corpus, SourceFiles, Split, Vocabulary, build};
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Device, Isa, Tensor};
 use henson_text::{Tokenizer, WordPieceOptions};
@@ -96,8 +96,8 @@ fn run_on(device: &Device, plan: &Plan, directory: &Path, stop_at: Option<u64>) 
     fs::write(directory.join("recipe.toml"), plan.recipe.to_toml()?).unwrap();
     let mut state = run.latest()?.unwrap_or_else(|| State::new(plan.data_name(), "test".to_owned()));
     let mut engine = plan.engine(device)?;
-    if state.step > 0 {
-        run.load(&state, &mut engine.parameters, &mut engine.updater)?;
+    if !state.place.is_null() {
+        state = run.resume(&mut engine.parameters, &mut engine.updater, &mut |_| {})?;
     }
     let mut task = plan.task(&state.place, 1)?;
     let stop = AtomicBool::new(false);
@@ -111,7 +111,7 @@ fn weights(directory: &Path) -> Vec<u8> {
 }
 
 fn losses(directory: &Path) -> Vec<(u64, f64)> {
-    let lines = metrics::read(&directory.join("metrics.jsonl")).unwrap();
+    let lines = metrics::read(&directory.join("metrics.jsonl")).unwrap().lines;
     let train = lines.into_iter().filter_map(|line| if let Line::Train(line) = line { Some(line) } else { None });
     train.map(|line| (line.step, line.loss)).collect()
 }
@@ -133,7 +133,7 @@ fn a_run_in_legs_gives_the_bits_of_one_that_was_never_stopped() {
     assert_eq!(losses(&whole), losses(&legs));
     assert_eq!(losses(&whole).len(), 20);
     let evals = |run: &Path| {
-        let lines = metrics::read(&run.join("metrics.jsonl")).unwrap();
+        let lines = metrics::read(&run.join("metrics.jsonl")).unwrap().lines;
         lines.into_iter().filter(|line| matches!(line, Line::Eval(_) | Line::Samples(_))).collect::<Vec<_>>()
     };
     assert_eq!(evals(&whole), evals(&legs));
@@ -162,6 +162,197 @@ fn a_second_process_is_refused_and_so_are_other_directories() {
     let other = tempfile::tempdir().unwrap();
     fs::write(other.path().join("thesis.tex"), "years of work").unwrap();
     assert!(RunDirectory::open(other.path()).unwrap_err().to_string().contains("holds no run"));
+}
+
+/// What is there when a run is killed before its first rename.
+#[test]
+fn a_run_that_was_killed_in_its_first_moment_can_be_started_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("run.lock"), "").unwrap();
+    fs::write(path(".recipe.toml.henson-tmp-4711-0"), "steps").unwrap();
+    fs::create_dir(path(".henson-tmp-4711-1")).unwrap();
+    // One that somebody is still writing stays.
+    let locked = fs::File::create(path(".other.henson-tmp-4712-0")).unwrap();
+    locked.lock().unwrap();
+    let run = RunDirectory::open(directory.path()).unwrap();
+    let mut left: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".other.henson-tmp-4712-0", "run.lock"]);
+    drop((run, locked));
+    fs::write(path("thesis.tex"), "years of work").unwrap();
+    assert!(RunDirectory::open(directory.path()).unwrap_err().to_string().contains("holds no run"));
+}
+
+#[test]
+fn a_damaged_line_of_the_log_does_not_end_the_training() {
+    let plan = plan(&[]);
+    let directory = tempfile::tempdir().unwrap();
+    run(&plan, directory.path(), 2, Some(10)).unwrap();
+    let path = directory.path().join("metrics.jsonl");
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.iter().position(|byte| *byte == b'\n').unwrap();
+    bytes[end / 2] = 0;
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(run(&plan, directory.path(), 2, None).unwrap(), Outcome::Finished);
+    assert_eq!(losses(directory.path()).len(), 20);
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, name) = (entry.as_ref().unwrap().path(), entry.unwrap().file_name());
+        match path.is_dir() {
+            true => copy(&path, &to.join(name)),
+            false => _ = fs::copy(&path, to.join(name)).unwrap(),
+        }
+    }
+}
+
+fn flip(path: &Path, place: impl Fn(usize) -> usize) {
+    let mut bytes = fs::read(path).unwrap();
+    let place = place(bytes.len());
+    bytes[place] ^= 4;
+    fs::write(path, bytes).unwrap();
+}
+
+/// One bit of any file of the newest checkpoint: the one before is taken, which is reported, and the end is the same.
+#[test]
+fn a_damaged_checkpoint_is_noticed_and_the_one_before_is_used() {
+    let plan = plan(&["eval_every=0", "steps=16"]);
+    let directory = tempfile::tempdir().unwrap();
+    let (whole, stopped) = (directory.path().join("whole"), directory.path().join("stopped"));
+    run(&plan, &whole, 2, None).unwrap();
+    run(&plan, &stopped, 2, Some(14)).unwrap();
+    let newest = |run: &Path| run.join("checkpoints/step-14");
+    let mut names: Vec<_> = fs::read_dir(newest(&stopped)).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    let expected = ["config.json", "model.safetensors", "optimizer.safetensors", "state.json"];
+    assert!(expected.iter().all(|name| names.iter().any(|found| found == *name)), "{names:?}");
+
+    let device = Device::cpu(None, Some(1)).unwrap();
+    let mut engine = plan.engine(&device).unwrap();
+    for name in &names {
+        for part in 0..6 {
+            let damaged = directory.path().join("damaged");
+            copy(&stopped, &damaged);
+            flip(&newest(&damaged).join(name), |length| (length - 1) * part / 5);
+            let run = RunDirectory::open(&damaged).unwrap();
+            let mut warnings = Vec::new();
+            let mut warn = |text: &str| warnings.push(text.to_owned());
+            let state = run.resume(&mut engine.parameters, &mut engine.updater, &mut warn).unwrap();
+            assert_eq!((state.step, run.steps().unwrap()), (7, vec![7]), "{name:?}");
+            let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+            assert!(warning.contains("the checkpoint of step 14 is damaged, and the one of step 7 is used instead"));
+            assert!(warning.contains(name.to_str().unwrap()) && damaged.join("checkpoints/damaged-step-14").is_dir());
+            drop(run);
+            if part == 3 {
+                assert_eq!(finish(&plan, &damaged), Outcome::Finished);
+                assert!(weights(&damaged) == weights(&whole), "{name:?}");
+            }
+            fs::remove_dir_all(&damaged).unwrap();
+        }
+    }
+}
+
+fn finish(plan: &Plan, directory: &Path) -> Outcome {
+    run(plan, directory, 2, None).unwrap()
+}
+
+#[test]
+fn checkpoints_that_are_cut_gone_or_all_damaged() {
+    let plan = plan(&["eval_every=0", "steps=16"]);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join("checkpoints").join(name);
+    run(&plan, directory.path(), 2, Some(14)).unwrap();
+    let opened = RunDirectory::open(directory.path()).unwrap();
+    let mut engine = plan.engine(&Device::cpu(None, Some(1)).unwrap()).unwrap();
+    let mut resume = || opened.resume(&mut engine.parameters, &mut engine.updater, &mut |_| {}).map(|state| state.step);
+
+    // As version 0.1 wrote it, without checksums; and of a later version, which is none of damage.
+    let state = fs::read(path("step-14/state.json")).unwrap();
+    let mut old: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    for key in ["files", "sum"] {
+        assert!(old.as_object_mut().unwrap().remove(key).is_some());
+    }
+    fs::write(path("step-14/state.json"), old.to_string()).unwrap();
+    assert_eq!(resume().unwrap(), 14);
+    old["version"] = 2.into();
+    fs::write(path("step-14/state.json"), old.to_string()).unwrap();
+    assert!(resume().unwrap_err().to_string().contains("this henson reads 1"));
+    fs::write(path("step-14/state.json"), &state).unwrap();
+
+    // Cut weights, and then a missing file in the other one: nothing is left, and nothing is moved.
+    let whole = fs::read(path("step-14/model.safetensors")).unwrap();
+    fs::write(path("step-14/model.safetensors"), &whole[..whole.len() / 2]).unwrap();
+    fs::rename(path("step-7/optimizer.safetensors"), path("aside")).unwrap();
+    let error = resume().unwrap_err().to_string();
+    for part in ["no checkpoint can be used", "train from scratch", "step 14: ", "step 7: ", "optimizer.safetensors"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!(opened.steps().unwrap(), [7, 14]);
+    fs::rename(path("aside"), path("step-7/optimizer.safetensors")).unwrap();
+    assert_eq!(resume().unwrap(), 7);
+    // Not even a state.
+    fs::write(path("step-7/state.json"), "{").unwrap();
+    assert!(opened.latest().unwrap_err().to_string().contains("no checkpoint can be used"));
+}
+
+/// Training ends with an error that names the shard; the checkpoints that were due are there.
+#[test]
+fn a_shard_that_is_truncated_while_a_run_reads_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let tokenizer = tokenizer(300, &[]);
+    let words: Vec<String> = text().split_whitespace().take(4000).map(str::to_owned).collect();
+    let mut lines = String::new();
+    for document in 0..150 {
+        for line in words.chunks(12) {
+            lines.push_str(&format!("{document} {}\n", line.join(" ")));
+        }
+        lines.push('\n');
+    }
+    fs::write(at("text.txt"), lines).unwrap();
+    let sources = vec![SourceFiles { name: "text".to_owned(), weight: 1.0, paths: vec![at("text.txt")] }];
+    let options = BuildOptions { sources, ..BuildOptions::default() };
+    build(&tokenizer, &at("data"), &options, &mut |_| true).unwrap();
+    let shard = at("data/train-00000.shard");
+
+    let corpus = |split| Corpus::open(&at("data"), split).unwrap();
+    let recipe = Recipe::parse(RECIPE, "test", &["checkpoint_every=2".to_owned()]).unwrap();
+    let plan = Plan::on(corpus(Split::Train), corpus(Split::HeldOut), tokenizer, recipe, 1).unwrap();
+    let run = RunDirectory::open(&at("run")).unwrap();
+    let mut state = State::new(plan.data_name(), "test".to_owned());
+    let mut engine = plan.engine(&Device::cpu(None, Some(2)).unwrap()).unwrap();
+    let mut task = plan.task(&state.place, 1).unwrap();
+    let mut on = |event: Event<'_>| {
+        if let Event::Saved { step: 2, .. } = event {
+            fs::File::options().write(true).open(&shard).unwrap().set_len(100).unwrap();
+        }
+    };
+    let stop = AtomicBool::new(false);
+    let mut watch = Watch { on: &mut on, stop: &stop };
+    let files = plan.model_files().unwrap();
+    let error = train(&mut engine, &mut task, &run, &files, &mut state, &settings(&plan), &mut watch).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("train-00000.shard was changed or truncated while it was being read"), "{message}");
+    let last = run.resume(&mut engine.parameters, &mut engine.updater, &mut |_| {}).unwrap().step;
+    assert!(last == state.step / 2 * 2 && last >= 2, "{last} of {}", state.step);
+}
+
+/// Held-out sentences that are drawn have up to 20 tokens; a model may have room for fewer.
+#[test]
+fn drawn_samples_fit_a_model_of_few_positions() {
+    for positions in [16, 9, 5] {
+        let sets = ["steps=1".to_owned(), "sequence_length=5".to_owned()];
+        let text = RECIPE.replace("max_position_embeddings = 64", &format!("max_position_embeddings = {positions}"));
+        let tokenizer = tokenizer(300, &[]);
+        let (corpus, held_out) = corpora(&tokenizer);
+        let recipe = Recipe::parse(&text, "test", &sets).unwrap();
+        let plan = Plan::on(corpus, held_out, tokenizer, recipe, 2).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        run(&plan, directory.path(), 2, None).unwrap();
+    }
 }
 
 #[test]
@@ -194,7 +385,7 @@ fn training_learns_and_phases_follow_each_other() {
     // Stopped in the second phase once: its place is found again.
     run(&plan, directory.path(), 2, Some(33)).unwrap();
     run(&plan, directory.path(), 2, None).unwrap();
-    let lines = metrics::read(&directory.path().join("metrics.jsonl")).unwrap();
+    let lines = metrics::read(&directory.path().join("metrics.jsonl")).unwrap().lines;
     let trained: Vec<_> = lines.iter().filter_map(|l| if let Line::Train(l) = l { Some(l) } else { None }).collect();
     assert_eq!(trained.len(), 40);
     assert!(trained.iter().all(|line| line.phase == u32::from(line.step > 30)));
@@ -275,7 +466,7 @@ fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_ch
         assert!(error.to_string().contains(expected), "{error}");
         assert!(error.to_string().contains("learning_rate"), "{error}");
         let last = run.latest().unwrap().unwrap();
-        assert!(last.step >= 14 && run.load(&last, &mut engine.parameters, &mut engine.updater).is_ok());
+        assert!(last.step >= 14 && run.load(last.step, &mut engine.parameters, &mut engine.updater).is_ok());
     }
 }
 
@@ -356,7 +547,7 @@ fn gpu() -> Option<Device> {
 
 /// Held-out losses in the order of the log.
 fn held_out(directory: &Path) -> Vec<f64> {
-    let lines = metrics::read(&directory.join("metrics.jsonl")).unwrap();
+    let lines = metrics::read(&directory.join("metrics.jsonl")).unwrap().lines;
     let eval = lines.into_iter().filter_map(|line| if let Line::Eval(line) = line { Some(line) } else { None });
     eval.map(|line| line.metrics["loss"]).collect()
 }

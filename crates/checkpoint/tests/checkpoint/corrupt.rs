@@ -33,6 +33,33 @@ fn a_cut_file_is_refused_at_every_length() {
     assert!(open(&longer).unwrap_err().to_string().contains("1 bytes follow after the last tensor"));
 }
 
+/// Cut or overwritten in place after it was opened, as `cp` does it: an error that names the file, never a signal.
+#[test]
+fn a_file_that_changes_while_it_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let whole = safetensors(&[ones("a", &[200_000]), ones("b", &[4])]);
+    let changed = |error: CheckpointError| {
+        assert!(matches!(&error, CheckpointError::Changed { path: named } if *named == path), "{error}");
+        assert!(error.to_string().contains("model.safetensors was changed or truncated while it was being read"));
+    };
+    for length in [0, 9, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole).unwrap();
+        let weights = Weights::open(directory.path()).unwrap();
+        assert_eq!(weights.read_f32("b").unwrap(), [1.0; 4]);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(length as u64).unwrap();
+        changed(weights.read_f32("b").unwrap_err());
+        changed(weights.verify().unwrap_err());
+    }
+    std::fs::write(&path, &whole).unwrap();
+    let weights = Weights::open(directory.path()).unwrap();
+    weights.verify().unwrap();
+    // Time enough for any clock of a file system.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::write(&path, &whole).unwrap();
+    changed(weights.verify().unwrap_err());
+}
+
 /// Headers with the data that they need, and what the error should say.
 fn lies() -> Vec<(Vec<u8>, &'static str)> {
     let tensor = |dtype: &str, shape: &str, offsets: &str| {

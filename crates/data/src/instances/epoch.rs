@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use henson_kernels::threads::in_threads;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
 use super::walk::{Chunk, Cursor, Second, Walk};
 use super::{GROUP, Instance, Instances, Predicted};
-use crate::{DataError, Document};
+use crate::{DataError, Document, Reader};
 
 /// How much work may lie between two marks: chunks and sentences. An instance is found with half of it on average,
 /// which takes about a microsecond; marks then need one byte for some ten sentences.
@@ -61,11 +61,24 @@ struct Group {
 }
 
 /// The chunk that becomes an instance, and whose it is. A block has no document.
-struct Found<'a> {
+struct Found {
     at: Copy,
     entry: u64,
-    document: Option<Document<'a>>,
+    document: Option<Document>,
     chunk: Chunk,
+}
+
+/// What a thread makes instances with: its way to the documents, and memory that is used again.
+#[derive(Debug)]
+pub(crate) struct Maker<'a> {
+    reader: Reader<'a>,
+    scratch: Scratch,
+}
+
+impl<'a> Maker<'a> {
+    pub(crate) fn new(instances: &'a Instances) -> Self {
+        Self { reader: instances.corpus.reader(), scratch: Scratch::default() }
+    }
 }
 
 impl Epoch {
@@ -91,7 +104,7 @@ impl Epoch {
             this.count = instances.units() as u64;
         } else {
             let mut units = 0;
-            for group in this.count_groups(threads) {
+            for group in this.count_groups(threads)? {
                 let (instances, entries) = (this.count, this.entries);
                 let moved =
                     |mark: Mark| Mark { instance: instances + mark.instance, entry: entries + mark.entry, ..mark };
@@ -119,26 +132,26 @@ impl Epoch {
     ///
     /// # Panics
     /// Where `index` is not below [`Epoch::count`].
-    pub fn get(&self, index: u64) -> Instance {
-        self.make(index, &mut Scratch::default())
+    pub fn get(&self, index: u64) -> Result<Instance, DataError> {
+        self.make(index, &mut Maker::new(&self.instances))
     }
 
     /// An instance by its number in the order of the documents.
     ///
     /// # Panics
     /// Where `index` is not below [`Epoch::count`].
-    pub fn in_order(&self, index: u64) -> Instance {
-        self.make_in_order(index, &mut Scratch::default())
+    pub fn in_order(&self, index: u64) -> Result<Instance, DataError> {
+        self.make_in_order(index, &mut Maker::new(&self.instances))
     }
 
-    pub(crate) fn make(&self, index: u64, scratch: &mut Scratch) -> Instance {
+    pub(crate) fn make(&self, index: u64, maker: &mut Maker<'_>) -> Result<Instance, DataError> {
         assert!(index < self.count, "instance {index} of {}", self.count);
-        self.make_in_order(self.order.at(index), scratch)
+        self.make_in_order(self.order.at(index), maker)
     }
 
-    fn make_in_order(&self, index: u64, scratch: &mut Scratch) -> Instance {
+    fn make_in_order(&self, index: u64, Maker { reader, scratch }: &mut Maker<'_>) -> Result<Instance, DataError> {
         assert!(index < self.count, "instance {index} of {}", self.count);
-        let found = self.find(index);
+        let found = self.find(index, reader)?;
         let instances = &*self.instances;
         let vocabulary = instances.corpus.vocabulary();
         let mut ids = Vec::with_capacity(instances.settings.sequence_length);
@@ -147,7 +160,7 @@ impl Epoch {
         let mut random_document = None;
         let mut first_segment = None;
         if let Some(blocks) = &instances.blocks {
-            document = blocks.read(&instances.corpus, &instances.weights, found.at.unit, &mut ids);
+            document = blocks.read(reader, &instances.weights, vocabulary.sep, found.at.unit, &mut ids)?;
         }
         if let Some(from) = found.document {
             let mut first = found.chunk.first.clone();
@@ -155,17 +168,18 @@ impl Epoch {
                 Second::None => (from, 0..0),
                 Second::Next(second) => (from, second.clone()),
                 Second::Random { target } => {
-                    let (number, other, second) = self.random_second(&found, target.saturating_sub(first.len()));
+                    let (number, other, second) =
+                        self.random_second(&found, target.saturating_sub(first.len()), reader)?;
                     random_document = Some(number);
                     (other, second)
                 }
             };
             self.truncate(&found, &mut first, &mut second);
-            from.read(first, &mut ids);
+            reader.read(&from, first, &mut ids)?;
             if !second.is_empty() {
                 ids.push(vocabulary.sep);
                 first_segment = Some(ids.len());
-                other.read(second, &mut ids);
+                reader.read(&other, second, &mut ids)?;
             }
         }
         ids.push(vocabulary.sep);
@@ -186,34 +200,47 @@ impl Epoch {
             Second::Next(_) => Some(0),
             Second::Random { .. } => Some(1),
         };
-        Instance { ids, segments, predicted, next_sentence, document, random_document }
+        Ok(Instance { ids, segments, predicted, next_sentence, document, random_document })
     }
 
     /// Sentences of another document of this epoch, from a random one on until `target` pieces are reached or passed.
     /// BERT tries ten times to draw another document than its own; here all others are drawn from at once.
-    fn random_second(&self, found: &Found<'_>, target: usize) -> (usize, Document<'_>, Range<usize>) {
+    fn random_second(
+        &self,
+        found: &Found,
+        target: usize,
+        reader: &mut Reader<'_>,
+    ) -> Result<(usize, Document, Range<usize>), DataError> {
         let mut draws = draws::of_chunk(self.keys.second, found.at, found.chunk.number);
         let copies = u64::from(self.copies(found.at.unit, None));
         let own = found.entry - u64::from(found.at.copy);
         let draw = draws::below(&mut draws, self.entries - copies);
-        let number = self.document_of(if draw < own { draw } else { draw + copies });
-        let document = self.instances.corpus.document(number);
+        let number = self.document_of(if draw < own { draw } else { draw + copies }, reader)?;
+        let document = reader.document(number)?;
         let sentences = document.sentences();
-        // Sentences without pieces are not there: another is drawn.
-        let mut sentence = draws.below(sentences as u32) as usize;
-        while document.sentence(sentence).is_empty() {
-            sentence = draws.below(sentences as u32) as usize;
+        if sentences == 0 {
+            return Err(self.changed());
         }
-        let mut range = document.sentence(sentence);
+        // Sentences without pieces are not there: another is drawn.
+        let (mut sentence, mut draws_made) = (draws.below(sentences as u32) as usize, 1_usize);
+        while reader.sentence(&document, sentence)?.is_empty() {
+            sentence = draws.below(sentences as u32) as usize;
+            draws_made += 1;
+            // Long enough that one with pieces would have come: are there any?
+            if draws_made.is_multiple_of(sentences.saturating_mul(64)) && !reader.has_text(&document)? {
+                return Err(self.changed());
+            }
+        }
+        let mut range = reader.sentence(&document, sentence)?;
         while range.len() < target && sentence + 1 < sentences {
             sentence += 1;
-            range.end = range.end.max(document.sentence(sentence).end);
+            range.end = range.end.max(reader.sentence_end(&document, sentence)?);
         }
-        (number, document, range)
+        Ok((number, document, range))
     }
 
     /// Takes pieces off the longer segment (B where both are equal) until the two fit, each at the front or the back.
-    fn truncate(&self, found: &Found<'_>, first: &mut Range<usize>, second: &mut Range<usize>) {
+    fn truncate(&self, found: &Found, first: &mut Range<usize>, second: &mut Range<usize>) {
         let room = self.instances.settings.room();
         if first.len() + second.len() <= room {
             return;
@@ -230,25 +257,26 @@ impl Epoch {
     }
 
     /// The chunk of instance `index`, in the order of the documents: the last mark before it, then a short walk.
-    fn find(&self, index: u64) -> Found<'_> {
+    fn find(&self, index: u64, reader: &mut Reader<'_>) -> Result<Found, DataError> {
         if self.marks.is_empty() {
-            return whole(Copy { unit: index as usize, copy: 0 }, index);
+            return Ok(whole(Copy { unit: index as usize, copy: 0 }, index));
         }
         let mark = self.marks[self.marks.partition_point(|mark| mark.instance <= index) - 1];
         let Mark { mut instance, mut entry, mut at, mut cursor } = mark;
-        loop {
-            let document = self.document(at.unit);
+        while at.unit < self.instances.units() {
+            let document = self.document(at.unit, reader)?;
             while at.copy < self.copies(at.unit, document) {
                 if let Some(from) = document {
-                    for chunk in self.walk(from, at, cursor) {
+                    let mut walk = self.walk(from, at, cursor);
+                    while let Some(chunk) = walk.next(reader)? {
                         if instance == index {
-                            return Found { at, entry, document, chunk };
+                            return Ok(Found { at, entry, document, chunk });
                         }
                         instance += 1;
                     }
                 } else {
                     if instance == index {
-                        return whole(at, entry);
+                        return Ok(whole(at, entry));
                     }
                     instance += 1;
                 }
@@ -258,34 +286,44 @@ impl Epoch {
             }
             at = Copy { unit: at.unit + 1, copy: 0 };
         }
+        Err(self.changed())
     }
 
     /// The document of an entry.
-    fn document_of(&self, entry: u64) -> usize {
+    fn document_of(&self, entry: u64, reader: &mut Reader<'_>) -> Result<usize, DataError> {
         if self.plain {
-            return entry as usize;
+            return Ok(entry as usize);
         }
         let mark = self.marks[self.marks.partition_point(|mark| mark.entry <= entry) - 1];
-        let mut unit = mark.at.unit;
-        let mut end = mark.entry + u64::from(self.copies(unit, self.document(unit)) - mark.at.copy);
-        while end <= entry {
-            unit += 1;
-            end += u64::from(self.copies(unit, self.document(unit)));
+        let (mut unit, mut end) = (mark.at.unit, mark.entry);
+        let mut before = mark.at.copy;
+        while unit < self.instances.units() {
+            let copies = self.copies(unit, self.document(unit, reader)?);
+            end += u64::from(copies.saturating_sub(before));
+            if entry < end {
+                return Ok(unit);
+            }
+            (unit, before) = (unit + 1, 0);
         }
-        unit
+        Err(self.changed())
     }
 
-    fn walk<'a>(&self, document: Document<'a>, at: Copy, cursor: Cursor) -> Walk<'a> {
+    /// What was counted is no longer there.
+    fn changed(&self) -> DataError {
+        self.instances.corpus.changed()
+    }
+
+    fn walk(&self, document: Document, at: Copy, cursor: Cursor) -> Walk {
         Walk::new(document, &self.instances.settings, self.keys.walk, at, cursor)
     }
 
     /// The document that a unit is, unless it is a block.
-    fn document(&self, unit: usize) -> Option<Document<'_>> {
-        self.instances.blocks.is_none().then(|| self.instances.corpus.document(unit))
+    fn document(&self, unit: usize, reader: &mut Reader<'_>) -> Result<Option<Document>, DataError> {
+        self.instances.blocks.is_none().then(|| reader.document(unit)).transpose()
     }
 
     /// How often a unit comes in this epoch.
-    fn copies(&self, unit: usize, document: Option<Document<'_>>) -> u32 {
+    fn copies(&self, unit: usize, document: Option<Document>) -> u32 {
         let Instances { weights, blocks, .. } = &*self.instances;
         if document.is_some_and(|document| document.is_empty()) {
             return 0;
@@ -295,21 +333,48 @@ impl Epoch {
     }
 
     /// Counts everything, on so many threads; the result does not depend on how many.
-    fn count_groups(&self, threads: usize) -> Vec<Group> {
+    fn count_groups(&self, threads: usize) -> Result<Vec<Group>, DataError> {
         let groups = self.instances.units().div_ceil(GROUP);
         // A thread is worth its start only for some work.
         let threads = threads.min(groups / 4);
-        in_threads(threads, 0..groups, |group| self.count_group(group))
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut reader = self.instances.corpus.reader();
+            let mut counted = Vec::new();
+            loop {
+                let group = next.fetch_add(1, Ordering::Relaxed);
+                if group >= groups {
+                    return Ok(counted);
+                }
+                counted.push((group, self.count_group(group, &mut reader)?));
+            }
+        };
+        let mut counted = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads)
+                // With fewer threads than wanted (a limit of the system) the result is the same, only later.
+                .filter_map(|_| {
+                    std::thread::Builder::new().name("henson-count".to_owned()).spawn_scoped(scope, work).ok()
+                })
+                .collect();
+            let mut counted: Result<Vec<_>, DataError> = work();
+            for other in others {
+                let found = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                counted = counted.and_then(|counted| Ok([counted, found?].into_iter().flatten().collect()));
+            }
+            counted
+        })?;
+        counted.sort_unstable_by_key(|(group, _)| *group);
+        Ok(counted.into_iter().map(|(_, group)| group).collect())
     }
 
-    fn count_group(&self, group: usize) -> Group {
+    fn count_group(&self, group: usize, reader: &mut Reader<'_>) -> Result<Group, DataError> {
         let units = group * GROUP..((group + 1) * GROUP).min(self.instances.units());
         let at = Copy { unit: units.start, copy: 0 };
         let mark = Mark { instance: 0, entry: 0, at, cursor: Cursor::default() };
         let mut counted = Group { marks: vec![mark], instances: 0, entries: 0, units: 0 };
         let mut work = 0;
         for unit in units {
-            let document = self.document(unit);
+            let document = self.document(unit, reader)?;
             let copies = self.copies(unit, document);
             counted.units += u64::from(copies > 0);
             for copy in 0..copies {
@@ -327,7 +392,7 @@ impl Epoch {
                         counted.marks.push(Mark { instance, entry, at, cursor });
                         work = 0;
                     }
-                    if walk.next().is_none() {
+                    if walk.next(reader)?.is_none() {
                         break;
                     }
                     counted.instances += 1;
@@ -335,12 +400,12 @@ impl Epoch {
                 }
             }
         }
-        counted
+        Ok(counted)
     }
 }
 
 /// A block as a whole.
-fn whole<'a>(at: Copy, entry: u64) -> Found<'a> {
+fn whole(at: Copy, entry: u64) -> Found {
     Found { at, entry, document: None, chunk: Chunk { number: 0, first: 0..0, second: Second::None } }
 }
 

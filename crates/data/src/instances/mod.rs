@@ -21,7 +21,7 @@ mod weights;
 use std::sync::Arc;
 
 pub use epoch::Epoch;
-pub(crate) use masks::Scratch;
+pub(crate) use epoch::Maker;
 pub use settings::{InstanceSettings, Masking, Objective, Packing};
 
 use crate::{Corpus, DataError};
@@ -86,14 +86,20 @@ impl Instances {
     ) -> Result<Self, DataError> {
         settings.check()?;
         let needed = settings.documents_needed();
-        let usable = |number: &usize| {
-            weights.of_source(weights.source_of(*number)) > 0.0 && !corpus.document(*number).is_empty()
-        };
-        let documents = (0..corpus.documents()).filter(usable).take(needed).count();
+        let (mut reader, mut documents) = (corpus.reader(), 0);
+        for number in 0..corpus.documents() {
+            let usable = weights.of_source(weights.source_of(number)) > 0.0 && !reader.document(number)?.is_empty();
+            documents += usize::from(usable);
+            if documents == needed {
+                break;
+            }
+        }
         if documents < needed {
             return Err(DataError::TooFewDocuments { documents, needed });
         }
-        let blocks = (settings.packing == Packing::Blocks).then(|| Blocks::new(&corpus, &weights, settings.room()));
+        drop(reader);
+        let blocks = settings.packing == Packing::Blocks;
+        let blocks = blocks.then(|| Blocks::new(&corpus, &weights, settings.room())).transpose()?;
         let hides = settings.objective != Objective::Causal;
         let hiding = hides.then(|| Hiding::new(corpus.vocabulary())).transpose()?;
         Ok(Self { corpus, settings, seed, weights, blocks, hiding })

@@ -25,14 +25,16 @@ fn a_walk_consumes_every_sentence_once() {
         let sentences: Vec<Vec<u32>> =
             (0..draws.below(60)).map(|_| vec![9; draws.below(if case % 3 == 0 { 60 } else { 6 }) as usize]).collect();
         let corpus = corpus(std::slice::from_ref(&sentences));
-        let document = corpus.document(0);
-        let borders: Vec<usize> = (0..document.sentences()).map(|i| document.sentence(i).end).collect();
+        let mut reader = corpus.reader();
+        let document = reader.document(0).unwrap();
+        let borders: Vec<usize> =
+            (0..document.sentences()).map(|i| reader.sentence(&document, i).unwrap().end).collect();
         for objective in [Objective::MlmNsp, Objective::Mlm] {
             let settings = InstanceSettings { sequence_length: 24, objective, ..InstanceSettings::default() };
             let copy = Copy { unit: case, copy: 0 };
             let mut walk = Walk::new(document, &settings, 77, copy, Cursor::default());
             let mut consumed = 0;
-            while let Some(chunk) = walk.next() {
+            while let Some(chunk) = walk.next(&mut reader).unwrap() {
                 assert!(!chunk.first.is_empty() && chunk.first.start == consumed);
                 consumed = chunk.first.end;
                 match chunk.second {
@@ -47,8 +49,10 @@ fn a_walk_consumes_every_sentence_once() {
                 // A walk that goes on from here is the same.
                 let mut again = Walk::new(document, &settings, 77, copy, walk.cursor);
                 let mut rest = Walk::new(document, &settings, 77, copy, Cursor::default());
-                rest.by_ref().take(chunk.number as usize + 1).for_each(drop);
-                assert_eq!(again.next(), rest.next());
+                for _ in 0..=chunk.number {
+                    rest.next(&mut reader).unwrap();
+                }
+                assert_eq!(again.next(&mut reader).unwrap(), rest.next(&mut reader).unwrap());
             }
             assert_eq!(consumed, document.len(), "{objective:?}");
         }
@@ -67,7 +71,7 @@ fn weighted(weights: &[f64], settings: InstanceSettings, sentences: usize) -> Ar
 }
 
 fn in_order(epoch: &Epoch) -> Vec<Instance> {
-    (0..epoch.count()).map(|index| epoch.in_order(index)).collect()
+    (0..epoch.count()).map(|index| epoch.in_order(index).unwrap()).collect()
 }
 
 /// Within four deviations of a binomial count.
@@ -139,7 +143,7 @@ fn weights_of_blocks() {
     assert!((counts[0] - blocks).abs() <= 1.0 && counts[1] == 0.0 && (counts[3] - 3.0 * blocks).abs() <= 3.0);
     assert_near(counts[2], blocks, 0.5);
     // Every block by its number in the epoch's order, too.
-    let mut shuffled: Vec<Instance> = (0..epoch.count()).map(|index| epoch.get(index)).collect();
+    let mut shuffled: Vec<Instance> = (0..epoch.count()).map(|index| epoch.get(index).unwrap()).collect();
     shuffled.sort_by_key(|instance| instance.document);
     assert!(shuffled.iter().map(|i| i.document).eq(in_order(&epoch).iter().map(|i| i.document)));
 }

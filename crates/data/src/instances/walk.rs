@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::draws::{self, Copy};
 use super::settings::{InstanceSettings, Objective};
-use crate::Document;
+use crate::{DataError, Document, Reader};
 
 /// Where a walk stands in its document: everything that is needed to go on from there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub(super) enum Second {
 /// The chunks of one copy of a document, in order. Sentences without pieces count as not there; so do those of a damaged
 /// shard that would end before the last one.
 #[derive(Debug)]
-pub(super) struct Walk<'a> {
-    document: Document<'a>,
+pub(super) struct Walk {
+    document: Document,
     copy: Copy,
     key: u64,
     pairs: bool,
@@ -53,15 +53,9 @@ pub(super) struct Walk<'a> {
     pub(super) cursor: Cursor,
 }
 
-impl<'a> Walk<'a> {
+impl Walk {
     /// Goes on at `cursor`, or begins with the default one.
-    pub(super) fn new(
-        document: Document<'a>,
-        settings: &InstanceSettings,
-        key: u64,
-        copy: Copy,
-        cursor: Cursor,
-    ) -> Self {
+    pub(super) fn new(document: Document, settings: &InstanceSettings, key: u64, copy: Copy, cursor: Cursor) -> Self {
         let room = settings.room();
         let mut target = room;
         let mut draws = draws::of_copy(key, copy);
@@ -74,31 +68,41 @@ impl<'a> Walk<'a> {
     /// BERT's pairs (create_pretraining_data.py, create_instances_from_document): sentences are collected until the
     /// target is reached or passed. A ends after a random one of them. B is the rest, or half of the time a part of
     /// another document, and then the rest is put back. A chunk of one sentence always has a random B.
-    fn pair(&mut self) -> Option<Chunk> {
+    fn pair(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
         let begin = self.cursor;
         let (mut sentence, mut end, mut sentences) = (begin.sentence, begin.position, 0);
-        while sentence < self.document.sentences() && (sentences == 0 || end - begin.position < self.target) {
-            let stop = self.document.sentence(sentence).end;
-            sentence += 1;
-            if stop > end {
-                sentences += 1;
-                end = stop;
+        let is_open = |end: usize, sentences: u32| sentences == 0 || end - begin.position < self.target;
+        while sentence < self.document.sentences() && is_open(end, sentences) {
+            for &stop in reader.ends(&self.document, sentence)? {
+                sentence += 1;
+                if stop as usize > end {
+                    sentences += 1;
+                    end = stop as usize;
+                    if !is_open(end, sentences) {
+                        break;
+                    }
+                }
             }
         }
         if sentences == 0 {
-            return None;
+            return Ok(None);
         }
+        reader.check(&self.document, end)?;
         let mut draws = draws::of_chunk(self.key, self.copy, begin.chunk);
         let of_first = if sentences >= 2 { 1 + draws.below(sentences - 1) } else { 1 };
         let random = sentences == 1 || draws::happens(&mut draws, 0.5);
 
         let (mut after_first, mut first_end, mut found) = (begin.sentence, begin.position, 0);
-        while found < of_first {
-            let stop = self.document.sentence(after_first).end;
-            after_first += 1;
-            if stop > first_end {
-                found += 1;
-                first_end = stop;
+        while found < of_first && after_first < self.document.sentences() {
+            for &stop in reader.ends(&self.document, after_first)? {
+                after_first += 1;
+                if stop as usize > first_end {
+                    found += 1;
+                    first_end = stop as usize;
+                    if found == of_first {
+                        break;
+                    }
+                }
             }
         }
         let chunk = begin.chunk + 1;
@@ -109,39 +113,41 @@ impl<'a> Walk<'a> {
             self.cursor = Cursor { sentence, position: end, chunk };
             Second::Next(first_end..end)
         };
-        Some(Chunk { number: begin.chunk, first: begin.position..first_end, second })
+        Ok(Some(Chunk { number: begin.chunk, first: begin.position..first_end, second }))
     }
 
     /// Whole sentences until the target is reached or would be passed. One that is longer than the target stands
     /// alone; one that does not even fit into a sequence is cut, and the next chunk goes on with its rest.
-    fn single(&mut self) -> Option<Chunk> {
+    fn single(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
         let begin = self.cursor;
         let (mut sentence, mut end) = (begin.sentence, begin.position);
-        while sentence < self.document.sentences() && end - begin.position < self.target {
-            let stop = self.document.sentence(sentence).end;
-            let length = stop.saturating_sub(begin.position);
-            if end == begin.position && length > self.room {
-                end = begin.position + self.room;
-                break;
+        'sentences: while sentence < self.document.sentences() && end - begin.position < self.target {
+            for &stop in reader.ends(&self.document, sentence)? {
+                let length = (stop as usize).saturating_sub(begin.position);
+                if end == begin.position && length > self.room {
+                    end = begin.position + self.room;
+                    break 'sentences;
+                }
+                if end > begin.position && length > self.target {
+                    break 'sentences;
+                }
+                end = end.max(stop as usize);
+                sentence += 1;
+                if end - begin.position >= self.target {
+                    break;
+                }
             }
-            if end > begin.position && length > self.target {
-                break;
-            }
-            end = end.max(stop);
-            sentence += 1;
         }
         if end == begin.position {
-            return None;
+            return Ok(None);
         }
+        reader.check(&self.document, end)?;
         self.cursor = Cursor { sentence, position: end, chunk: begin.chunk + 1 };
-        Some(Chunk { number: begin.chunk, first: begin.position..end, second: Second::None })
+        Ok(Some(Chunk { number: begin.chunk, first: begin.position..end, second: Second::None }))
     }
-}
 
-impl Iterator for Walk<'_> {
-    type Item = Chunk;
-
-    fn next(&mut self) -> Option<Chunk> {
-        if self.pairs { self.pair() } else { self.single() }
+    /// The next chunk, if there is one.
+    pub(super) fn next(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
+        if self.pairs { self.pair(reader) } else { self.single(reader) }
     }
 }

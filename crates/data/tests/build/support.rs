@@ -39,13 +39,15 @@ pub(crate) fn texts(directory: &Path, split: Split) -> Vec<Vec<String>> {
 }
 
 pub(crate) fn document(corpus: &Corpus, number: usize) -> Vec<String> {
-    let document = corpus.document(number);
-    let text = |sentence| {
+    let mut reader = corpus.reader();
+    let document = reader.document(number).unwrap();
+    let mut text = |sentence| {
         let mut ids = Vec::new();
-        document.read(document.sentence(sentence), &mut ids);
+        let range = reader.sentence(&document, sentence).unwrap();
+        reader.read(&document, range, &mut ids).unwrap();
         TOKENIZER.decode(&ids, false).unwrap()
     };
-    (0..document.sentences()).map(text).collect()
+    (0..document.sentences()).map(&mut text).collect()
 }
 
 /// Builds from one file and gives the sentences of all documents.

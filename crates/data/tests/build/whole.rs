@@ -66,7 +66,9 @@ fn large_vocabularies() {
     build(&tokenizer, &out, &options(&[&file]), &mut |_| true).unwrap();
     let corpus = Corpus::open(&out, Split::Train).unwrap();
     let mut ids = Vec::new();
-    corpus.document(0).read(0..2, &mut ids);
+    let mut reader = corpus.reader();
+    let document = reader.document(0).unwrap();
+    reader.read(&document, 0..2, &mut ids).unwrap();
     assert_eq!(ids, tokenizer.encode_ids("word69999 a").unwrap());
     assert!(ids[0] > 1 << 16);
     corpus.verify().unwrap();

@@ -52,7 +52,7 @@ pub(crate) fn instances(documents: &Documents, settings: &InstanceSettings, seed
 
 /// All instances of an epoch, in the order of the documents.
 pub(crate) fn in_order(epoch: &Epoch) -> Vec<Instance> {
-    (0..epoch.count()).map(|index| epoch.in_order(index)).collect()
+    (0..epoch.count()).map(|index| epoch.in_order(index).unwrap()).collect()
 }
 
 /// The pieces as they were before some were hidden, without specials, segment by segment.

@@ -60,7 +60,7 @@ proptest! {
         let epoch = instances.epoch(epoch, 1).unwrap();
         prop_assert!(epoch.count() >= 1);
         for index in 0..epoch.count() {
-            let instance = epoch.get(index);
+            let instance = epoch.get(index).unwrap();
             let length = instance.ids.len();
             prop_assert!((shortest..=settings.sequence_length).contains(&length));
             prop_assert_eq!(instance.segments.len(), length);

@@ -21,7 +21,7 @@ fn stream(made: &Arc<Instances>, count: usize) -> Vec<(Place, Instance)> {
     for number in 0.. {
         let epoch = made.epoch(number, 1).unwrap();
         for index in 0..epoch.count() {
-            stream.push((Place { epoch: number, index }, epoch.get(index)));
+            stream.push((Place { epoch: number, index }, epoch.get(index).unwrap()));
             if stream.len() > count {
                 return stream;
             }
@@ -78,7 +78,7 @@ fn a_place_is_all_that_it_takes_to_go_on() {
 fn parts_are_flat() {
     let made = instances(&documents(1, 20, (1, 9), (1, 20)), &settings(32), 5);
     let epoch = made.epoch(0, 1).unwrap();
-    let batch = [epoch.get(0), epoch.get(1), epoch.get(2)];
+    let batch = [epoch.get(0).unwrap(), epoch.get(1).unwrap(), epoch.get(2).unwrap()];
     let part = part_of(&batch, 7);
     assert_eq!(part.lengths, batch.each_ref().map(|instance| instance.ids.len()));
     assert_eq!(part.ids, batch.each_ref().map(|instance| instance.ids.clone()).concat());
@@ -93,7 +93,7 @@ fn parts_are_flat() {
     // Without pairs there are no labels.
     let settings = InstanceSettings { objective: Objective::Mlm, ..settings(32) };
     let epoch = instances(&documents(1, 20, (1, 9), (1, 20)), &settings, 5).epoch(0, 1).unwrap();
-    assert_eq!(part_of(&[epoch.get(0)], 0).next_sentence, None);
+    assert_eq!(part_of(&[epoch.get(0).unwrap()], 0).next_sentence, None);
 }
 
 #[test]

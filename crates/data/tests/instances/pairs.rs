@@ -163,7 +163,7 @@ fn static_masks_come_again_and_dynamic_ones_do_not() {
         assert_eq!(in_order(&epoch(1)) == in_order(&epoch(4)), again);
         assert_ne!(in_order(&epoch(1)), in_order(&epoch(2)));
         // The order is always a new one.
-        let order = |number| -> Vec<Instance> { (0..20).map(|i| epoch(number).get(i)).collect() };
+        let order = |number| -> Vec<Instance> { (0..20).map(|i| epoch(number).get(i).unwrap()).collect() };
         assert_ne!(order(1), order(4));
     }
 }

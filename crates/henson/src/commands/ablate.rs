@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use henson_checkpoint::write_atomic;
-use henson_train::metrics::{self, Line};
+use henson_checkpoint::{is_temporary, write_atomic};
+use henson_train::metrics::Line;
 use henson_train::{Outcome, Recipe, report};
 use serde::Serialize;
 
@@ -71,10 +71,12 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
             seconds: 0.0,
             metrics: BTreeMap::new(),
         };
-        for line in metrics::read(&out.join("metrics.jsonl"))? {
+        let run = report::Run::open(&out)?;
+        run.skipped.iter().for_each(|text| output::warn(text));
+        for line in &run.lines {
             match line {
                 Line::Train(line) => (row.steps, row.tokens, row.seconds) = (line.step, line.tokens, line.seconds),
-                Line::Eval(line) => row.metrics = line.metrics,
+                Line::Eval(line) => row.metrics = line.metrics.clone(),
                 Line::Samples(_) | Line::Note(_) => {}
             }
         }
@@ -86,7 +88,7 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
             output::json(&row)?;
         }
         rows.push(row);
-        runs.push(report::Run::open(&out)?);
+        runs.push(run);
     }
     let table = table(&rows);
     write_atomic(&flags.out.join("results.json"), &serde_json::to_vec_pretty(&rows)?)?;
@@ -105,8 +107,11 @@ const FILES: [&str; 3] = ["results.json", "table.md", "report.html"];
 /// Refuses a directory that holds anything but runs and what a set wrote about them.
 fn check_content(out: &Path) -> anyhow::Result<()> {
     let Ok(entries) = std::fs::read_dir(out) else { return Ok(()) };
-    let paths: Vec<PathBuf> = entries.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>()?;
-    let is_run = |path: &Path| path.join("recipe.toml").is_file() || path.join("run.lock").is_file();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>()?;
+    paths.retain(|path| !path.file_name().is_some_and(is_temporary));
+    // An empty directory is a run that was killed in its first moment.
+    let is_empty = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+    let is_run = |path: &Path| path.join("recipe.toml").is_file() || path.join("run.lock").is_file() || is_empty(path);
     let is_own = |path: &Path| path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
     let of_a_set = paths.iter().all(|path| is_run(path) || is_own(path)) && paths.iter().any(|path| is_run(path));
     anyhow::ensure!(

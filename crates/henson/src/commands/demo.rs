@@ -283,7 +283,7 @@ fn fill(model: &Path, device: &Device) -> anyhow::Result<Vec<Vec<String>>> {
 /// The held-out figures of a run, in order.
 fn evaluations(run: &Path) -> anyhow::Result<Vec<BTreeMap<String, f64>>> {
     use henson_train::metrics::{Line, read};
-    let lines = read(&run.join("metrics.jsonl"))?;
+    let lines = read(&run.join("metrics.jsonl"))?.lines;
     Ok(lines
         .into_iter()
         .filter_map(|line| if let Line::Eval(line) = line { Some(line.metrics) } else { None })

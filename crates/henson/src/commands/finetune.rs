@@ -407,6 +407,7 @@ impl Watcher {
                     output::message(&format!("step {step:>6}  {}", parts.collect::<Vec<_>>().join("  ")));
                 }
             }
+            Event::Warning { text } => output::warn(text),
             Event::Evaluating => self.progress.pause("evaluating"),
             Event::Samples { .. } | Event::Saved { .. } => {}
         }

@@ -129,8 +129,8 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     // After what may fail at once, so that a mistake is corrected in the same directory.
     let mut engine = plan.engine(device)?;
     write_atomic(&recipe_path, plan.recipe.to_toml()?.as_bytes())?;
-    if state.step > 0 {
-        run.load(&state, &mut engine.parameters, &mut engine.updater)?;
+    if !state.place.is_null() {
+        state = run.resume(&mut engine.parameters, &mut engine.updater, &mut output::warn)?;
         state.device = kernels;
     }
     let start = Instant::now();
@@ -435,6 +435,7 @@ impl Watcher {
                     output::message(&filled(sample));
                 }
             }
+            Event::Warning { text } => output::warn(text),
             Event::Saved { step, path } => {
                 if self.show == Show::Json {
                     self.json.print(&serde_json::json!({ "kind": "saved", "step": step, "path": path }));

@@ -41,6 +41,7 @@ fn open(directories: &[PathBuf]) -> anyhow::Result<Vec<Run>> {
         );
     }
     let mut runs = directories.iter().map(|path| Run::open(path)).collect::<Result<Vec<_>, _>>()?;
+    runs.iter().flat_map(|run| &run.skipped).for_each(|text| output::warn(text));
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     for ((run, name), path) in runs.iter_mut().zip(&names).zip(directories) {
         if names.iter().filter(|other| *other == name).count() > 1 {

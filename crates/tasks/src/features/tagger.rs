@@ -3,7 +3,7 @@
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use henson_checkpoint::{Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
+use henson_checkpoint::{Beside, Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
 use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Want};
 use henson_tensor::{DType, Device, Isa};
 use henson_text::{TextError, WordWindows, join_words, split_words};
@@ -277,7 +277,8 @@ pub(super) fn save(
     let tensors = entries.iter().map(|(name, shape, _)| (name.clone(), shape.clone())).collect();
     let options = SaveOptions { existing: Existing::Merge, ..SaveOptions::default() };
     let file = TensorFile { name: WEIGHTS, tensors, read: &read };
-    Ok(save_with(out, &files, &[file], &config.to_json()?, model.parameters(), SaveDType::F32, &options)?)
+    let beside = Beside { tensors: vec![file], ..Beside::default() };
+    Ok(save_with(out, &files, &beside, &config.to_json()?, model.parameters(), SaveDType::F32, &options)?)
 }
 
 /// All parameters of a network, each checked for its shape.

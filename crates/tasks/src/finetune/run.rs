@@ -159,9 +159,13 @@ pub fn finetune(
         if !folds.is_empty() {
             (watch.on)(Event::Part { name: "all rows", steps: plan.steps() });
         }
-        if state.step > 0 {
-            run.load(&state, &mut engine.parameters, &mut engine.updater)?;
+        if !state.place.is_null() {
+            let mut warn = |text: &str| (watch.on)(Event::Warning { text });
+            state = run.resume(&mut engine.parameters, &mut engine.updater, &mut warn)?;
             state.device = kernels;
+            if let Some(best) = state.best.filter(|best| best.step != state.step) {
+                run.verify(best.step).map_err(|error| lost_best(&run, best.step, error))?;
+            }
         }
         if !train_to_end(plan, &mut engine, &mut learner, &run, &mut state, stop_at, watch)? {
             return Ok(Ended::Stopped(state.step));
@@ -197,8 +201,7 @@ pub fn finetune(
 fn load_best(run: &RunDirectory, state: &State, engine: &mut Engine, learner: &mut Learner) -> Result<(), TaskError> {
     let step = best_step(state);
     if step != state.step {
-        let best = State { step, ..state.clone() };
-        run.load(&best, &mut engine.parameters, &mut engine.updater)?;
+        run.load(step, &mut engine.parameters, &mut engine.updater).map_err(|error| lost_best(run, step, error))?;
     }
     if learner.found.as_ref().is_none_or(|found| found.step != step) {
         learner.look(engine, step)?;
@@ -400,6 +403,18 @@ pub(crate) fn finished(data: &str, out: &Path) -> Result<Option<Results>, TaskEr
     }
     let results: Results = read_json(&path, RESULTS_LIMIT).map_err(TrainError::from)?;
     if results.data != data { Err(other_data(out)) } else { Ok(Some(results)) }
+}
+
+/// Says what to do where the best model cannot be read again.
+fn lost_best(run: &RunDirectory, step: u64, error: TrainError) -> TrainError {
+    if !error.is_of_the_checkpoint() {
+        return error;
+    }
+    let problem = format!(
+        "this checkpoint has the best model and cannot be used; delete {} to train from scratch with the same result\n{error}",
+        run.path().join("checkpoints").display()
+    );
+    TrainError::State { path: run.checkpoint(step), problem }
 }
 
 fn other_data(out: &Path) -> TaskError {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use henson_checkpoint::write_atomic;
+use henson_checkpoint::{is_temporary, write_atomic};
 use henson_tensor::Device;
 use henson_train::{Result as TrainResult, TrainError, Watch, differences, parse_settings, report};
 use serde::{Deserialize, Serialize};
@@ -212,7 +212,7 @@ fn open(search: &Search, out: &Path) -> Result<(), TaskError> {
         if !found.is_empty() {
             return Err(TaskError::OtherSearch { path: out.to_owned(), differences: found.join("\n") });
         }
-    } else if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
+    } else if fs::read_dir(out).is_ok_and(|entries| entries.flatten().any(|entry| !is_temporary(&entry.file_name()))) {
         return Err(TaskError::OtherSearch { path: out.to_owned(), differences: "  no search.toml".to_owned() });
     }
     fs::create_dir_all(out).map_err(io("make", out))?;

@@ -21,7 +21,7 @@ use henson_tensor::Builder;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::metrics::{self, Eval, Line, LogError, Train};
+use crate::metrics::{self, Eval, Line, Log, LogError, Train};
 
 pub use page::render;
 
@@ -50,6 +50,8 @@ pub struct Run {
     pub recipe: String,
     /// Its log.
     pub lines: Vec<Line>,
+    /// Which lines of its log are damaged and were skipped, for people.
+    pub skipped: Vec<String>,
     /// Its model: what, and how much of it.
     pub facts: Vec<(String, String)>,
     /// Further results, such as those of a task after pre-training.
@@ -69,7 +71,7 @@ impl Run {
             }
             _ => {}
         }
-        let lines = metrics::read(&log)?;
+        let Log { lines, skipped } = metrics::read(&log)?;
         let config: Option<Value> = read_if_there(&directory.join("config.json"))?;
         let mut results: Value = read_if_there(&directory.join("results.json"))?.unwrap_or_default();
         let confusions = take_confusions(&mut results);
@@ -79,6 +81,7 @@ impl Run {
             name: full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned(),
             recipe: read_text(&directory.join("recipe.toml"))?,
             lines,
+            skipped,
             facts: config.map(facts_of).unwrap_or_default(),
             results: if results.is_null() { Vec::new() } else { flat(&results) },
             confusions,

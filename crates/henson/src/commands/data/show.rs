@@ -66,7 +66,7 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colour = io::stdout().is_terminal() && !unwanted;
     for index in flags.index..epoch.count().min(flags.index.saturating_add(flags.count as u64)) {
-        let instance = if flags.in_order { epoch.in_order(index) } else { epoch.get(index) };
+        let instance = if flags.in_order { epoch.in_order(index) } else { epoch.get(index) }?;
         let shown = |position: usize, target| (!causal).then(|| shown(&instance, corpus, position, target));
         if flags.json {
             let predicted = instance.predicted.iter().map(|p| Hidden {

@@ -1,0 +1,92 @@
+//! Checksums of files: XXH3, which finds damage and costs next to nothing. It is no protection against malice.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use crate::CheckpointError;
+
+/// The checksums of a directory's files, by their names in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Sums(BTreeMap<String, String>);
+
+impl Sums {
+    /// The checksum of bytes, as it is written down.
+    pub fn of(bytes: &[u8]) -> String {
+        written(XxHash3_64::oneshot(bytes))
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn insert(&mut self, name: &str, hash: &XxHash3_64) {
+        self.0.insert(name.to_owned(), written(hash.finish()));
+    }
+
+    /// Reads the files for which `is_meant` is true and compares them.
+    pub fn check(&self, directory: &Path, is_meant: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
+        let mut buffer = vec![0; 1 << 16];
+        for (name, expected) in self.0.iter().filter(|(name, _)| is_meant(name)) {
+            let path = directory.join(name);
+            let io = || CheckpointError::io("read", &path);
+            // Asked before opening: a pipe would block there.
+            if !std::fs::metadata(&path).map_err(io())?.is_file() {
+                return Err(CheckpointError::NotAFile { path });
+            }
+            let mut file = File::open(&path).map_err(io())?;
+            let mut hash = XxHash3_64::new();
+            loop {
+                match file.read(&mut buffer).map_err(io())? {
+                    0 => break,
+                    read => hash.write(&buffer[..read]),
+                }
+            }
+            compare(&path, expected, &hash)?;
+        }
+        Ok(())
+    }
+}
+
+/// An error where a file's bytes are not those that the checksum was made of.
+pub(crate) fn compare(path: &Path, expected: &str, hash: &XxHash3_64) -> Result<(), CheckpointError> {
+    let found = written(hash.finish());
+    match found == expected {
+        true => Ok(()),
+        false => Err(CheckpointError::Checksum { path: path.to_owned(), expected: expected.to_owned(), found }),
+    }
+}
+
+fn written(sum: u64) -> String {
+    format!("{sum:016x}")
+}
+
+/// Passes bytes on and takes their checksum on the way.
+pub(crate) struct Summed<W> {
+    pub(crate) out: W,
+    pub(crate) hash: XxHash3_64,
+}
+
+impl<W> Summed<W> {
+    pub(crate) fn new(out: W) -> Self {
+        Self { out, hash: XxHash3_64::new() }
+    }
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hash.write(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
