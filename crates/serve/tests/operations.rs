@@ -140,8 +140,11 @@ fn early_errors_are_read_after_long_bodies() {
     // Who waits for leave to send gets the answer at once, and sends nothing.
     let mut stream = running.connect();
     let begin = Instant::now();
-    write!(stream, "POST /embed HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 20000000\r\n{JSON}{key}\r\n")
-        .unwrap();
+    write!(
+        stream,
+        "POST /embed HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 20000000\r\n{JSON}{key}\r\n"
+    )
+    .unwrap();
     assert_eq!(read_answer(&mut stream).status, 413);
     assert!(begin.elapsed() < Duration::from_secs(5));
     // Who stalls is let go, and the others are served.
@@ -154,7 +157,8 @@ fn early_errors_are_read_after_long_bodies() {
 #[test]
 fn tokens_are_listed_within_the_limits_of_the_queue() {
     let (_directory, running) = start(Settings { queue_tokens: 100, ..Settings::default() });
-    let tokenize = |text: &str, texts: usize| running.post("/tokenize", &json!({"inputs": vec![text; texts]}).to_string());
+    let tokenize =
+        |text: &str, texts: usize| running.post("/tokenize", &json!({"inputs": vec![text; texts]}).to_string());
     assert_eq!(tokenize(&"a ".repeat(48), 2).status, 200);
     for answer in [tokenize(&"a ".repeat(99), 1), tokenize(&"a ".repeat(48), 3), tokenize(&"a".repeat(2000), 1)] {
         assert_eq!((answer.status, &answer.json()["error_type"]), (413, &json!("validation")), "{answer:?}");
@@ -593,9 +597,12 @@ fn names_of_other_servers_models_are_taken_where_one_can_be_meant() {
     let tei = r#"{"inputs": "jim", "model": "BAAI/bge-small-en"}"#;
     let models = [("classes", classes.path()), ("words", words.path()), ("mini", sentences.path())];
     let running = Running::start(&models, Settings::default());
-    for (path, body, model) in
-        [("/v1/embeddings", openai, "mini"), ("/embed", tei, "mini"), ("/tokenize", tei, "mini"), ("/predict", tei, "classes")]
-    {
+    for (path, body, model) in [
+        ("/v1/embeddings", openai, "mini"),
+        ("/embed", tei, "mini"),
+        ("/tokenize", tei, "mini"),
+        ("/predict", tei, "classes"),
+    ] {
         let answer = running.post(path, body);
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         let warning = answer.header("x-model-warning").unwrap_or_default();

@@ -154,7 +154,8 @@ pub(crate) fn check_tokenizer_json(path: &Path, value: &Value) -> Result<(), Tex
 
 /// What would make a model's work on a text grow without measure.
 fn check_model_work(path: &Path, model: &Value) -> Result<(), TextError> {
-    if let Some(length) = model.get("max_input_chars_per_word").filter(|n| n.as_u64().is_none_or(|n| n > LONGEST_WORD)) {
+    if let Some(length) = model.get("max_input_chars_per_word").filter(|n| n.as_u64().is_none_or(|n| n > LONGEST_WORD))
+    {
         let place = "model.max_input_chars_per_word";
         return Err(malformed(path, place, &format!("a number of at most {LONGEST_WORD}"), length));
     }

@@ -360,7 +360,8 @@ impl Step {
                 }
             }
             if start.elapsed() > patience || begin.elapsed() > 2 * PATIENCE {
-                let what = format!("its regular expression takes too long for {length} bytes, the limit is {patience:?}");
+                let what =
+                    format!("its regular expression takes too long for {length} bytes, the limit is {patience:?}");
                 return Err(TextError::TooMuchWork { component: self.name.clone(), what });
             }
             if is_all {
@@ -373,4 +374,3 @@ impl Step {
 
 /// Bytes of a text that are tried first.
 const PIECE: usize = 1 << 10;
-

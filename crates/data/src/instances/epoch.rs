@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
 use super::walk::{Chunk, Cursor, Second, Walk};

@@ -117,14 +117,14 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
         (None, _) => format!("after {}", updates(results.best_step)),
     };
     if let Some(linear) = &results.linear_head {
-        let number = |value: Option<f64>| value.map_or("no score".to_owned(), |value| format!("{value:.4}"));
-        eprintln!(
+        let number = |value: Option<f64>| value.map_or("no score".to_owned(), shown);
+        output::message(&format!(
             "{}: a linear head on the frozen model {}, fine-tuning {}; {} is kept",
             results.metric,
             number(linear.value),
             number(linear.fine_tuned),
             if linear.kept { "the linear head" } else { "the fine-tuned model" }
-        );
+        ));
     }
     let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
     output::message(&format!("{score}, trained for {}{early}", duration(results.seconds)));

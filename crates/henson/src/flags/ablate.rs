@@ -36,7 +36,7 @@ pub(crate) struct Ablate {
     #[arg(long, value_name = "N", requires = "blimp", value_parser = super::parse_count)]
     pub(crate) blimp_limit: Option<usize>,
 
-    /// Print one JSON object a variant
+    /// Print one JSON object per variant
     #[arg(long)]
     pub(crate) json: bool,
 

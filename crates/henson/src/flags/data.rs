@@ -30,7 +30,7 @@ Then look at it with `henson data stats DIR`, and train with `henson pretrain --
     Build(DataBuild),
     /// Show how much a corpus has, how long documents and sentences are, and how full sequences would be
     Stats(DataStats),
-    /// Print what a model would see in pre-training: pieces, what is hidden, which segment follows which
+    /// Print pre-training instances as a model sees them: tokens, masks, segments
     #[command(after_help = "[MASK←dog] hides dog, cat←dog stands in its place, =dog is to be predicted though it is \
 seen. The first segment is A, the second B.\n\n\
 Examples:\n  henson data show corpus\n  henson data show corpus --masking whole-words --sequence-length 64 -n 1\n  \
@@ -49,7 +49,7 @@ Example:\n  henson data export corpus --out batches.safetensors --batches 50 --b
 pub(crate) enum FormatName {
     /// Lines of text
     Text,
-    /// A JSON object a line
+    /// One JSON object per line
     Jsonl,
     /// A table
     Parquet,
@@ -175,11 +175,11 @@ pub(crate) struct DataStats {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ObjectiveName {
-    /// Hidden pieces, and whether the second segment followed the first
+    /// Masked tokens plus next-sentence prediction
     MlmNsp,
-    /// Hidden pieces of single segments
+    /// Masked tokens of single segments
     Mlm,
-    /// Every next piece, from left to right
+    /// Every next token, from left to right
     Causal,
 }
 
@@ -193,9 +193,9 @@ pub(crate) enum PackingName {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MaskingName {
-    /// Each piece for itself
+    /// Single tokens
     Pieces,
-    /// All pieces of a word
+    /// All tokens of a word
     WholeWords,
     /// Up to ten words in a row, as in SpanBERT
     Spans,
@@ -204,11 +204,11 @@ pub(crate) enum MaskingName {
 /// How instances are made. The names are those of recipes, and so are the defaults.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct InstanceFlags {
-    /// The most pieces of a sequence, special ones included
+    /// Maximum sequence length in tokens, special tokens included
     #[arg(long, value_name = "PIECES", default_value_t = 128, value_parser = parse_count)]
     pub(crate) sequence_length: usize,
 
-    /// What is to be learnt
+    /// The objective
     #[arg(long, value_enum, default_value = "mlm-nsp")]
     pub(crate) objective: ObjectiveName,
 
@@ -220,23 +220,23 @@ pub(crate) struct InstanceFlags {
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     pub(crate) short_sequences: f64,
 
-    /// What is hidden together
+    /// What is masked together
     #[arg(long, value_enum, default_value = "pieces")]
     pub(crate) masking: MaskingName,
 
-    /// The share of pieces that are hidden
+    /// The share of tokens that are masked
     #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
     pub(crate) mask_probability: f64,
 
-    /// The most pieces that are hidden in a sequence [default: no limit]
+    /// Maximum number of masked tokens per sequence [default: no limit]
     #[arg(long, value_name = "PIECES", value_parser = parse_count)]
     pub(crate) max_predictions: Option<usize>,
 
-    /// What becomes of hidden pieces: the shares of [MASK], of random pieces, and of those that stay
+    /// What replaces masked tokens: the shares of [MASK], of random tokens, and of unchanged ones
     #[arg(long, value_name = "MASK,RANDOM,SAME", default_value = "0.8,0.1,0.1", value_parser = parse_split)]
     pub(crate) mask_split: [f64; 3],
 
-    /// Repeat the same instances after so many epochs; 0 makes new ones in every epoch
+    /// Repeat the same instances after this many epochs (static masking); 0 draws new ones every epoch
     #[arg(long, value_name = "EPOCHS", default_value_t = 0)]
     pub(crate) dupe_factor: u32,
 

@@ -8,7 +8,7 @@ use super::Machine;
 
 #[derive(Args, Debug)]
 pub(crate) struct Demo {
-    /// Where everything goes: tokenizer, shards, the pre-trained model with its report; an interrupted demo goes on there
+    /// Where everything goes: tokenizer, shards, the pre-trained model with its report; an interrupted demo resumes there
     #[arg(long, value_name = "DIR", default_value = "henson-demo")]
     pub(crate) out: PathBuf,
 

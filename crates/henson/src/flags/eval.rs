@@ -10,7 +10,7 @@ use super::{Compute, LengthFlags, ModelName, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-perplexity  FILE has one text a line (blank lines are passed over). The loss is the mean of -ln P over all pieces.\n\
+perplexity  FILE has one text per line (blank lines are passed over). The loss is the mean of -ln P over all pieces.\n\
 blimp       FILE has a JSON object a line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
@@ -47,7 +47,7 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "FILE", requires = "predictions")]
     pub(crate) null_odds: Option<PathBuf>,
 
-    /// SQuAD 2.0: count answers whose odds are above it as no answer [default: a model's own; without it, none]
+    /// SQuAD 2.0: treat answers whose no-answer odds are above this as no answer [default: the model's own; without it, none]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) threshold: Option<f64>,
 
@@ -55,7 +55,7 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "N")]
     pub(crate) mistakes: Option<usize>,
 
-    /// Take only so many texts, or so many pairs of each paradigm: the first, or with --sample others
+    /// Use only N texts, or N pairs of each paradigm: the first ones, or with --sample others
     #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with = "predictions")]
     pub(crate) limit: Option<usize>,
 
@@ -63,7 +63,7 @@ pub(crate) struct Eval {
     #[arg(long, requires = "limit")]
     pub(crate) sample: bool,
 
-    /// What a masked LM sees when it predicts a piece [default: piece]
+    /// What a masked LM sees when it predicts a token [default: piece]
     #[arg(long, value_enum, conflicts_with = "predictions")]
     pub(crate) scoring: Option<ScoringName>,
 
@@ -105,8 +105,8 @@ impl Task {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScoringName {
-    /// All other pieces
+    /// All other tokens
     Piece,
-    /// All other pieces but the later ones of the same word
+    /// All other tokens except the later ones of the same word
     Word,
 }

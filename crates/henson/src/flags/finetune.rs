@@ -29,7 +29,7 @@ henson finetune --task embed --model DIR --train pairs.jsonl --dev STS-B/dev.tsv
 henson finetune --task rte --model DIR --data glue --out rte --restarts 5\n  \
 henson finetune --task rte --model DIR --data glue --out rte-grid --grid learning_rate=5e-5,3e-5 epochs=3,5 --restarts 3")]
 pub(crate) struct Finetune {
-    /// A recipe (TOML); without one, the defaults and the flags are it
+    /// A recipe (TOML); if omitted, defaults and flags are used
     #[arg(value_name = "RECIPE")]
     pub(crate) recipe: Option<PathBuf>,
 
@@ -37,8 +37,8 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
     pub(crate) task: Option<String>,
 
-    /// The model to start from: a directory, or org/name from the local Hugging Face cache [default: the recipe's, else the
-    /// model that comes with henson, for embed the one for sentences]
+    /// The model to start from: a directory, or org/name from the local Hugging Face cache [default: the recipe's, otherwise the
+    /// model that comes with henson; for embed, its sentence model]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
 
@@ -64,14 +64,14 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "K", conflicts_with = "dev")]
     pub(crate) folds: Option<usize>,
 
-    /// The run's directory: the finished model, with README.md, results.json, metrics.jsonl and report.html beside it
+    /// The run's directory: the finished model, with README.md, results.json, metrics.jsonl and report.html next to it
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
 
     #[command(flatten)]
     pub(crate) settings: RecipeFlags,
 
-    /// Leave the encoder as it is and train only what stands on it
+    /// Freeze the encoder and train only the head
     #[arg(long)]
     pub(crate) frozen: bool,
 
@@ -82,11 +82,11 @@ pub(crate) struct Finetune {
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// Train so many times, with this seed and those after it, and keep the best
+    /// Train N times, with this seed and the ones after it, and keep the best model
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) restarts: Option<usize>,
 
-    /// Try all combinations of some values and keep the best [without values: the paper's batches, learning rates, epochs]
+    /// Try all combinations of some values and keep the best model [without values: the batch sizes, learning rates and epochs of Devlin et al. (2019)]
     #[arg(long, value_name = "KEY=VALUE,…", num_args = 0..)]
     pub(crate) grid: Option<Vec<String>>,
 
@@ -95,7 +95,7 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["restarts", "grid"])]
     pub(crate) mistakes: Option<PathBuf>,
 
-    /// Stop after this step with a checkpoint; the same command without it goes on
+    /// Stop after this step with a checkpoint; the same command without it resumes
     #[arg(long, value_name = "STEP", conflicts_with_all = ["restarts", "grid"])]
     pub(crate) stop_at: Option<u64>,
 
@@ -121,15 +121,15 @@ const TAGGER: &str = "A tagger on a frozen encoder (ner, pos, tag)";
 #[derive(Args, Debug)]
 pub(crate) struct Features {
     /// Which layers it reads: last, -2, embeddings, sum-last-4, mean-last-4, concat-last-4, sum-all, mean-all, all, or
-    /// mix-last-4 and mix-all with weights that are learnt
+    /// mix-last-4 and mix-all with learned weights
     #[arg(long, help_heading = TAGGER, value_name = "LAYERS", allow_hyphen_values = true, requires = "frozen")]
     pub(crate) layers: Option<FeatureLayers>,
 
-    /// What stands on them: linear, or bilstm for two layers that read in both directions
+    /// The tagger on top: linear, or bilstm for a two-layer bidirectional LSTM
     #[arg(long, help_heading = TAGGER, value_name = "HEAD", value_parser = parse_head, requires = "frozen")]
     pub(crate) head: Option<TaggerHead>,
 
-    /// Score the tags of a sentence together, by a conditional random field
+    /// Score the tags of a sentence jointly with a conditional random field (CRF)
     #[arg(long, help_heading = TAGGER, requires = "frozen")]
     pub(crate) crf: bool,
 }
@@ -165,11 +165,11 @@ Examples:\n  henson predict --task mrpc --model run --data glue/MRPC/test.tsv --
 henson predict --task squad2 --model run1,run2,run3 --data dev-v2.0.json --out answers\n  \
 henson predict --model run --data new.csv --out labels")]
 pub(crate) struct Predict {
-    /// What the models were trained for [default: what the first one's recipe.toml says]
+    /// The task that the models were trained for [default: from the first one's recipe.toml]
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]))]
     pub(crate) task: Option<String>,
 
-    /// The model; several with commas between them are averaged [default: for embed, the one for sentences that comes with
+    /// The model; several, separated by commas, are averaged [default: for embed, the one for sentences that comes with
     /// henson]
     #[arg(long, value_name = "DIR,…", value_delimiter = ',')]
     pub(crate) model: Vec<String>,
@@ -186,7 +186,7 @@ pub(crate) struct Predict {
     #[arg(long)]
     pub(crate) overwrite: bool,
 
-    /// Questions that may be without an answer: by how much that must beat the best one [default: the model's own]
+    /// Questions without an answer: margin by which "no answer" must beat the best answer [default: the model's own]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) no_answer: Option<f64>,
 

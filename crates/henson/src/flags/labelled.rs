@@ -9,11 +9,11 @@ use henson_tasks::{Files, TASKS};
 #[derive(Args, Debug, Clone, Default, PartialEq)]
 #[command(next_help_heading = "Labelled files")]
 pub(crate) struct Labelled {
-    /// What the table is [default: what its name says]
+    /// File format of the table [default: from its name]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<FormatName>,
 
-    /// Whether quotes go around cells [default: in csv]
+    /// Whether cells may be quoted [default: in csv]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) quotes: Option<bool>,
 
@@ -37,19 +37,19 @@ pub(crate) struct Labelled {
     #[arg(long, value_name = "COLUMN,…", value_parser = parse_column, value_delimiter = ',')]
     pub(crate) choice_columns: Vec<Column>,
 
-    /// embed: the column with a text that means something else than the first [default: negative, where there is one]
+    /// embed: the column with a hard negative [default: negative, where there is one]
     #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
     pub(crate) negative_column: Option<Column>,
 
-    /// The column that predictions are known by [default: index, id, …, else the row's number from 0]
+    /// The column with the ids of predictions [default: index, id, …, otherwise the row number from 0]
     #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
     pub(crate) id_column: Option<Column>,
 
-    /// The labels, in the order of their numbers [default: official ones, else those of the file, sorted]
+    /// The labels, in the order of their ids [default: the official ones, otherwise those of the file, sorted]
     #[arg(long, value_name = "LABEL,…", value_delimiter = ',')]
     pub(crate) labels: Vec<String>,
 
-    /// Count rows that are wrong instead of stopping at the first
+    /// Skip and count malformed rows instead of stopping at the first
     #[arg(long)]
     pub(crate) skip_bad: bool,
 }
@@ -84,7 +84,7 @@ pub(crate) enum FormatName {
     Tsv,
     /// Cells between commas, with quotes
     Csv,
-    /// A JSON object a line
+    /// One JSON object per line
     Jsonl,
     /// Parquet
     Parquet,

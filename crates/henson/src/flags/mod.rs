@@ -33,7 +33,7 @@ pub(crate) struct Flags {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// The whole story on embedded text: tokenizer, pre-training, fine-tuning, in minutes on two cores
+    /// Run an end-to-end demo on embedded text: tokenizer, pre-training, fine-tuning, in minutes on two cores
     Demo(demo::Demo),
     /// Train a tokenizer, look at what it does
     Tokenizer(tokenizer::Tokenizer),
@@ -52,7 +52,7 @@ lists all."
     Pretrain(pretrain::Pretrain),
     /// Fine-tune a model on labelled data: GLUE, SQuAD, entities, multiple choice, or your own tables
     Finetune(finetune::Finetune),
-    /// Ask fine-tuned models about a file, and write the predictions as the benchmark wants them
+    /// Run fine-tuned models on a file and write predictions in the benchmark's format
     Predict(finetune::Predict),
     /// Score a model or its predictions: GLUE, SQuAD and other labelled data, perplexity of a text, minimal pairs
     Eval(eval::Eval),
@@ -69,13 +69,13 @@ An interrupted set goes on with the same command; finished variants are not run 
 henson fill --model DIR --json --file sentences.txt > words.jsonl\n\n\
 Offsets count characters (Unicode code points) from 0, the end not included.")]
     Fill(Fill),
-    /// Say which class a text or a pair of texts belongs to
+    /// Classify texts or text pairs
     Classify(tasks::Classify),
     /// Find the entities in a text, or the parts of speech of its words
     Tag(tasks::Tag),
     /// Answer a question from a passage
     Answer(tasks::Answer),
-    /// Say which of several choices fits a context
+    /// Pick the best of several choices for a context
     Choose(tasks::Choose),
     /// Turn texts into vectors, one each
     #[command(after_help = "Examples:\n  henson embed 'A sentence.' 'Another one.'\n  \
@@ -89,7 +89,7 @@ concat-last-N, sum-all, mean-all, all. Offsets count characters.\n\n\
 Examples:\n  henson features --model DIR --layers concat-last-4 'Jim Henson was a puppeteer.' > tokens.jsonl\n  \
 henson features --model DIR --file notes.txt --format npy --out notes.npy")]
     Features(Features),
-    /// Put models behind HTTP: embeddings, fill, classify, tag, answer, as Text Embeddings Inference and OpenAI have it
+    /// Serve models over HTTP: embeddings, fill, classify, tag, answer; compatible with the Text Embeddings Inference and OpenAI APIs
     Serve(serve::Serve),
     /// Show what a model is: architecture, parameters by group, memory for training and inference
     Info(Info),
@@ -97,7 +97,7 @@ henson features --model DIR --file notes.txt --format npy --out notes.npy")]
     #[command(after_help = "Reads old names, sharded files and half precision. What a file has beyond the model, or \
 lacks, is reported.\n\nExample:\n  henson convert SRC DST --dtype bf16")]
     Convert(Convert),
-    /// Measure speed: training steps, inference, matrix products
+    /// Measure speed: training steps, inference, matrix multiplication
     #[command(subcommand)]
     Bench(Bench),
     /// List every setting of recipes and --set: key, default, meaning
@@ -128,11 +128,11 @@ impl ModelName {
 /// Which texts.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Texts {
-    /// The texts; without any, one a line from --file or standard input
+    /// The texts; without any, one per line from --file or standard input
     #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
 
-    /// A file with one text a line, plain or as .gz or .zst; blank lines are passed over, - is standard input
+    /// A file with one text per line, plain or as .gz or .zst; blank lines are skipped, - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "texts")]
     pub(crate) file: Option<std::path::PathBuf>,
 }
@@ -140,13 +140,12 @@ pub(crate) struct Texts {
 /// What to do with long texts.
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct LengthFlags {
-    /// The most tokens of a sequence, [CLS] and [SEP] included [default: what a fine-tuned model was trained with, else
-    /// all that the model takes]
+    /// Maximum sequence length in tokens, special tokens included [default: the length used in fine-tuning, otherwise the
+    /// model's maximum]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 
-    /// Divide longer texts into overlapping windows instead of cutting them [default: as a fine-tuned model was trained,
-    /// else no]
+    /// Split longer texts into overlapping windows instead of truncating them [default: as in fine-tuning, otherwise no]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) windows: Option<bool>,
 }
@@ -176,7 +175,7 @@ pub(crate) struct AskTexts {
     #[command(flatten)]
     pub(crate) length: LengthFlags,
 
-    /// Print one JSON object a text
+    /// Print one JSON object per text
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -206,7 +205,7 @@ pub(crate) enum PoolingName {
 
 #[derive(Args, Debug)]
 pub(crate) struct Embed {
-    /// How tokens become one vector [default: what the directory says, else mean]
+    /// How token vectors are pooled [default: as in the directory, otherwise mean]
     #[arg(long, value_enum)]
     pub(crate) pooling: Option<PoolingName>,
 
@@ -220,11 +219,11 @@ pub(crate) struct Embed {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FeatureFormat {
-    /// One JSON object a text: tokens, offsets, vectors
+    /// One JSON object per text: tokens, offsets, vectors
     Jsonl,
-    /// NumPy: all tokens of all texts, one row each; FILE.tokens.jsonl says which row is what
+    /// NumPy: all tokens of all texts, one row each; FILE.tokens.jsonl maps rows to tokens
     Npy,
-    /// One tensor a text, named 0, 1, …; FILE.tokens.jsonl says what its rows are
+    /// One tensor per text, named 0, 1, …; FILE.tokens.jsonl maps rows to tokens
     Safetensors,
 }
 
@@ -400,11 +399,11 @@ pub(crate) enum Bench {
     Train(BenchModel),
     /// The encoder's forward pass
     Infer(BenchModel),
-    /// Matrix products of the shapes that a model has
+    /// Matrix multiplications of the shapes that a model has
     Gemm(BenchGemm),
     /// Batches of pre-training, made from shards without a model behind them
     Data(BenchData),
-    /// Texts to piece ids, one thread
+    /// Tokenize texts, one thread
     Tokenize(BenchTokenize),
 }
 
@@ -440,7 +439,7 @@ pub(crate) struct BenchTokenize {
     #[command(flatten)]
     pub(crate) model: ModelName,
 
-    /// A file with one text a line, plain or as .gz or .zst
+    /// A file with one text per line, plain or as .gz or .zst
     #[arg(value_name = "FILE")]
     pub(crate) file: std::path::PathBuf,
 
@@ -471,7 +470,7 @@ pub(crate) struct BenchModel {
     #[arg(long, default_value_t = 3)]
     pub(crate) warmup: usize,
 
-    /// Show the time of each kind of operation in one step against its floor: what multiply-adds or memory alone take
+    /// Show the time of each kind of operation in one step next to its lower bound from FLOPs and bytes
     #[arg(long)]
     pub(crate) profile: bool,
 
@@ -497,7 +496,7 @@ pub(crate) struct BenchGemm {
     #[arg(long, default_value_t = 2048, value_parser = parse_count)]
     pub(crate) tokens: usize,
 
-    /// Print one JSON object a product
+    /// Print one JSON object per product
     #[arg(long)]
     pub(crate) json: bool,
 

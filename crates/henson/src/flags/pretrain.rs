@@ -11,15 +11,15 @@ use super::{Machine, parse_count, parse_dtype};
 
 #[derive(Args, Debug)]
 pub(crate) struct Pretrain {
-    /// A recipe (TOML); without one, the defaults and the flags are it
+    /// A recipe (TOML); if omitted, defaults and flags are used
     #[arg(value_name = "RECIPE")]
     pub(crate) recipe: Option<PathBuf>,
 
-    /// The run's directory: the finished model, with recipe.toml, metrics.jsonl, report.html and checkpoints/ beside it
+    /// The run's directory: the finished model, with recipe.toml, metrics.jsonl, report.html and checkpoints/ next to it
     #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
     pub(crate) out: Option<PathBuf>,
 
-    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), or a model to go on from: its
+    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), or a model to continue from: its
     /// directory, or henson-12m, which comes with henson
     #[arg(long, value_name = "M")]
     pub(crate) model: Option<String>,
@@ -35,7 +35,7 @@ pub(crate) struct Pretrain {
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// Say what would run, with its memory and its time at this machine's speed, and write nothing
+    /// Show what would run, with estimates of memory and time on this machine, and write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
@@ -43,7 +43,7 @@ pub(crate) struct Pretrain {
     #[arg(long)]
     pub(crate) samples_in_report: bool,
 
-    /// Stop after this step with a checkpoint; the same command without it goes on
+    /// Stop after this step with a checkpoint; the same command without it resumes
     #[arg(long, value_name = "STEP")]
     pub(crate) stop_at: Option<u64>,
 
@@ -51,7 +51,7 @@ pub(crate) struct Pretrain {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
     pub(crate) loader_threads: usize,
 
-    /// On a GPU, do matrix products as an earlier run did, for its very bits: the cuda-products.txt of its directory
+    /// On a GPU, use the matmul algorithms of an earlier run, for the same bits: the cuda-products.txt in its directory
     #[arg(long, value_name = "FILE")]
     pub(crate) products: Option<PathBuf>,
 

@@ -23,7 +23,7 @@ pub(crate) struct Report {
     #[arg(long)]
     pub(crate) overwrite: bool,
 
-    /// Print one JSON object a run: steps, tokens, seconds, final and best metrics
+    /// Print one JSON object per run: steps, tokens, seconds, final and best metrics
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -49,27 +49,27 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "DIR")]
     pub(crate) runs: Option<PathBuf>,
 
-    /// The most tokens that are computed at once [default: 2048, on a GPU 16384]
+    /// Maximum number of tokens in a batch [default: 2048, on a GPU 16384]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) batch_tokens: Option<usize>,
 
-    /// The most tokens that wait for a model; what comes then gets status 429
+    /// Maximum number of queued tokens per model; further requests get status 429
     #[arg(long, value_name = "TOKENS", default_value_t = 65536, value_parser = parse_count)]
     pub(crate) queue_tokens: usize,
 
-    /// The most requests that wait for a model; what comes then gets status 429
+    /// Maximum number of queued requests per model; further ones get status 429
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = parse_count)]
     pub(crate) queue_requests: usize,
 
-    /// The most texts of a request
+    /// Maximum number of texts per request
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = parse_count)]
     pub(crate) max_texts: usize,
 
-    /// The most bytes of a request
+    /// Maximum size of a request in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 2_000_000, value_parser = parse_count)]
     pub(crate) max_bytes: usize,
 
-    /// The most connections at a time; what comes then gets status 503
+    /// Maximum number of connections; further ones get status 503
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_count)]
     pub(crate) max_connections: usize,
 
@@ -78,15 +78,15 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) strict_model_names: bool,
 
-    /// Refuse texts that are too long instead of cutting them, where a request does not say
+    /// Reject texts that are too long instead of truncating them, unless a request asks otherwise
     #[arg(long)]
     pub(crate) no_truncate: bool,
 
-    /// The most seconds that a request may take
+    /// Maximum duration of a request in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = parse_count)]
     pub(crate) timeout: usize,
 
-    /// Threads that speak HTTP and cut texts into pieces; --threads compute [default: 2, with a GPU all cores, at most 8]
+    /// Threads for HTTP and tokenization; --threads are for computing [default: 2, with a GPU all cores, at most 8]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) http_threads: Option<usize>,
 

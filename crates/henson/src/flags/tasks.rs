@@ -13,11 +13,11 @@ henson classify --model DIR --json --file reviews.txt > classes.jsonl\n\n\
 The labels and what they mean (one of them, any of them, or a number) are the model's: id2label and problem_type in \
 its config.json.")]
 pub(crate) struct Classify {
-    /// Classify pairs: two arguments each, or two texts a line with a tab between them
+    /// Classify pairs: two arguments each, or two texts per line with a tab between them
     #[arg(long)]
     pub(crate) pair: bool,
 
-    /// For models with any number of labels a text: how likely a label must be to be given
+    /// For multi-label models: the probability from which a label is assigned
     #[arg(long, default_value_t = 0.5, value_parser = parse_probability)]
     pub(crate) threshold: f32,
 
@@ -67,7 +67,7 @@ pub(crate) struct Answer {
     #[arg(long, value_name = "FILE", requires = "question", conflicts_with = "passage")]
     pub(crate) passage_file: Option<PathBuf>,
 
-    /// A file with one passage, or one question and passage, a line; - is standard input
+    /// A file with one passage, or one question and passage, per line; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["passage", "passage_file"])]
     pub(crate) file: Option<PathBuf>,
 
@@ -75,21 +75,21 @@ pub(crate) struct Answer {
     #[arg(long, short = 'k', default_value_t = 1, value_parser = parse_count)]
     pub(crate) top: usize,
 
-    /// Let the model say that there is no answer: by how much that must beat the best one [default: what the model's
-    /// config says; without it, always answer]
+    /// Allow "no answer": the margin by which it must beat the best answer [default: from the model's config;
+    /// without it, always answer]
     #[arg(long, value_name = "THRESHOLD", allow_negative_numbers = true, value_parser = parse_finite)]
     pub(crate) no_answer: Option<f64>,
 
-    /// The most tokens of an answer
+    /// Maximum length of an answer in tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 30, value_parser = parse_count)]
     pub(crate) longest: usize,
 
-    /// The most tokens of a window, question included [default: what the model was trained with, else 384]
+    /// Maximum length of a window in tokens, question included [default: the length used in fine-tuning, otherwise 384]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 
-    /// From the beginning of one window of the passage to that of the next, as in the paper [default: what the model was
-    /// trained with, else 128]
+    /// From the beginning of one window of the passage to the next, as in Devlin et al. (2019) [default: the stride used in
+    /// fine-tuning, otherwise 128]
     #[arg(long, value_name = "PIECES", value_parser = parse_count)]
     pub(crate) stride: Option<usize>,
 
@@ -97,7 +97,7 @@ pub(crate) struct Answer {
     #[arg(long, value_name = "PIECES", conflicts_with = "stride")]
     pub(crate) overlap: Option<usize>,
 
-    /// Print one JSON object a question
+    /// Print one JSON object per question
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -123,16 +123,16 @@ pub(crate) struct Choose {
     #[arg(value_name = "CHOICE", requires = "context")]
     pub(crate) choices: Vec<String>,
 
-    /// A file with one context and its choices a line; - is standard input
+    /// A file with one context and its choices per line; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "context")]
     pub(crate) file: Option<PathBuf>,
 
-    /// The most tokens of a sequence, [CLS] and [SEP] included [default: what the model was trained with, else all that it
-    /// takes]
+    /// Maximum sequence length in tokens, special tokens included [default: the length used in fine-tuning, otherwise the
+    /// model's maximum]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub(crate) max_length: Option<usize>,
 
-    /// Print one JSON object a context
+    /// Print one JSON object per context
     #[arg(long)]
     pub(crate) json: bool,
 

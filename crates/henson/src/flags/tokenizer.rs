@@ -17,7 +17,7 @@ pub(crate) struct Tokenizer {
 pub(crate) enum TokenizerAction {
     /// Make a vocabulary out of text
     #[command(
-        after_help = "FILES hold one text a line, or JSON lines (.jsonl, .ndjson, .json; others with --field), plain or as .gz or \
+        after_help = "FILES hold one text per line, or JSON lines (.jsonl, .ndjson, .json; others with --field), plain or as .gz or \
 .zst. As by `data build`, other tables (.csv, .tsv) are refused.\n\
 The same text gives the same files, byte for byte, whatever the number of threads.\n\n\
 Examples:\n  henson tokenizer train --kind wordpiece --vocab-size 30000 --out tokenizer corpus/*.txt\n  \
@@ -26,7 +26,7 @@ Then look at it with `henson tokenizer info --model tokenizer corpus/held-out.tx
 `henson data build --tokenizer tokenizer`."
     )]
     Train(TokenizerTrain),
-    /// Show the pieces of texts, with their ids and where they come from
+    /// Show the tokens of texts with ids and offsets
     #[command(
         after_help = "Offsets count characters (Unicode code points) from 0, the end not included. No special tokens are \
 put around the text.\n\n\
@@ -40,7 +40,7 @@ henson tokenizer encode --model DIR --sample 1 --dropout 0.2 'puppeteers'"
     Encode(TokenizerEncode),
     /// Show what a tokenizer is, and how well it fits a text
     #[command(
-        after_help = "On FILES (one text a line or JSON lines, plain or as .gz or .zst) it says how much of the text it can write, \
+        after_help = "On FILES (one text per line or JSON lines, plain or as .gz or .zst) it reports how much of the text it can write, \
 into how many pieces it cuts words, and what it cannot write. Few pieces a word and nearly no unknown ones are good; \
 compare tokenizers on text that they were not trained on.\n\n\
 Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model DIR held-out.txt"
@@ -48,7 +48,7 @@ Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model 
     Info(TokenizerInfo),
     /// Add words of a domain to the end of a WordPiece vocabulary, for continued pre-training
     #[command(
-        after_help = "The ids of all old pieces stay. `henson pretrain --model DIR` on data that was built with the new \
+        after_help = "All existing token ids stay. `henson pretrain --model DIR` on data that was built with the new \
 tokenizer gives each new piece the mean of the pieces that its text was before.\n\n\
 Example:\n  henson tokenizer extend --model DIR --pieces words.txt --out my-tokenizer"
     )]
@@ -60,7 +60,7 @@ pub(crate) struct TokenizerExtend {
     #[command(flatten)]
     pub(crate) model: ModelName,
 
-    /// A file with one word a line, or ## and what continues a word; - is standard input
+    /// A file with one word per line, or ## and what continues a word; - is standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) pieces: PathBuf,
 
@@ -82,7 +82,7 @@ pub(crate) enum TokenizerKind {
     Bpe,
     /// RoBERTa's: merges of bytes, so that nothing is unknown; keeps case
     ByteBpe,
-    /// SentencePiece's: the likeliest pieces, ▁ before what begins a word
+    /// SentencePiece's: the most likely segmentation, ▁ before what begins a word
     Unigram,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct TokenizerTrain {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = parse_count)]
     pub(crate) alphabet: usize,
 
-    /// The most different words to hold while counting, at some 80 bytes each; beyond it the rarest are dropped
+    /// Maximum number of distinct words held while counting, about 80 bytes each; beyond it the rarest are dropped
     #[arg(long, value_name = "N", default_value_t = 4 << 20, value_parser = parse_count)]
     pub(crate) max_words: usize,
 
@@ -149,20 +149,20 @@ pub(crate) struct TokenizerEncode {
     #[command(flatten)]
     pub(crate) texts: Texts,
 
-    /// Cut words at random, with this seed
+    /// Segment words at random instead of optimally, with this seed
     #[arg(long, value_name = "SEED")]
     pub(crate) sample: Option<u64>,
 
-    /// For BPE and WordPiece: the probability that a merge or a match is passed over [default: 0.1]
+    /// For BPE and WordPiece: the probability of skipping a merge or a match [default: 0.1]
     #[arg(long, value_name = "P", requires = "sample", conflicts_with = "alpha")]
     pub(crate) dropout: Option<f64>,
 
-    /// For unigram: the power of probabilities; 0 makes all ways to write a word equal, large ones leave the best
+    /// For unigram: the smoothing exponent; 0 makes all segmentations of a word equally likely, large values keep the best
     /// [default: 0.2]
     #[arg(long, value_name = "A", requires = "sample")]
     pub(crate) alpha: Option<f64>,
 
-    /// Print one JSON object a text
+    /// Print one JSON object per text
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -422,11 +422,20 @@ fn files_that_ask_for_work_without_measure_are_refused() {
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let many = json!({"type": "Sequence", "pretokenizers": vec![bytes.clone(); 30]});
     assert_error(pre_tokenizer(many), &["pre_tokenizer.pretokenizers[5]", "at most 16384 bytes"]);
-    assert_error(normalizer(sequence(vec![json!({"type": "Strip", "strip_left": true, "strip_right": true}); 300])), &["at most 256 components"]);
+    assert_error(
+        normalizer(sequence(vec![json!({"type": "Strip", "strip_left": true, "strip_right": true}); 300])),
+        &["at most 256 components"],
+    );
     let decoders = json!({"type": "Sequence", "decoders": vec![grow(); 2]});
-    assert_error(changed(word_piece(), move |value| value["decoder"] = decoders), &["decoder.decoders[0]", "at most 16"]);
+    assert_error(
+        changed(word_piece(), move |value| value["decoder"] = decoders),
+        &["decoder.decoders[0]", "at most 16"],
+    );
     // Work of the model.
-    assert_error(model("max_input_chars_per_word", json!(1_000_000_000)), &["max_input_chars_per_word", "at most 1000"]);
+    assert_error(
+        model("max_input_chars_per_word", json!(1_000_000_000)),
+        &["max_input_chars_per_word", "at most 1000"],
+    );
     assert_error(model("continuing_subword_prefix", json!("#".repeat(65))), &["continuing_subword_prefix", "64"]);
     let long = changed(unigram(), |value| value["model"]["vocab"][5][0] = json!("a".repeat(5000)));
     assert_error(long, &["model.vocab", "at most 4096 bytes"]);
@@ -449,7 +458,10 @@ fn texts_that_a_tokenizer_makes_too_much_of_are_refused() {
     let twice = json!({"type": "Sequence", "normalizers": vec![replace(json!({"String": "a"}), &hundred); 2]});
     let grown = changed(word_piece(), move |value| value["normalizer"] = twice).unwrap();
     assert_error(grown.encode(&"a".repeat(50_000)), &["normalizer.normalizers[0] (Replace)", "16 for each of its own"]);
-    assert_error(grown.encode_ids(&"a".repeat(1000)), &["normalizer.normalizers[1] (Replace)", "more than 262144 bytes"]);
+    assert_error(
+        grown.encode_ids(&"a".repeat(1000)),
+        &["normalizer.normalizers[1] (Replace)", "more than 262144 bytes"],
+    );
     assert_error(grown.words(&"a".repeat(50_000)), &["normalizers[0]"]);
     // Other texts, and short ones, are none of its business.
     grown.encode(&"b ".repeat(50_000)).unwrap();
@@ -472,10 +484,7 @@ fn texts_that_a_tokenizer_makes_too_much_of_are_refused() {
 /// What is in wide use is opened, and long texts go through: RoBERTa, XLM-R, T5, Llama, GPT-4o and others that split numbers.
 #[test]
 fn tokenizers_in_wide_use_stay_within_the_limits() {
-    let spaces = [
-        json!({"type": "Prepend", "prepend": "▁"}),
-        replace(json!({"String": " "}), "▁"),
-    ];
+    let spaces = [json!({"type": "Prepend", "prepend": "▁"}), replace(json!({"String": " "}), "▁")];
     let unicode = ["NFKD", "StripAccents", "Lowercase"].map(|kind| json!({"type": kind}));
     let quotes = [replace(json!({"String": "``"}), "\""), replace(json!({"String": "''"}), "\"")];
     let table = json!({"type": "Precompiled", "precompiled_charsmap": longer_character_map(36)});
