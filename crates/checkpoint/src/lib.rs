@@ -29,7 +29,7 @@ pub use hub::{DownloadProgress, Hub, resolve_model};
 pub use load::{LoadMode, LoadOptions, load, open_parameters};
 pub use report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 pub use safetensors::{SaveDType, StoredDType, TensorInfo};
-pub use save::{Beside, SaveOptions, TensorFile, save, save_files, save_with};
+pub use save::{Beside, LastFile, SaveOptions, TensorFile, save, save_files, save_with};
 pub use sums::Sums;
 pub use weights::Weights;
 

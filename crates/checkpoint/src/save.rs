@@ -44,13 +44,16 @@ pub struct TensorFile<'a> {
     pub read: &'a dyn Fn(usize) -> henson_tensor::Result<Vec<f32>>,
 }
 
+/// Makes a file from the checksums of all others.
+pub type LastFile<'a> = &'a dyn Fn(&Sums) -> Vec<u8>;
+
 /// Further files beside a model.
 #[derive(Default)]
 pub struct Beside<'a> {
     /// Files of tensors.
     pub tensors: Vec<TensorFile<'a>>,
     /// The name of a file that is written after all others and made from their checksums.
-    pub last: Option<(&'a str, &'a dyn Fn(&Sums) -> Vec<u8>)>,
+    pub last: Option<(&'a str, LastFile<'a>)>,
 }
 
 /// Writes a model directory that `transformers` reads.

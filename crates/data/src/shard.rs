@@ -150,6 +150,9 @@ impl<W: Write> ShardWriter<W> {
     }
 }
 
+/// Fills a slice with the bytes of a shard from an offset on.
+type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), DataError>;
+
 /// A shard to read.
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -323,12 +326,7 @@ impl<'a, T: bytemuck::Pod> Numbers<'a, T> {
 
 impl Frame {
     /// Reads and checks header, sums and footer of a file of so many bytes.
-    fn read(
-        path: &Path,
-        size: u64,
-        vocabulary_size: u32,
-        read: &dyn Fn(u64, &mut [u8]) -> Result<(), DataError>,
-    ) -> Result<Self, DataError> {
+    fn read(path: &Path, size: u64, vocabulary_size: u32, read: ReadAt<'_>) -> Result<Self, DataError> {
         let damaged = |problem: &str| DataError::damaged(path, problem);
         if size < (HEADER + FOOTER) as u64 {
             return Err(DataError::damaged(path, format!("it has {size} bytes, too few for a shard")));

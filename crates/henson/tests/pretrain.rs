@@ -250,7 +250,11 @@ fn what_would_run_is_said_and_mistakes_are_named() {
     let weights = out.join("checkpoints/step-2/model.safetensors");
     let whole = std::fs::read(&weights).unwrap();
     std::fs::write(&weights, &whole[..whole.len() / 2]).unwrap();
-    fails(1, &borrowed(&small(&["steps=3", "warmup_steps=9"])), &["step-2", "delete it to"]);
+    fails(
+        1,
+        &borrowed(&small(&["steps=3", "warmup_steps=9"])),
+        &["step-2", "delete this directory to train from scratch"],
+    );
     std::fs::write(&weights, whole).unwrap();
     fails(
         1,

@@ -191,6 +191,15 @@ pub fn search(
     Ok(SearchEnded::Finished(table))
 }
 
+/// What search.toml holds: a search, and the keys of its recipe that each run chooses by the size of its data.
+#[derive(Serialize, Deserialize)]
+struct StoredSearch {
+    #[serde(default)]
+    by_size: Vec<String>,
+    #[serde(flatten)]
+    search: Search,
+}
+
 /// Makes the directory, or checks that it holds this search.
 fn open(search: &Search, out: &Path) -> Result<(), TaskError> {
     let path = out.join("search.toml");
@@ -200,8 +209,11 @@ fn open(search: &Search, out: &Path) -> Result<(), TaskError> {
     };
     if path.exists() {
         let text = fs::read_to_string(&path).map_err(io("read", &path))?;
-        let old: Search = parse_settings(&[(&text, &path.display().to_string())], &[])?;
-        let mut found = differences(&old.recipe, &search.recipe, &FineTuneRecipe::MAY_CHANGE, &[])?;
+        let StoredSearch { search: old, by_size } = parse_settings(&[(&text, &path.display().to_string())], &[])?;
+        // What runs choose by the size of their data is compared with what stands in their own recipes.
+        let chosen = by_size.iter().map(String::as_str).chain(search.recipe.by_size.iter().copied());
+        let may_change: Vec<&str> = FineTuneRecipe::MAY_CHANGE.into_iter().chain(chosen).collect();
+        let mut found = differences(&old.recipe, &search.recipe, &may_change, &[])?;
         if old.grid != search.grid {
             found.push(format!("  grid: was {:?}, now {:?}", old.grid, search.grid));
         }
@@ -216,7 +228,8 @@ fn open(search: &Search, out: &Path) -> Result<(), TaskError> {
         return Err(TaskError::OtherSearch { path: out.to_owned(), differences: "  no search.toml".to_owned() });
     }
     fs::create_dir_all(out).map_err(io("make", out))?;
-    let text = toml::to_string_pretty(search)
+    let by_size = search.recipe.by_size.iter().map(|key| (*key).to_owned()).collect();
+    let text = toml::to_string_pretty(&StoredSearch { search: search.clone(), by_size })
         .map_err(|error| TrainError::Recipe { place: path.display().to_string(), problem: error.to_string() })?;
     Ok(write_atomic(&path, text.as_bytes()).map_err(TrainError::from)?)
 }

@@ -92,7 +92,8 @@ fn a_run_stopped_amid_folds_ends_with_the_same_bits() {
         }
     };
     assert!(interruptions > 3, "{interruptions}");
-    assert_eq!(results, expected);
+    // Mistakes quote the files and are not kept, so folds that were finished before have none.
+    assert_eq!(results, Results { mistakes: None, ..expected });
     for name in ["model.safetensors", "config.json", "recipe.toml"] {
         assert_eq!(fs::read(whole.join(name)).unwrap(), fs::read(parts.join(name)).unwrap(), "{name}");
     }
