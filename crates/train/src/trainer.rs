@@ -277,6 +277,10 @@ pub fn train(
     watch: &mut Watch<'_>,
 ) -> Result<Outcome> {
     run.sweep();
+    if state.step > 0 {
+        // A kill right after a save leaves one checkpoint too many.
+        run.prune(settings.keep_checkpoints, state.best)?;
+    }
     // A run that was killed before its first checkpoint begins its log anew.
     let logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
     logs.metrics.skipped().iter().for_each(|text| (watch.on)(Event::Warning { text }));

@@ -338,7 +338,8 @@ fn keep_books(fold: &Path) -> Result<(), TaskError> {
         let path = path.to_owned();
         move |source| TaskError::Train(TrainError::Io { action: "delete", path, source })
     };
-    for entry in fs::read_dir(fold).map_err(io(fold))?.flatten() {
+    for entry in fs::read_dir(fold).map_err(io(fold))? {
+        let entry = entry.map_err(io(fold))?;
         let (path, name) = (entry.path(), entry.file_name());
         if BOOKS.iter().any(|book| name == *book) {
             continue;

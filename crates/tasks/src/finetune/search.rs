@@ -282,7 +282,8 @@ fn finish(table: &Table, out: &Path) -> Result<(), TaskError> {
 fn copy_model(from: &Path, to: &Path) -> Result<(), TaskError> {
     let io = |action: &'static str, path: PathBuf| move |source| TrainError::Io { action, path, source };
     fs::create_dir_all(to).map_err(io("make", to.to_owned()))?;
-    for entry in fs::read_dir(from).map_err(io("read", from.to_owned()))?.flatten() {
+    for entry in fs::read_dir(from).map_err(io("read", from.to_owned()))? {
+        let entry = entry.map_err(io("read", from.to_owned()))?;
         let (path, name) = (entry.path(), entry.file_name());
         // The run's own books stay with it.
         let own = ["run.lock", "metrics.jsonl", "results.json", "report.html", "checkpoints", "tensorboard", FOLDS];
