@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use henson_kernels::threads::in_threads;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
@@ -336,34 +337,9 @@ impl Epoch {
         let groups = self.instances.units().div_ceil(GROUP);
         // A thread is worth its start only for some work.
         let threads = threads.min(groups / 4);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut reader = self.instances.corpus.reader();
-            let mut counted = Vec::new();
-            loop {
-                let group = next.fetch_add(1, Ordering::Relaxed);
-                if group >= groups {
-                    return Ok(counted);
-                }
-                counted.push((group, self.count_group(group, &mut reader)?));
-            }
-        };
-        let mut counted = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads)
-                // With fewer threads than wanted (a limit of the system) the result is the same, only later.
-                .filter_map(|_| {
-                    std::thread::Builder::new().name("henson-count".to_owned()).spawn_scoped(scope, work).ok()
-                })
-                .collect();
-            let mut counted: Result<Vec<_>, DataError> = work();
-            for other in others {
-                let found = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                counted = counted.and_then(|counted| Ok([counted, found?].into_iter().flatten().collect()));
-            }
-            counted
-        })?;
-        counted.sort_unstable_by_key(|(group, _)| *group);
-        Ok(counted.into_iter().map(|(_, group)| group).collect())
+        let counted =
+            in_threads(threads, 0..groups, |group| self.count_group(group, &mut self.instances.corpus.reader()));
+        counted.into_iter().collect()
     }
 
     fn count_group(&self, group: usize, reader: &mut Reader<'_>) -> Result<Group, DataError> {
