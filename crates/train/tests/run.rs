@@ -280,6 +280,14 @@ fn checkpoints_that_are_cut_gone_or_all_damaged() {
     old["version"] = 2.into();
     fs::write(path("step-14/state.json"), old.to_string()).unwrap();
     assert!(resume().unwrap_err().to_string().contains("this henson reads 1"));
+
+    // A damaged name of either key does not make it one of version 0.1.
+    let text = String::from_utf8(state.clone()).unwrap();
+    for key in ["files", "sum"] {
+        fs::write(path("step-14/state.json"), text.replace(&format!("\"{key}\""), "\"gone\"")).unwrap();
+        let error = opened.verify(14).unwrap_err().to_string();
+        assert!(error.contains("its own checksum"), "{key}: {error}");
+    }
     fs::write(path("step-14/state.json"), &state).unwrap();
 
     // Cut weights, and then a missing file in the other one: nothing is left, and nothing is moved.
