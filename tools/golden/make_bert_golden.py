@@ -126,11 +126,9 @@ def forward(model, head, data):
     """Run the padded batch; returns (loss, flat outputs)."""
     offsets = data["offsets"].tolist()
     real = pad(torch.ones_like(data["ids"]), offsets, 0)
-    call = {
-        "input_ids": pad(data["ids"], offsets, 0),
-        "token_type_ids": pad(data["segments"], offsets, 0),
-        "attention_mask": real,
-    }
+    call = {"input_ids": pad(data["ids"], offsets, model.config.pad_token_id), "attention_mask": real}
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        call["token_type_ids"] = pad(data["segments"], offsets, 0)
     if head == "choice":
         call = {key: value.view(-1, CHOICES, value.shape[1]) for key, value in call.items()}
     number = next(model.parameters()).dtype
@@ -147,8 +145,8 @@ def forward(model, head, data):
         call["start_positions"], call["end_positions"] = data["start"], data["end"]
 
     pooled = []
-    base = getattr(model, "bert", model)
-    hook = base.pooler.register_forward_hook(lambda *a: pooled.append(a[2])) if base.pooler else None
+    pooler = getattr(getattr(model, model.base_model_prefix, model), "pooler", None)
+    hook = pooler.register_forward_hook(lambda *a: pooled.append(a[2])) if pooler else None
     result = model(**call, output_hidden_states=True, output_attentions=True)
     if hook:
         hook.remove()
@@ -163,7 +161,9 @@ def forward(model, head, data):
         for layer, weights in enumerate(result.attentions):
             for i, n in enumerate(real.sum(1).tolist()):
                 out[f"attention.{layer}.{i}"] = weights[i, :, :n, :n]
-        loss = out[f"hidden.{LAYERS}"].square().mean() + out["pooled"].mean()
+        loss = out[f"hidden.{LAYERS}"].square().mean()
+        if pooled:
+            loss = loss + out["pooled"].mean()
     elif "rows" in data:
         logits = result.logits if head == "mlm" else result.prediction_logits
         out["logits"] = logits[real][data["rows"]]
@@ -200,12 +200,8 @@ def check_qa_loss(model, data):
     terms = {"start": [], "end": []}
     for i, (a, b) in enumerate(zip(data["offsets"][:-1], data["offsets"][1:])):
         start, end = data["start"][i : i + 1], data["end"][i : i + 1]
-        result = model(
-            input_ids=data["ids"][None, a:b],
-            token_type_ids=data["segments"][None, a:b],
-            start_positions=start,
-            end_positions=end,
-        )
+        segments = {"token_type_ids": data["segments"][None, a:b]} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
+        result = model(input_ids=data["ids"][None, a:b], **segments, start_positions=start, end_positions=end)
         inside = [side for side, at in [("start", start), ("end", end)] if at < b - a]
         for side in inside:
             terms[side].append(cross_entropy(result[f"{side}_logits"], data[side][i : i + 1]))
@@ -217,11 +213,10 @@ def check_qa_loss(model, data):
 
 def train(model, head, data):
     """Ten AdamW steps on the same batch: losses before each update, gradient norms, weights after."""
-    plain = lambda name: "LayerNorm" in name or "bias" in name
     named = list(model.named_parameters())
     groups = [
-        {"params": [p for n, p in named if not plain(n)], "weight_decay": 0.01},
-        {"params": [p for n, p in named if plain(n)], "weight_decay": 0.0},
+        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": 0.01},
+        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},  # biases and LayerNorm
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-6)
     losses, norms = [], []
@@ -271,7 +266,7 @@ def make_head(head, directory):
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "loss": {
-            "model": "mean(last hidden squared) + mean(pooled), over real tokens",
+            "model": "mean(last hidden squared), over real tokens, + mean(pooled) where there is a pooler",
             "qa": "transformers' loss of unpadded sequences; output.padded_loss is that of the padded batch",
         }.get(head, "transformers' own"),
         "optimizer": "AdamW lr 1e-3 betas 0.9 0.999 eps 1e-6, weight decay 0.01 except names with "

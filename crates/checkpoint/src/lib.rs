@@ -3,13 +3,14 @@
 //! The way in: [`resolve_model`] finds a directory, [`ModelDirectory`] its config, [`Weights`] its tensors, [`load()`]
 //! puts them into parameters. The way out: [`save()`].
 //!
-//! What is deliberately absent: what a config means (`models`), what a tokenizer's files mean (`text`), the state of a
+//! What is deliberately absent: what a network's config means (`models`), what a tokenizer's files mean (`text`), the state of a
 //! training run (`train`), the environment (the binary passes the cache's place), and printing. Pickles are not read:
 //! they can run code.
 
 #![forbid(unsafe_code)]
 
 mod atomic;
+mod config;
 mod directory;
 #[cfg(feature = "download")]
 mod download;
@@ -23,6 +24,7 @@ mod sums;
 mod weights;
 
 pub use atomic::{Existing, is_temporary, remove_temporaries, write_atomic};
+pub use config::{Config, TaskConfig, TrainedReading};
 pub use directory::{ModelDirectory, parse_json, read_json, read_limited};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};

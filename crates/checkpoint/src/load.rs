@@ -20,8 +20,8 @@ pub enum LoadMode<'a> {
     Strict,
     /// All but those for which this is true, such as a new head's: these stay as they were initialised.
     NewHead {
-        /// Is asked with the names of parameters.
-        may_miss: &'a dyn Fn(&str) -> bool,
+        /// Is asked for each parameter that the file does not have.
+        may_miss: &'a dyn Fn(&Entry) -> bool,
     },
 }
 
@@ -44,7 +44,7 @@ impl<'a> LoadOptions<'a> {
     }
 
     /// Parameters for which `may_miss` is true need not be in the file.
-    pub fn new_head(may_miss: &'a dyn Fn(&str) -> bool) -> Self {
+    pub fn new_head(may_miss: &'a dyn Fn(&Entry) -> bool) -> Self {
         Self { mode: LoadMode::NewHead { may_miss }, ..Self::default() }
     }
 }
@@ -224,7 +224,7 @@ fn check<'w>(
         }
         let missing = Missing { parameter: parameter.name.clone(), shape: parameter.shape.sizes().to_vec() };
         match options.mode {
-            LoadMode::NewHead { may_miss } if may_miss(&parameter.name) => report.fresh.push(missing),
+            LoadMode::NewHead { may_miss } if may_miss(parameter) => report.fresh.push(missing),
             _ => report.missing.push(missing),
         }
     }

@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{DownloadProgress, Hub, resolve_model};
-use henson_models::Size;
+use henson_models::Family;
 
 use crate::built_in::BuiltIn;
 use crate::flags::ModelName;
@@ -51,9 +51,9 @@ pub(crate) fn resolve(model: &str, download: bool) -> anyhow::Result<PathBuf> {
     if let (Some(built_in), false) = (BuiltIn::named(model), Path::new(model).exists()) {
         return built_in.directory();
     }
-    if let (Ok(size), false) = (model.parse::<Size>(), Path::new(model).exists()) {
+    if Family::config_of_size(model).is_ok() && !Path::new(model).exists() {
         anyhow::bail!(
-            "{size} is a size, which has no weights yet. Pre-train one first (`henson pretrain --model {size} --data SHARDS \
+            "{model} is a size, which has no weights yet. Pre-train one first (`henson pretrain --model {model} --data SHARDS \
              --out DIR`; docs/tutorial.md shows each step) and give --model DIR, give the directory of any other model, or \
              leave --model out to use the one that comes with henson"
         );

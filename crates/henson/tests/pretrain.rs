@@ -222,7 +222,7 @@ fn what_would_run_is_said_and_mistakes_are_named() {
         ["pretrain", "--data", shards(), "--out", &out_text, "--set", "steps=5", "--set", set].map(str::to_owned)
     };
     let cases: [(&'static str, i32, &[&str]); 8] = [
-        ("config.vocab_size=10", 1, &["config.vocab_size", "pieces of the data's tokenizer"]),
+        ("config.vocab_size=10", 1, &["config.vocab_size", "tokens of the data's tokenizer"]),
         ("phase.0.steps=3", 1, &["there is no `phase` to count in", "[[phase]]"]),
         ("stepz=3", 1, &["unknown setting `stepz`", "steps"]),
         ("objective=magic", 1, &["magic", "mlm-nsp"]),

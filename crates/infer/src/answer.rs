@@ -19,13 +19,13 @@ impl Model {
     /// By how much "no answer" must beat the best answer, if the model may say so at all; config.json stores it with a
     /// model that was trained on such questions.
     pub fn no_answer_threshold(&self) -> Option<f64> {
-        self.bert().config().no_answer_threshold()
+        self.config().task.no_answer_threshold
     }
 
     /// How questions are asked of this model unless told otherwise: as in its fine-tuning, where config.json says how that
     /// was, else the paper's settings, within the model's length.
     pub fn question_settings(&self) -> QuestionSettings {
-        let (paper, trained) = (QuestionSettings::default(), self.bert().config().reading);
+        let (paper, trained) = (QuestionSettings::default(), self.config().task.reading);
         QuestionSettings {
             max_length: trained.map_or(paper.max_length, |reading| reading.max_length).min(self.most_tokens()),
             stride: trained.and_then(|reading| reading.stride).map_or(paper.stride, Stride::Step),

@@ -34,7 +34,7 @@ impl Model {
         let (mut windows, dropped) = text_windows(self.tokenizer(), input, self.length_within(most), false)?;
         let outputs = self.read_texts(&[&windows[..1]], |_, _| Read::Attention)?;
         let sequence = windows.remove(0);
-        let heads = self.bert().config().num_attention_heads;
+        let heads = self.config().model.sizes().num_attention_heads;
         let maps = outputs.into_iter().flatten().flat_map(|output| output.numbers).collect::<Vec<f32>>();
         let layers = maps.chunks_exact(heads * sequence.len().pow(2)).map(<[f32]>::to_vec).collect();
         let token = |id: &u32| self.tokenizer().token(*id).unwrap_or_else(|| format!("<{id}>"));

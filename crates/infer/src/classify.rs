@@ -58,17 +58,17 @@ impl Classified {
 impl Model {
     /// The names of the head's labels, by number; `transformers`' own where config.json has none.
     pub fn labels(&self) -> Vec<String> {
-        self.bert().config().label_names()
+        self.config().task.label_names()
     }
 
     /// What a classifier's logits mean. As in `transformers`, a head with one label that says nothing is a regression.
     pub fn problem(&self) -> Result<Problem> {
-        let config = self.bert().config();
-        match config.problem_type.as_deref() {
+        let task = &self.config().task;
+        match task.problem_type.as_deref() {
             Some("single_label_classification") => Ok(Problem::SingleLabel),
             Some("multi_label_classification") => Ok(Problem::MultiLabel),
             Some("regression") => Ok(Problem::Regression),
-            None if config.labels() == 1 => Ok(Problem::Regression),
+            None if task.labels() == 1 => Ok(Problem::Regression),
             None => Ok(Problem::SingleLabel),
             Some(other) => {
                 Err(InferError::ProblemType { path: self.path().to_owned(), problem_type: other.to_owned() })

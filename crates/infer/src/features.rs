@@ -126,9 +126,9 @@ impl Model {
 
     /// A vector for every position of the windows of texts that were laid out elsewhere, row after row, and how long one is.
     pub fn features_of_windows(&self, texts: &[&[Features]], layers: Layers) -> Result<(Vec<Vec<Vec<f32>>>, usize)> {
-        let config = self.bert().config();
-        let (chosen, factor) = layers.choose(config.num_hidden_layers)?;
-        let width = if factor.is_some() { config.hidden_size } else { config.hidden_size * chosen.len() };
+        let sizes = self.config().model.sizes();
+        let (chosen, factor) = layers.choose(sizes.num_hidden_layers)?;
+        let width = if factor.is_some() { sizes.hidden_size } else { sizes.hidden_size * chosen.len() };
         let outputs = self.read_texts(texts, |_, _| Read::Layers(layers))?;
         let rows = outputs.into_iter().map(|outputs| outputs.into_iter().map(|output| output.numbers).collect());
         Ok((rows.collect(), width))

@@ -71,7 +71,7 @@ impl Model {
         let windows: Vec<&[Features]> = prepared.iter().map(|p| p.windows.as_slice()).collect();
         let read = |text: usize, window: usize| Read::Masked { positions: places[text][window].0.clone(), top };
         let outputs = self.read_texts(&windows, read)?;
-        let top = top.clamp(1, self.bert().config().vocab_size);
+        let top = top.clamp(1, self.config().model.sizes().vocab_size);
         for ((filled, places), outputs) in filled.iter_mut().zip(&places).zip(outputs) {
             for ((_, blanks), output) in places.iter().zip(outputs) {
                 let rows = output.ids.chunks(top).zip(output.numbers.chunks(top));

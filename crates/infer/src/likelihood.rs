@@ -54,7 +54,7 @@ pub struct ScoreProgress {
 impl Model {
     /// Whether a token sees only what stands before it.
     pub fn is_left_to_right(&self) -> bool {
-        self.bert().config().is_decoder
+        self.config().model.sizes().causal
     }
 
     /// The log-likelihood of each text. A text that is longer than the model takes is divided into windows, and each piece
@@ -199,23 +199,23 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
         if queue.sequences.is_empty() {
             return Ok(());
         }
-        let (bert, parameters) = (self.model.bert(), self.model.parameters());
-        let (device, vocabulary) = (parameters.device(), bert.config().vocab_size);
+        let (network, parameters) = (self.model.network(), self.model.parameters());
+        let (device, vocabulary) = (parameters.device(), network.config().sizes().vocab_size);
         let sequence = |range: &Range<usize>| Sequence {
             ids: &queue.ids[range.clone()],
             segments: &queue.segments[range.clone()],
         };
         let sequences: Vec<Sequence<'_>> = queue.sequences.iter().map(sequence).collect();
-        let batch = Batch::new(device, bert.config(), &sequences, 0)?;
+        let batch = Batch::new(device, network.config(), &sequences, 0)?;
         let mut pass = Pass::inference(&mut self.tape, parameters);
         let of_rows = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
         let rows: Vec<u32> = queue.asked.iter().map(|asked| asked.row as u32).collect();
-        let encoded = bert.encode_rows(&mut pass, &batch, &of_rows(&rows)?)?;
+        let encoded = network.encode_rows(&mut pass, &batch, &of_rows(&rows)?)?;
         for first in (0..rows.len()).step_by(ROWS) {
             let asked = &queue.asked[first..rows.len().min(first + ROWS)];
             let chosen: Vec<u32> = (first as u32..(first + asked.len()) as u32).collect();
             let targets = of_rows(&asked.iter().map(|asked| asked.target).collect::<Vec<u32>>())?;
-            let logits = bert.masked_logits(&mut pass, &encoded, &of_rows(&chosen)?)?;
+            let logits = network.masked_logits(&mut pass, &encoded, &of_rows(&chosen)?)?;
             let hits = pass.hits(&logits, vocabulary, &targets)?;
             // −ln P of the target: of each row the largest logit, a sum and the target's are needed, and no copy.
             let (_, losses) = pass.cross_entropy(logits, vocabulary, &targets, None, 1.0)?;

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use henson_checkpoint::{LoadOptions, LoadReport, ModelDirectory, open_parameters};
-use henson_models::bert::NAMING;
-use henson_models::{Bert, BertConfig, Head};
+use henson_checkpoint::{Config, LoadOptions, LoadReport, ModelDirectory, Weights, open_parameters};
+use henson_models::{self as models, Head};
 use henson_tensor::{Builder, DType, Device, Parameters};
 use henson_text::{Features, Pieces, Tokenizer};
 
@@ -42,7 +41,8 @@ impl Length {
 /// A model with its tokenizer.
 pub struct Model {
     path: PathBuf,
-    bert: Bert,
+    config: Config,
+    network: models::Model,
     parameters: Parameters,
     tokenizer: Tokenizer,
     report: LoadReport,
@@ -60,58 +60,56 @@ impl Model {
     /// Opens a directory: config, weights and tokenizer, checked against each other.
     pub fn open(path: &Path, device: &Device, dtype: DType, want: Want) -> Result<Self> {
         let directory = ModelDirectory::open(path)?;
-        let config = Self::config(&directory)?;
+        let config = Self::read_config(&directory)?;
         let weights = directory.weights()?;
-        let has = |ending: &str| weights.names().any(|name| name.ends_with(ending));
-        let named = Head::of_config(&config);
+        let labels = config.task.labels();
+        let named = config.head();
         let head = match want {
             Want::Encoder => Head::Encoder,
             Want::MaskedLm => Head::MaskedLm,
-            // `BertModel` may be without the pooler that nothing of a sentence's vector goes through.
-            Want::AsSaved if named == Some(Head::Pooler) && !has("pooler.dense.weight") => Head::Encoder,
-            Want::AsSaved => named.unwrap_or_else(|| match (has("pooler.dense.weight"), has("classifier.weight")) {
-                (true, true) => Head::Sequence { labels: config.labels() },
-                (false, true) => Head::Token { labels: config.labels() },
-                _ if has("qa_outputs.weight") => Head::Span,
-                (true, false) => Head::Pooler,
-                (false, false) => Head::Encoder,
-            }),
+            // A bare model may be without the pooler that nothing of a sentence's vector goes through.
+            Want::AsSaved if named == Some(Head::Pooler) && !has_head(&weights, &config, Head::Pooler)? => {
+                Head::Encoder
+            }
+            Want::AsSaved => match named {
+                Some(head) => head,
+                None => head_of_weights(&weights, &config)?,
+            },
             Want::Task(task) => match named {
                 Some(head) if Task::of_head(head) == Some(task) => head,
                 // A config that names no class: the weights tell.
-                None if has(task.weights()) => task.head(config.labels()),
-                other => return Err(task.refused(path, other)),
+                None if has_head(&weights, &config, task.head(labels))? => task.head(labels),
+                other => return Err(task.refused(path, &config, other)),
             },
         };
         let mut builder = Builder::new();
-        let bert = Bert::build(&mut builder, &config, head);
+        let network = models::Model::build(&mut builder, &config.model, head)?;
+        let naming = &config.model.family().naming;
         let (mut parameters, report) =
-            open_parameters(&weights, &NAMING, builder, device, dtype, &LoadOptions::strict(), 0)?;
+            open_parameters(&weights, naming, builder, device, dtype, &LoadOptions::strict(), 0)?;
         // What stands on an encoder may be left out, but not a part of the encoder itself.
-        let encoder = |key: &&String| {
-            let name = key.strip_prefix(NAMING.base_prefix).unwrap_or(key);
-            name.starts_with("encoder.") || name.starts_with("embeddings.")
-        };
+        let encoder = |key: &&String| naming.is_encoder(key);
         if let Some(first) = report.unused.iter().find(encoder) {
             let (count, first) = (report.unused.iter().filter(encoder).count(), first.clone());
             return Err(InferError::MoreLayers { path: path.to_owned(), count, first });
         }
         parameters.keep_packed();
         let tokenizer = Tokenizer::open(path)?;
-        if tokenizer.vocabulary_size() > config.vocab_size {
+        let rows = config.model.sizes().vocab_size;
+        if tokenizer.vocabulary_size() > rows {
             return Err(InferError::Vocabulary {
                 path: path.to_owned(),
                 tokenizer: tokenizer.vocabulary_size(),
-                model: config.vocab_size,
+                model: rows,
             });
         }
-        Ok(Self { path: path.to_owned(), bert, parameters, tokenizer, report })
+        Ok(Self { path: path.to_owned(), config, network, parameters, tokenizer, report })
     }
 
     /// The config of a model directory.
-    pub fn config(directory: &ModelDirectory) -> Result<BertConfig> {
+    pub fn read_config(directory: &ModelDirectory) -> Result<Config> {
         let json = directory.config()?;
-        BertConfig::from_value(json).map_err(|source| InferError::Config { path: directory.path().to_owned(), source })
+        Config::from_value(json).map_err(|source| InferError::Config { path: directory.path().to_owned(), source })
     }
 
     /// Its directory.
@@ -120,8 +118,13 @@ impl Model {
     }
 
     /// The network.
-    pub fn bert(&self) -> &Bert {
-        &self.bert
+    pub fn network(&self) -> &models::Model {
+        &self.network
+    }
+
+    /// What its config.json says.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Its weights.
@@ -141,14 +144,14 @@ impl Model {
 
     /// The most tokens of a sequence.
     pub fn most_tokens(&self) -> usize {
-        self.bert.config().max_position_embeddings
+        self.config.model.sizes().max_tokens
     }
 
     /// How texts are read for the task of the model's head unless told otherwise: as in its fine-tuning, where config.json
     /// says how that was, else as much as it takes, cut. (What [`fill`](Self::fill), [`embed`](Self::embed) and
     /// [`features`](Self::features) read is no matter of the head.)
     pub fn task_length(&self) -> Length {
-        let trained = self.bert.config().reading;
+        let trained = self.config.task.reading;
         trained.map_or(Length::CUT, |reading| Length { most: Some(reading.max_length), windows: reading.windows })
     }
 
@@ -171,4 +174,40 @@ impl Model {
         let dropped = windows.iter().map(|w| w.dropped).sum();
         Ok(Prepared { pieces, windows, dropped })
     }
+}
+
+/// Whether a file has all parameters of a head.
+fn has_head(weights: &Weights, config: &Config, head: Head) -> Result<bool> {
+    Ok(parameters_of_head(weights, config, head)?.is_some())
+}
+
+/// The head with the most parameters that are all in a file; of equals the first, as the family lists them.
+fn head_of_weights(weights: &Weights, config: &Config) -> Result<Head> {
+    let mut best = (Head::Encoder, 0);
+    for head in config.model.family().heads {
+        let head = head.with_labels(config.task.labels());
+        match parameters_of_head(weights, config, head)? {
+            Some(count) if count > best.1 => best = (head, count),
+            _ => {}
+        }
+    }
+    Ok(best.0)
+}
+
+/// How many parameters stand on the encoder of a model with this head, if a file has all of them.
+fn parameters_of_head(weights: &Weights, config: &Config, head: Head) -> Result<Option<usize>> {
+    if !config.model.family().has_head(head) {
+        return Ok(None);
+    }
+    let mut builder = Builder::new();
+    models::Model::build(&mut builder, &config.model, head)?;
+    let prefix = config.model.family().naming.base_prefix;
+    let is_there = |name: &str| {
+        let bare = name.strip_prefix(prefix).unwrap_or(name);
+        [name, bare].into_iter().any(|key| weights.get(key).is_some())
+            || weights.get(&format!("{prefix}{name}")).is_some()
+    };
+    let mut own = builder.entries().iter().filter(|entry| !entry.group.is_encoder());
+    let count = own.clone().count();
+    Ok(own.all(|entry| is_there(&entry.name)).then_some(count))
 }

@@ -86,7 +86,7 @@ impl Model {
                 .map(|i| Sequence { ids: &sequences[*i].0.ids, segments: &sequences[*i].0.segments })
                 .collect();
             let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
-            let batch = Batch::new(self.parameters().device(), self.bert().config(), &inputs, 0)?;
+            let batch = Batch::new(self.parameters().device(), &self.config().model, &inputs, 0)?;
             let mut tape = Tape::new();
             let pass = Pass::inference(&mut tape, self.parameters());
             let read = Reader { model: self, pass, batch: &batch }.read(way, &reads)?;
@@ -134,16 +134,16 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn read(mut self, way: Way, reads: &[&Read]) -> Result<Vec<Output>> {
-        let bert = self.model.bert();
+        let network = self.model.network();
         if way == Way::FirstToken {
-            let first = bert.encode_rows(&mut self.pass, self.batch, self.batch.layout.starts())?;
-            let logits = bert.sequence_logits_of_rows(&mut self.pass, &first)?;
+            let first = network.encode_rows(&mut self.pass, self.batch, self.batch.layout.starts())?;
+            let logits = network.sequence_logits_of_rows(&mut self.pass, &first, &self.batch.layout)?;
             let labels = logits.tensor().columns().max(1);
             let rows = logits.tensor().to_f32()?;
             return Ok(rows.chunks_exact(labels).map(|row| Output { numbers: row.to_vec(), ids: vec![] }).collect());
         }
         let capture = Capture { hidden_states: way == Way::HiddenStates, attention_maps: way == Way::AttentionMaps };
-        let encoded = bert.encode(&mut self.pass, self.batch, capture)?;
+        let encoded = network.encode(&mut self.pass, self.batch, capture)?;
         let mut outputs = vec![Output::default(); reads.len()];
         match way {
             Way::HiddenStates => self.layers(reads, &encoded, &mut outputs)?,
@@ -155,8 +155,8 @@ impl Reader<'_> {
 
     /// What is read off the last layer.
     fn last(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let bert = self.model.bert();
-        let hidden = bert.config().hidden_size;
+        let network = self.model.network();
+        let hidden = network.config().sizes().hidden_size;
         let only = |wanted: Read| (0..reads.len()).filter(move |i| *reads[*i] == wanted);
         for pooling in [Pooling::Mean, Pooling::First, Pooling::Max] {
             if only(Read::Pooled(pooling)).next().is_some() {
@@ -170,13 +170,14 @@ impl Reader<'_> {
             only(Read::Tokens).for_each(|i| outputs[i].numbers = self.tokens(&rows, hidden, i));
         }
         if only(Read::Labels).next().is_some() {
-            let logits = bert.token_logits(&mut self.pass, encoded.last.clone(), &self.batch.layout)?;
+            let logits = network.token_logits(&mut self.pass, encoded.last.clone(), &self.batch.layout)?;
             let labels = logits.tensor().columns();
             let logits = logits.tensor().to_f32()?;
             only(Read::Labels).for_each(|i| outputs[i].numbers = self.tokens(&logits, labels, i));
         }
         if only(Read::Spans).next().is_some() {
-            let logits = bert.span_logits(&mut self.pass, &encoded.last)?.tensor().to_f32()?;
+            let logits =
+                network.token_logits(&mut self.pass, encoded.last.clone(), &self.batch.layout)?.tensor().to_f32()?;
             only(Read::Spans).for_each(|i| outputs[i].numbers = self.tokens(&logits, 2, i));
         }
         self.masked(reads, encoded, outputs)
@@ -195,7 +196,7 @@ impl Reader<'_> {
 
     /// Rows of chosen layers, added up or side by side.
     fn layers(&self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let config = self.model.bert().config();
+        let config = self.model.config().model.sizes();
         let hidden = config.hidden_size;
         let mut states: Vec<Option<Vec<f32>>> = vec![None; encoded.hidden_states.len()];
         for (sequence, read) in reads.iter().enumerate() {
@@ -222,7 +223,7 @@ impl Reader<'_> {
     }
 
     fn attention(&self, encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let heads = self.model.bert().config().num_attention_heads;
+        let heads = self.model.config().model.sizes().num_attention_heads;
         for layer in &encoded.attention_maps {
             let maps = layer.to_f32()?;
             let mut at = 0;
@@ -246,8 +247,8 @@ impl Reader<'_> {
             return Ok(());
         }
         let rows = Tensor::from_slice(self.pass.device(), [rows.len()], &rows)?;
-        let vocabulary = self.model.bert().config().vocab_size;
-        let logits = self.model.bert().masked_logits(&mut self.pass, &encoded.last, &rows)?;
+        let vocabulary = self.model.config().model.sizes().vocab_size;
+        let logits = self.model.network().masked_logits(&mut self.pass, &encoded.last, &rows)?;
         let probabilities = self.pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
         let mut rows = probabilities.chunks(vocabulary);
         for (read, output) in reads.iter().zip(outputs) {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use henson_checkpoint::Config;
 use henson_models::Head;
 
 use crate::{InferError, Model, Result};
@@ -53,14 +54,6 @@ impl Task {
         }
     }
 
-    /// The name of the head's weights.
-    pub(crate) fn weights(self) -> &'static str {
-        match self {
-            Task::Answer => "qa_outputs.weight",
-            Task::Classify | Task::Tag | Task::Choose => "classifier.weight",
-        }
-    }
-
     /// The word for `henson finetune --task`.
     fn to_train(self) -> &'static str {
         match self {
@@ -71,20 +64,20 @@ impl Task {
         }
     }
 
-    pub(crate) fn refused(self, path: &Path, has: Option<Head>) -> InferError {
+    pub(crate) fn refused(self, path: &Path, config: &Config, has: Option<Head>) -> InferError {
         let needed = self.head(0);
         InferError::Head {
             path: path.to_owned(),
             task: self,
-            has: has.map_or("a model without such a head".to_owned(), described),
-            needs: described(needed),
+            has: has.map_or("a model without such a head".to_owned(), |head| described(config, head)),
+            needs: described(config, needed),
             next: format!("henson finetune --task {} --model {} --data … --out …", self.to_train(), path.display()),
         }
     }
 }
 
 /// A head in words.
-fn described(head: Head) -> String {
+fn described(config: &Config, head: Head) -> String {
     let words = match head {
         Head::Encoder | Head::Pooler => "an encoder without a head",
         Head::PreTraining | Head::MaskedLm => "a masked language model",
@@ -93,16 +86,20 @@ fn described(head: Head) -> String {
         Head::Span => "a question answerer",
         Head::Choice => "a multiple-choice model",
     };
-    format!("{words} ({})", head.architecture())
+    format!("{words} ({})", config.model.class(head))
 }
 
 impl Model {
     /// What its head can be asked; nothing where it has none, or was opened without.
     pub fn task(&self) -> Option<Task> {
-        Task::of_head(self.bert().head())
+        Task::of_head(self.network().head())
     }
 
     pub(crate) fn check_task(&self, task: Task) -> Result<()> {
-        if self.task() == Some(task) { Ok(()) } else { Err(task.refused(self.path(), Some(self.bert().head()))) }
+        if self.task() == Some(task) {
+            Ok(())
+        } else {
+            Err(task.refused(self.path(), self.config(), Some(self.network().head())))
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use henson_tensor::{Device, Layout, Tensor, TensorError};
 
-use crate::BertConfig;
+use crate::ModelConfig;
 
 /// One sequence of tokens.
 #[derive(Clone, Copy, Debug)]
@@ -77,10 +77,11 @@ impl Batch {
     /// dropout counts by.
     pub fn new(
         device: &Device,
-        config: &BertConfig,
+        config: &ModelConfig,
         sequences: &[Sequence<'_>],
         first_number: u32,
     ) -> Result<Self, InputError> {
+        let sizes = config.sizes();
         let total = sequences.iter().map(|s| s.ids.len()).sum();
         let (mut ids, mut segments) = (Vec::<u32>::with_capacity(total), Vec::<u32>::with_capacity(total));
         let mut lengths = Vec::with_capacity(sequences.len());
@@ -88,15 +89,15 @@ impl Batch {
             if s.ids.len() != s.segments.len() {
                 return Err(InputError::Lengths { sequence, ids: s.ids.len(), segments: s.segments.len() });
             }
-            let most = config.max_position_embeddings;
+            let most = sizes.max_tokens;
             if s.ids.len() > most {
                 return Err(InputError::TooLong { sequence, got: s.ids.len(), most });
             }
-            if let Some(&got) = s.ids.iter().find(|id| **id as usize >= config.vocab_size) {
-                return Err(InputError::Id { sequence, got, end: config.vocab_size });
+            if let Some(&got) = s.ids.iter().find(|id| **id as usize >= sizes.vocab_size) {
+                return Err(InputError::Id { sequence, got, end: sizes.vocab_size });
             }
-            if let Some(&got) = s.segments.iter().find(|id| **id as usize >= config.type_vocab_size) {
-                return Err(InputError::Segment { sequence, got, end: config.type_vocab_size });
+            if let Some(&got) = s.segments.iter().find(|id| **id as usize >= sizes.segments) {
+                return Err(InputError::Segment { sequence, got, end: sizes.segments });
             }
             ids.extend(s.ids);
             segments.extend(s.segments);
@@ -117,12 +118,12 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Size;
+    use crate::Family;
 
     #[test]
     fn sequences_that_do_not_fit_are_refused() {
         let device = Device::cpu(None, Some(1)).unwrap();
-        let config = BertConfig::of_size(Size::Tiny);
+        let config = Family::config_of_size("bert-tiny").unwrap();
         let (long, zeros) = (vec![1; 513], vec![0; 513]);
         let cases: [(&[u32], &[u32], &str); 5] = [
             (&[], &[], "sequence 1 of the batch is empty"),

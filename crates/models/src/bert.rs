@@ -1,320 +1,308 @@
 //! BERT (Devlin et al. 2019): a bidirectional encoder with post-norm blocks, and its heads. Losses are not here.
 //!
-//! Legend: B sequences, T tokens in the flat batch, H hidden, A heads, V vocabulary, P predicted tokens.
+//! Legend: H hidden, A heads, L layers, V vocabulary.
 
-use henson_tensor::{
-    Activation, Builder, EmbeddingTables, Init, Layout, Norm, Param, Pass, Result, Tensor, TensorError, Var,
-};
+use henson_tensor::{Activation, Builder, Group};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::layers::{BLOCK_SITES, Block, BlockSettings, Linear, layer_norm};
-use crate::{Batch, BertConfig, Naming};
+use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_heads, check_only, check_sizes};
+use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
+use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
+use crate::layers::{BlockNames, BlockSettings, Linear};
+use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
 
-/// The names in BERT's checkpoints.
-pub const NAMING: Naming = Naming {
-    base_prefix: "bert.",
-    old_endings: &[("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")],
-    tied: &[
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+/// BERT as the table of families has it.
+pub(crate) static FAMILY: Family = Family {
+    types: &[("bert", "Bert")],
+    naming: Naming {
+        base_prefix: "bert.",
+        encoder: &["embeddings.", "encoder."],
+        old_endings: &[("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")],
+        tied: &[
+            ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ],
+        ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
+    },
+    heads: &[
+        Head::Pooler,
+        Head::Encoder,
+        Head::PreTraining,
+        Head::MaskedLm,
+        Head::Sequence { labels: 0 },
+        Head::Token { labels: 0 },
+        Head::Span,
+        Head::Choice,
     ],
-    ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
+    causal: Some("LMHeadModel"),
+    // The paper's sizes, and the smaller ones of Turc et al. 2019.
+    sizes: &[
+        ("bert-tiny", || of_size(2, 128, 2)),
+        ("bert-mini", || of_size(4, 256, 4)),
+        ("bert-small", || of_size(4, 512, 8)),
+        ("bert-medium", || of_size(8, 512, 8)),
+        ("bert-base", || of_size(12, 768, 12)),
+        ("bert-large", || of_size(24, 1024, 16)),
+    ],
+    parse: |value| Ok(ModelConfig::Bert(serde_json::from_value(value)?)),
 };
 
-/// Dropout sites: the embeddings', then those of the blocks, then the head's.
-const EMBEDDING_SITE: u32 = 0;
-const HEAD_SITE: u32 = 0xff00;
+/// The names of a block.
+pub(crate) const BLOCK: BlockNames = BlockNames {
+    query_key_value: ["attention.self.query", "attention.self.key", "attention.self.value"],
+    attention_output: "attention.output.dense",
+    attention_norm: "attention.output.LayerNorm",
+    up: "intermediate.dense",
+    down: "output.dense",
+    norm: "output.LayerNorm",
+};
 
-/// What stands on the encoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
-    /// Nothing at all: `BertModel` without its pooler, for features and embeddings.
-    Encoder,
-    /// Nothing but the pooler: `BertModel`.
-    Pooler,
-    /// Masked LM and next sentence: `BertForPreTraining`.
-    PreTraining,
-    /// Masked LM alone: `BertForMaskedLM`.
-    MaskedLm,
-    /// One vector of logits a sequence: `BertForSequenceClassification`.
-    Sequence {
-        /// Logits; 1 for regression.
-        labels: usize,
-    },
-    /// One vector of logits a token: `BertForTokenClassification`.
-    Token {
-        /// Logits.
-        labels: usize,
-    },
-    /// A start and an end logit for each token: `BertForQuestionAnswering`.
-    Span,
-    /// One logit a sequence, compared among the choices of an example: `BertForMultipleChoice`.
-    Choice,
+/// The sizes and settings of a BERT.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BertConfig {
+    /// V: tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// H.
+    pub hidden_size: usize,
+    /// L: blocks of the encoder.
+    pub num_hidden_layers: usize,
+    /// A; divides H.
+    pub num_attention_heads: usize,
+    /// Columns inside of the feed-forward layers, 4·H in the paper.
+    pub intermediate_size: usize,
+    /// The activation of feed-forward layers and of the masked-LM head.
+    #[serde(default)]
+    pub hidden_act: HiddenActivation,
+    /// Dropout on embeddings and on the output of each half of a block.
+    #[serde(default = "tenth")]
+    pub hidden_dropout_prob: f64,
+    /// Dropout on attention's probabilities.
+    #[serde(default = "tenth")]
+    pub attention_probs_dropout_prob: f64,
+    /// Maximum length of a sequence.
+    pub max_position_embeddings: usize,
+    /// Segments: sentence A and sentence B.
+    #[serde(default = "two")]
+    pub type_vocab_size: usize,
+    /// The standard deviation of initial weights.
+    #[serde(default = "fiftieth")]
+    pub initializer_range: f64,
+    /// Added to the variance in LayerNorm.
+    #[serde(default = "tiny")]
+    pub layer_norm_eps: f64,
+    /// Whether a token sees only what stands before it; the paper's left-to-right ablation.
+    #[serde(default)]
+    pub is_decoder: bool,
+    /// Dropout before a classifier, where it differs from `hidden_dropout_prob`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classifier_dropout: Option<f64>,
+    /// `bert`.
+    #[serde(default = "bert")]
+    pub model_type: String,
+    /// Keys that we do not know, kept as they are.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
 }
 
-impl Head {
-    /// The class of `transformers` with these parameters.
-    pub fn architecture(self) -> &'static str {
-        match self {
-            Head::Encoder | Head::Pooler => "BertModel",
-            Head::PreTraining => "BertForPreTraining",
-            Head::MaskedLm => "BertForMaskedLM",
-            Head::Sequence { .. } => "BertForSequenceClassification",
-            Head::Token { .. } => "BertForTokenClassification",
-            Head::Span => "BertForQuestionAnswering",
-            Head::Choice => "BertForMultipleChoice",
+pub(crate) fn tenth() -> f64 {
+    0.1
+}
+pub(crate) fn fiftieth() -> f64 {
+    0.02
+}
+pub(crate) fn tiny() -> f64 {
+    1e-12
+}
+pub(crate) fn two() -> usize {
+    2
+}
+fn bert() -> String {
+    "bert".to_owned()
+}
+
+/// With bert-base-uncased's vocabulary.
+fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
+    ModelConfig::Bert(BertConfig {
+        vocab_size: 30522,
+        hidden_size: hidden,
+        num_hidden_layers: layers,
+        num_attention_heads: heads,
+        intermediate_size: 4 * hidden,
+        hidden_act: HiddenActivation::Gelu,
+        hidden_dropout_prob: 0.1,
+        attention_probs_dropout_prob: 0.1,
+        max_position_embeddings: 512,
+        type_vocab_size: 2,
+        initializer_range: 0.02,
+        layer_norm_eps: 1e-12,
+        is_decoder: false,
+        classifier_dropout: None,
+        model_type: bert(),
+        other: Map::new(),
+    })
+}
+
+impl FamilyConfig for BertConfig {
+    fn family(&self) -> &'static Family {
+        &FAMILY
+    }
+
+    fn model_type(&self) -> &str {
+        &self.model_type
+    }
+
+    fn to_json(&self) -> Result<Value, serde_json::Error> {
+        serde_json::to_value(self)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        check_sizes(&[
+            ("vocab_size", self.vocab_size, 1 << 24),
+            ("hidden_size", self.hidden_size, 1 << 16),
+            ("num_hidden_layers", self.num_hidden_layers, 1 << 10),
+            ("num_attention_heads", self.num_attention_heads, 1 << 12),
+            ("intermediate_size", self.intermediate_size, 1 << 20),
+            ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
+            ("type_vocab_size", self.type_vocab_size, 1 << 16),
+        ])?;
+        check_heads("num_attention_heads", self.num_attention_heads, self.hidden_size)?;
+        check_dropouts(&[
+            ("hidden_dropout_prob", self.hidden_dropout_prob),
+            ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
+            ("classifier_dropout", self.classifier_dropout.unwrap_or(0.0)),
+        ])?;
+        check_epsilon("layer_norm_eps", self.layer_norm_eps)?;
+        check_only(
+            &self.other,
+            &[("position_embedding_type", Value::from("absolute")), ("add_cross_attention", Value::from(false))],
+        )
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            num_hidden_layers: self.num_hidden_layers,
+            num_attention_heads: self.num_attention_heads,
+            intermediate_size: self.intermediate_size,
+            max_tokens: self.max_position_embeddings,
+            segments: self.type_vocab_size,
+            hidden_act: self.hidden_act,
+            dropout: self.hidden_dropout_prob,
+            attention_dropout: self.attention_probs_dropout_prob,
+            causal: self.is_decoder,
         }
     }
 
-    /// The head that a config's `architectures` names, if it is one of ours.
-    pub fn of_config(config: &BertConfig) -> Option<Self> {
-        let labels = config.labels();
-        let all = [
-            Head::Pooler,
-            Head::PreTraining,
-            Head::MaskedLm,
-            Head::Sequence { labels },
-            Head::Token { labels },
-            Head::Span,
-            Head::Choice,
+    fn set_vocab_size(&mut self, size: usize) {
+        self.vocab_size = size;
+    }
+
+    fn set_layers(&mut self, layers: usize) {
+        self.num_hidden_layers = layers;
+    }
+
+    fn set_dropout(&mut self, p: f64) {
+        (self.hidden_dropout_prob, self.attention_probs_dropout_prob, self.classifier_dropout) = (p, p, None);
+    }
+
+    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
+        self.is_decoder = causal;
+        Ok(())
+    }
+
+    fn build(&self, b: &mut Builder, head: Head) -> Model {
+        build(b, self, head)
+    }
+}
+
+/// What [`PostNormEncoder`] is built with for a config in BERT's words.
+pub(crate) fn encoder_settings(config: &BertConfig, first_position: usize) -> EncoderSettings {
+    EncoderSettings {
+        vocabulary: config.vocab_size,
+        positions: config.max_position_embeddings,
+        first_position,
+        segments: Some(config.type_vocab_size),
+        layers: config.num_hidden_layers,
+        layer_name: "encoder.layer",
+        names: BLOCK,
+        block: BlockSettings {
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+            heads: config.num_attention_heads,
+            activation: config.hidden_act.into(),
+            causal: config.is_decoder,
+            dropout: config.hidden_dropout_prob as f32,
+            attention_output_dropout: config.hidden_dropout_prob as f32,
+            attention_dropout: config.attention_probs_dropout_prob as f32,
+            epsilon: config.layer_norm_eps as f32,
+            init: initial_weights(config.initializer_range).0,
+        },
+    }
+}
+
+fn build(b: &mut Builder, own: &BertConfig, head: Head) -> Model {
+    let h = own.hidden_size;
+    let (init, task) = initial_weights(own.initializer_range);
+    let has_pooler = matches!(head, Head::Pooler | Head::PreTraining | Head::Sequence { .. } | Head::Choice);
+    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "bert" };
+    let (network, pooler) = b.at(base, |b| {
+        let network = PostNormEncoder::build(b, &encoder_settings(own, 0));
+        let pooler = |b: &mut Builder| Linear::build(b, "pooler.dense", h, h, init);
+        (network, has_pooler.then(|| b.group(Group::Pooler, pooler)))
+    });
+    let mut parts = HeadParts { pooler, ..HeadParts::default() };
+    if matches!(head, Head::PreTraining | Head::MaskedLm) {
+        let names = VocabularyNames {
+            transform: "cls.predictions.transform.dense",
+            norm: "cls.predictions.transform.LayerNorm",
+            bias: "cls.predictions.bias",
+        };
+        let (sizes, act, epsilon) = ((own.vocab_size, h), own.hidden_act.into(), own.layer_norm_eps as f32);
+        parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, act, epsilon, init));
+    }
+    let dropout = own.classifier_dropout.unwrap_or(own.hidden_dropout_prob) as f32;
+    let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
+    let classifier = |dropout, out| Some(Classifier { input_dropout: 0.0, hidden, dropout, out });
+    parts.classifier = match head {
+        Head::Encoder | Head::Pooler | Head::MaskedLm => None,
+        Head::PreTraining => classifier(0.0, Linear::build(b, "cls.seq_relationship", h, 2, init)),
+        Head::Sequence { labels } | Head::Token { labels } => {
+            classifier(dropout, Linear::build(b, "classifier", h, labels, task))
+        }
+        Head::Span => classifier(0.0, Linear::build(b, "qa_outputs", h, 2, task)),
+        Head::Choice => classifier(dropout, Linear::build(b, "classifier", h, 1, task)),
+    };
+    Model::new(ModelConfig::Bert(own.clone()), head, network, parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_survive_and_contradictions_are_named() {
+        let mut json = Family::config_of_size("bert-tiny").unwrap().to_json().unwrap();
+        json["my_key"] = Value::from(7);
+        let config = ModelConfig::from_value(json.clone()).unwrap();
+        assert_eq!(config.to_json().unwrap(), json);
+        let cases = [
+            ("num_attention_heads", Value::from(3), "divisor of hidden_size"),
+            ("hidden_size", Value::from(0), "`hidden_size` is 0"),
+            ("vocab_size", Value::from(1u64 << 40), "`vocab_size` is"),
+            ("vocab_size", Value::from("many"), "invalid type"),
+            ("hidden_dropout_prob", Value::from(1.0), "below 1"),
+            ("position_embedding_type", Value::from("relative_key"), "absolute"),
+            ("add_cross_attention", Value::from(true), "add_cross_attention"),
+            ("model_type", Value::from("gpt2"), "gpt2"),
+            ("hidden_act", Value::from("swish"), "gelu_new"),
         ];
-        let name = config.architectures.first()?;
-        // A left-to-right model: the same parameters under another name.
-        if name == "BertLMHeadModel" {
-            return Some(Head::MaskedLm);
-        }
-        all.into_iter().find(|head| head.architecture() == name)
-    }
-
-    /// Whether the parameters include the pooler, as in `transformers`.
-    fn has_pooler(self) -> bool {
-        matches!(self, Head::Pooler | Head::PreTraining | Head::Sequence { .. } | Head::Choice)
-    }
-}
-
-/// A BERT: views into its parameters.
-#[derive(Clone, Debug)]
-pub struct Bert {
-    config: BertConfig,
-    head: Head,
-    word_embeddings: Param,
-    position_embeddings: Param,
-    token_type_embeddings: Param,
-    embedding_norm: Norm,
-    layers: Vec<Block>,
-    pooler: Option<Linear>,
-    predictions: Option<Predictions>,
-    /// `cls.seq_relationship`, `classifier` or `qa_outputs`.
-    classifier: Option<Linear>,
-}
-
-/// The masked-LM head: a transformation, then the word embeddings once more, and a bias.
-#[derive(Clone, Copy, Debug)]
-struct Predictions {
-    transform: Linear,
-    norm: Norm,
-    bias: Param,
-}
-
-/// What [`Bert::encode`] shall give beside the last hidden states.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Capture {
-    /// The embeddings' output and every layer's.
-    pub hidden_states: bool,
-    /// The attention's probabilities of every layer.
-    pub attention_maps: bool,
-}
-
-/// The encoder's output.
-#[derive(Debug)]
-pub struct Encoded {
-    /// T×H.
-    pub last: Var,
-    /// L + 1 of T×H, on request.
-    pub hidden_states: Vec<Var>,
-    /// L tensors with A×S×S numbers for each sequence in turn, on request.
-    pub attention_maps: Vec<Tensor>,
-}
-
-impl Bert {
-    /// Lays out the parameters of a BERT with a head, under the names that `transformers` gives them.
-    pub fn build(b: &mut Builder, config: &BertConfig, head: Head) -> Self {
-        let h = config.hidden_size;
-        let init = Init::TruncatedNormal(config.initializer_range as f32);
-        let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "bert" };
-        let mut model = b.at(base, |b| {
-            let (words, positions, segments, norm) = b.at("embeddings", |b| {
-                (
-                    b.padded_table("word_embeddings.weight", config.vocab_size, h, init),
-                    b.matrix("position_embeddings.weight", config.max_position_embeddings, h, init),
-                    b.matrix("token_type_embeddings.weight", config.type_vocab_size, h, init),
-                    layer_norm(b, "LayerNorm", h, config.layer_norm_eps as f32),
-                )
-            });
-            let settings = BlockSettings {
-                hidden: h,
-                intermediate: config.intermediate_size,
-                heads: config.num_attention_heads,
-                activation: config.hidden_act.into(),
-                causal: config.is_decoder,
-                dropout: config.hidden_dropout_prob as f32,
-                attention_dropout: config.attention_probs_dropout_prob as f32,
-                epsilon: config.layer_norm_eps as f32,
-                init,
-            };
-            let layer = |b: &mut Builder, i: usize| {
-                let site = EMBEDDING_SITE + 1 + BLOCK_SITES * i as u32;
-                b.at(&format!("encoder.layer.{i}"), |b| Block::build(b, settings, site))
-            };
-            Self {
-                config: config.clone(),
-                head,
-                word_embeddings: words,
-                position_embeddings: positions,
-                token_type_embeddings: segments,
-                embedding_norm: norm,
-                layers: (0..config.num_hidden_layers).map(|i| layer(b, i)).collect(),
-                pooler: head.has_pooler().then(|| b.at("pooler", |b| Linear::build(b, "dense", h, h, init))),
-                predictions: None,
-                classifier: None,
-            }
-        });
-        if matches!(head, Head::PreTraining | Head::MaskedLm) {
-            model.predictions = Some(b.at("cls.predictions", |b| {
-                let bias = b.padded_vector("bias", config.vocab_size, Init::Zeros);
-                let (transform, norm) = b.at("transform", |b| {
-                    let dense = Linear::build(b, "dense", h, h, init);
-                    (dense, layer_norm(b, "LayerNorm", h, config.layer_norm_eps as f32))
-                });
-                Predictions { transform, norm, bias }
-            }));
-        }
-        // What is pre-trained starts as the paper's. Heads of tasks start as those of `transformers`, a seventh larger without
-        // the truncation: where a task has few updates, a smaller head costs points (docs/finetuning.md).
-        let task = Init::Normal(config.initializer_range as f32);
-        model.classifier = match head {
-            Head::Encoder | Head::Pooler | Head::MaskedLm => None,
-            Head::PreTraining => Some(Linear::build(b, "cls.seq_relationship", h, 2, init)),
-            Head::Sequence { labels } | Head::Token { labels } => Some(Linear::build(b, "classifier", h, labels, task)),
-            Head::Span => Some(Linear::build(b, "qa_outputs", h, 2, task)),
-            Head::Choice => Some(Linear::build(b, "classifier", h, 1, task)),
-        };
-        model
-    }
-
-    /// What it was built from.
-    pub fn config(&self) -> &BertConfig {
-        &self.config
-    }
-
-    /// Its head.
-    pub fn head(&self) -> Head {
-        self.head
-    }
-
-    /// The encoder: embeddings and all blocks.
-    pub fn encode(&self, pass: &mut Pass<'_>, batch: &Batch, capture: Capture) -> Result<Encoded> {
-        let layout = &batch.layout;
-        let mut x = self.embed(pass, batch)?;
-        let (mut hidden_states, mut attention_maps) = (Vec::new(), Vec::new());
-        for layer in &self.layers {
-            let (next, maps) = layer.forward(pass, &x, layout, capture.attention_maps)?;
-            attention_maps.extend(maps);
-            let before = std::mem::replace(&mut x, next);
-            if capture.hidden_states {
-                hidden_states.push(before);
-            }
-        }
-        if capture.hidden_states {
-            hidden_states.push(x.clone());
-        }
-        Ok(Encoded { last: x, hidden_states, attention_maps })
-    }
-
-    /// The encoder's output at the rows named (P) alone: P×H. The last block then works on these rows only, a sixth of a
-    /// small model's time where few are needed. For inference.
-    pub fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {
-        if pass.is_training() {
-            return Err(TensorError::Unsupported { operation: "encode_rows", why: "it has no dropout" });
-        }
-        let mut x = self.embed(pass, batch)?;
-        let Some((last, layers)) = self.layers.split_last() else { return pass.gather(&x, rows) };
-        for layer in layers {
-            x = layer.forward(pass, &x, &batch.layout, false)?.0;
-        }
-        last.forward_rows(pass, &x, &batch.layout, rows)
-    }
-
-    /// The embeddings' output: T×H.
-    fn embed(&self, pass: &mut Pass<'_>, batch: &Batch) -> Result<Var> {
-        let tables = EmbeddingTables {
-            word: self.word_embeddings,
-            position: Some(self.position_embeddings),
-            position_offset: 0,
-            segment: Some(self.token_type_embeddings),
-        };
-        let dropout = (self.config.hidden_dropout_prob as f32, EMBEDDING_SITE);
-        let segments = Some(&batch.segments);
-        pass.embeddings_norm(tables, &batch.ids, segments, &batch.layout, &self.embedding_norm, dropout)
-    }
-
-    /// tanh(dense(first token)): B×H.
-    pub fn pooled(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
-        let pooler = part(self.pooler, "pooled", "the model was built without a pooler")?;
-        let first = pass.gather(last, layout.starts())?;
-        pooler.forward(pass, &first, Activation::Tanh)
-    }
-
-    /// The vocabulary's logits at the rows named (P): P×V, the columns padded to a multiple of 64.
-    pub fn masked_logits(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor) -> Result<Var> {
-        let head = part(self.predictions, "masked_logits", "the model has no masked-LM head")?;
-        let x = pass.gather(last, rows)?;
-        let x = head.transform.forward(pass, &x, self.config.hidden_act.into())?;
-        let x = pass.norm(x, &head.norm)?;
-        if pass.is_training() {
-            pass.linear(&x, self.word_embeddings, Some(head.bias), Activation::None)
-        } else {
-            pass.linear_f32(&x, self.word_embeddings, Some(head.bias))
+        for (key, value, expected) in cases {
+            let mut json = json.clone();
+            json[key] = value;
+            let error = ModelConfig::from_value(json).unwrap_err().to_string();
+            assert!(error.contains(expected), "{key}: {error}");
         }
     }
-
-    /// Logits of a sequence head, of next sentence (0 next, 1 random) or of choices: B×labels.
-    pub fn sequence_logits(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
-        let pooled = self.pooled(pass, last, layout)?;
-        let pooled = match self.head {
-            Head::PreTraining => pooled,
-            _ => pass.dropout_sequences(pooled, layout, (self.classifier_dropout(), HEAD_SITE))?,
-        };
-        self.classifier()?.logits(pass, &pooled)
-    }
-
-    /// The same from the rows of the first tokens alone (B×H), as [`encode_rows`](Self::encode_rows) gives them.
-    pub fn sequence_logits_of_rows(&self, pass: &mut Pass<'_>, first: &Var) -> Result<Var> {
-        let pooler = part(self.pooler, "pooled", "the model was built without a pooler")?;
-        let pooled = pooler.forward(pass, first, Activation::Tanh)?;
-        self.classifier()?.logits(pass, &pooled)
-    }
-
-    /// Logits of a token head: T×labels.
-    pub fn token_logits(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
-        let x = pass.dropout_tokens(last, layout, (self.classifier_dropout(), HEAD_SITE))?;
-        self.classifier()?.logits(pass, &x)
-    }
-
-    /// Start and end logits of a span head: T×2.
-    pub fn span_logits(&self, pass: &mut Pass<'_>, last: &Var) -> Result<Var> {
-        self.classifier()?.logits(pass, last)
-    }
-
-    fn classifier(&self) -> Result<Linear> {
-        part(self.classifier, "logits", "the model has no classifier")
-    }
-
-    fn classifier_dropout(&self) -> f32 {
-        self.config.classifier_dropout.unwrap_or(self.config.hidden_dropout_prob) as f32
-    }
-}
-
-/// A part that only some heads have.
-fn part<T>(part: Option<T>, operation: &'static str, why: &'static str) -> Result<T> {
-    part.ok_or(TensorError::Unsupported { operation, why })
 }

@@ -4,8 +4,8 @@
 //! Legend: T tokens, H hidden, A heads.
 
 use henson_tensor::{
-    Activation, Attention, BiasValues, Builder, FeedForwardLayers, Init, Layout, Norm, Param, Pass, QueryKeyValue,
-    Result, Tensor, Var, Window,
+    Activation, Attention, BiasValues, Builder, FeedForwardLayers, Init, Layout, Norm, Param, Parameters, Pass,
+    QueryKeyValue, Result, Tensor, Var, Window,
 };
 
 /// y = x·weightᵀ + bias.
@@ -51,10 +51,33 @@ pub(crate) struct BlockSettings {
     pub(crate) heads: usize,
     pub(crate) activation: Activation,
     pub(crate) causal: bool,
+    /// Dropout of what the feed-forward half gives.
     pub(crate) dropout: f32,
+    /// Dropout of what the attention half gives; DistilBERT has none there.
+    pub(crate) attention_output_dropout: f32,
+    /// Dropout of attention's probabilities.
     pub(crate) attention_dropout: f32,
     pub(crate) epsilon: f32,
     pub(crate) init: Init,
+}
+
+/// The names of a block's parameters, behind the block's own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockNames {
+    pub(crate) query_key_value: [&'static str; 3],
+    pub(crate) attention_output: &'static str,
+    pub(crate) attention_norm: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+    pub(crate) norm: &'static str,
+}
+
+/// What an attended mean is multiplied by, so that the residual beside it does not count. A power of two, exact in bf16.
+const MEAN_WEIGHT: f32 = 1024.0;
+
+/// A multiple of the identity: H×H.
+pub(crate) fn diagonal(h: usize, factor: f32) -> Vec<f32> {
+    (0..h * h).map(|i| if i.is_multiple_of(h + 1) { factor } else { 0.0 }).collect()
 }
 
 /// Dropout sites that a block uses.
@@ -76,23 +99,36 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Builds with BERT's names.
-    pub(crate) fn build(b: &mut Builder, settings: BlockSettings, site: u32) -> Self {
+    pub(crate) fn build(b: &mut Builder, names: &BlockNames, settings: BlockSettings, site: u32) -> Self {
         let BlockSettings { hidden: h, intermediate, epsilon, init, .. } = settings;
-        let (query_key_value, attention_output, attention_norm) = b.at("attention", |b| {
-            let fused = b.at("self", |b| Linear {
-                weight: b.side_by_side(&["query.weight", "key.weight", "value.weight"], h, h, init),
-                bias: b.vectors(&["query.bias", "key.bias", "value.bias"], h, Init::Zeros),
-            });
-            let (output, norm) =
-                b.at("output", |b| (Linear::build(b, "dense", h, h, init), layer_norm(b, "LayerNorm", h, epsilon)));
-            (fused, output, norm)
-        });
-        let up = b.at("intermediate", |b| Linear::build(b, "dense", h, intermediate, init));
-        let (down, norm) = b.at("output", |b| {
-            (Linear::build(b, "dense", intermediate, h, init), layer_norm(b, "LayerNorm", h, epsilon))
-        });
-        Self { query_key_value, attention_output, attention_norm, up, down, norm, settings, site }
+        let weights = names.query_key_value.map(|name| format!("{name}.weight"));
+        let biases = names.query_key_value.map(|name| format!("{name}.bias"));
+        let query_key_value = Linear {
+            weight: b.side_by_side(&weights.each_ref().map(String::as_str), h, h, init),
+            bias: b.vectors(&biases.each_ref().map(String::as_str), h, Init::Zeros),
+        };
+        Self {
+            query_key_value,
+            attention_output: Linear::build(b, names.attention_output, h, h, init),
+            attention_norm: layer_norm(b, names.attention_norm, h, epsilon),
+            up: Linear::build(b, names.up, h, intermediate, init),
+            down: Linear::build(b, names.down, intermediate, h, init),
+            norm: layer_norm(b, names.norm, h, epsilon),
+            settings,
+            site,
+        }
+    }
+
+    /// Makes it average: every token gets the mean of its sequence's vectors, normalised. Queries are zero, so that all tokens
+    /// are attended to alike, values are the vectors themselves, and the feed-forward half adds nothing. For parameters as they
+    /// are initialised: biases are zero, norms ones.
+    pub(crate) fn average(&self, parameters: &mut Parameters) -> Result<()> {
+        let h = self.settings.hidden;
+        let mut query_key_value = vec![0.0; 2 * h * h];
+        query_key_value.extend(diagonal(h, 1.0));
+        parameters.set(self.query_key_value.weight, &query_key_value)?;
+        parameters.set(self.attention_output.weight, &diagonal(h, MEAN_WEIGHT))?;
+        parameters.set(self.down.weight, &vec![0.0; h * self.settings.intermediate])
     }
 
     /// T×H → T×H, and the attention's probabilities on request.
@@ -132,9 +168,9 @@ impl Block {
 
     /// What follows attention.
     fn finish(&self, pass: &mut Pass<'_>, attended: &Var, x: &Var, layout: &Layout) -> Result<Var> {
-        let BlockSettings { dropout, activation, .. } = self.settings;
+        let BlockSettings { dropout, attention_output_dropout, activation, .. } = self.settings;
         let output = self.attention_output.forward(pass, attended, Activation::None)?;
-        let x = pass.add_norm(output, x, &self.attention_norm, layout, (dropout, self.site + 1))?;
+        let x = pass.add_norm(output, x, &self.attention_norm, layout, (attention_output_dropout, self.site + 1))?;
         let layers = FeedForwardLayers {
             up: self.up.weight,
             up_bias: Some(self.up.bias),

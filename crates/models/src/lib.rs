@@ -2,14 +2,27 @@
 //! tokenizers.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod family;
+
 mod batch;
-pub mod bert;
+mod bert;
 pub mod blocks;
 mod config;
+mod encoder;
+mod heads;
 mod layers;
+mod model;
 mod naming;
 
 pub use batch::{Batch, InputError, Sequence};
-pub use bert::{Bert, Capture, Encoded, Head};
-pub use config::{BertConfig, ConfigError, HiddenActivation, Size, TrainedReading};
+pub use config::{ConfigError, HiddenActivation, Sizes};
+pub use family::Family;
+pub use heads::Head;
+pub use model::{Capture, Encoded, LinearHead, Model, Network};
 pub use naming::Naming;
+
+families! {
+    /// BERT.
+    Bert(bert::BertConfig, bert::FAMILY),
+}

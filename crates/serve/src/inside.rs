@@ -27,8 +27,8 @@ pub(crate) async fn attention(call: Call<wire::AttentionRequest>) -> Result<Answ
     let (size, dropped) = (features.len(), features.dropped);
     let tokens = named_tokens(&model, &text, &features.ids, &features.offsets);
     let outputs = model.run(Task::of_texts([vec![features]], &Read::Attention)).await?;
-    let config = model.model.bert().config();
-    let (layers, heads) = (config.num_hidden_layers, config.num_attention_heads);
+    let sizes = model.model.config().model.sizes();
+    let (layers, heads) = (sizes.num_hidden_layers, sizes.num_attention_heads);
     let numbers = outputs.first().map(|output| output.numbers.as_slice()).unwrap_or_default();
     let rows: Vec<&[f32]> = numbers.chunks(size).collect();
     let maps: Vec<&[&[f32]]> = rows.chunks(size).collect();
@@ -75,7 +75,7 @@ pub(crate) async fn neighbours(call: Call<wire::NeighboursRequest>) -> Result<An
     let tokens = texts.iter().map(|(_, features)| features.len()).sum();
     let tasks = Task::of_texts(texts.into_iter().map(|(_, features)| vec![features]), &Read::Tokens);
     let outputs = model.run(tasks).await?;
-    let hidden = model.model.bert().config().hidden_size;
+    let hidden = model.model.config().model.sizes().hidden_size;
     let vectors: Vec<Vec<f32>> =
         uses.iter().map(|found| unit_mean(&outputs[found.text].numbers, hidden, &found.positions)).collect();
     let cosine = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();

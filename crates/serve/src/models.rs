@@ -237,7 +237,7 @@ impl Registry {
 
 impl Loaded {
     pub(crate) fn head(&self) -> Head {
-        self.model.bert().head()
+        self.model.network().head()
     }
 
     /// What it can be asked: the routes' names.
@@ -257,10 +257,15 @@ impl Loaded {
         abilities
     }
 
+    /// The class of `transformers` that it is.
+    pub(crate) fn class(&self) -> String {
+        self.model.config().model.class(self.head())
+    }
+
     /// What it is, for messages.
     pub(crate) fn kind(&self) -> String {
         let reads = if self.model.is_left_to_right() { " that reads left to right" } else { "" };
-        format!("{}{reads}", self.head().architecture())
+        format!("{}{reads}", self.class())
     }
 
     /// How well it suits requests that name no model, 0 best; none where it answers only to its name. Vectors of a

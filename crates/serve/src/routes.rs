@@ -483,7 +483,7 @@ async fn vectors(
     normalize: bool,
     dimensions: Option<usize>,
 ) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
-    let hidden = model.model.bert().config().hidden_size;
+    let hidden = model.model.config().model.sizes().hidden_size;
     if let Some(dimensions) = dimensions.filter(|n| !(1..=hidden).contains(n)) {
         let message = format!("`dimensions` is {dimensions}, expected 1 to {hidden}");
         return Err(ApiError::new(Kind::Validation, message));
@@ -526,7 +526,7 @@ async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<V
     let (features, dropped) = sequences(&call.app, &call.model, wanted).await?;
     let tokens = features.iter().map(Features::len).sum();
     let tasks = Task::of_texts(features.into_iter().map(|text| vec![text]), &Read::Tokens);
-    let hidden = call.model.model.bert().config().hidden_size;
+    let hidden = call.model.model.config().model.sizes().hidden_size;
     let outputs = call.model.run(tasks).await?;
     let body = outputs.iter().map(|output| output.numbers.chunks(hidden).map(<[f32]>::to_vec).collect());
     Ok(Answer { body: body.collect(), tokens, dropped })
@@ -698,7 +698,7 @@ async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>
 
 /// The sequences of texts with masks, and the answers to be completed.
 fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec<Task>, Vec<wire::Filled>), ApiError> {
-    let vocabulary = model.model.bert().config().vocab_size;
+    let vocabulary = model.model.config().model.sizes().vocab_size;
     if !(1..=vocabulary).contains(&top) {
         return Err(ApiError::new(Kind::Validation, format!("`top` is {top}, expected 1 to {vocabulary}")));
     }
@@ -732,13 +732,14 @@ fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec
 }
 
 fn describe(app: &App, model: &Loaded) -> Value {
-    let config = model.model.bert().config();
+    let config = model.model.config();
+    let sizes = config.model.sizes();
     let pooling = match model.embed.pooling {
         Pooling::Mean => "mean",
         Pooling::First => "cls",
         Pooling::Max => "max",
     };
-    let labels = json!({"id2label": config.id2label, "label2id": config.label2id});
+    let labels = json!({"id2label": config.task.id2label, "label2id": config.task.label2id});
     let model_type = match model.head() {
         Head::Sequence { labels: 1 } => json!({"reranker": labels}),
         Head::Sequence { .. } => json!({"classifier": labels}),
@@ -767,13 +768,13 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "auto_truncate": settings.truncate,
         "tokenization_workers": settings.http_threads,
         "version": env!("CARGO_PKG_VERSION"),
-        "architecture": model.head().architecture(),
-        "hidden_size": config.hidden_size,
-        "layers": config.num_hidden_layers,
-        "heads": config.num_attention_heads,
-        "vocabulary": config.vocab_size,
+        "architecture": model.class(),
+        "hidden_size": sizes.hidden_size,
+        "layers": sizes.num_hidden_layers,
+        "heads": sizes.num_attention_heads,
+        "vocabulary": sizes.vocab_size,
         "mask_token": model.model.tokenizer().special().mask.as_ref().map(|mask| &mask.text),
-        "labels": config.id2label,
+        "labels": config.task.id2label,
         "abilities": abilities,
         "default_for": default_for,
     })

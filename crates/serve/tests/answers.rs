@@ -279,7 +279,7 @@ fn inside_shows_attention_and_neighbours() {
     let (_directory, running, model) = served("model");
     let got = running.ok("/inside/attention", r#"{"inputs": "jim play"}"#);
     let expected = model.attention(Input::One("jim play"), None).unwrap();
-    let config = model.bert().config();
+    let config = model.config().model.sizes();
     assert_eq!(got["tokens"].as_array().unwrap().len(), 4);
     assert_eq!(got["attention"].as_array().unwrap().len(), config.num_hidden_layers);
     for layer in 0..config.num_hidden_layers {

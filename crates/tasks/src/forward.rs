@@ -1,7 +1,7 @@
 //! Prepared examples through a model without gradients, in flat batches.
 
 use henson_infer::Problem;
-use henson_models::{Batch, Bert, Capture, Head, InputError, Sequence};
+use henson_models::{Batch, Capture, Head, InputError, Model, Sequence};
 use henson_tensor::{Parameters, Pass, Tape};
 use henson_text::Features;
 
@@ -12,7 +12,7 @@ const TOKENS: usize = 4096;
 
 /// What the model says about each example. `go_on` is told how many are done, and may end it: the rest is then missing.
 pub(crate) fn forward(
-    model: &Bert,
+    model: &Model,
     parameters: &Parameters,
     tape: &mut Tape,
     examples: &[Prepared],
@@ -65,7 +65,7 @@ fn by_tokens<'a, 'f>(mut rest: &'a [&'f Features]) -> impl Iterator<Item = &'a [
 
 /// A row of logits for each sequence: for the whole, or for each of its positions in turn. Of a bare encoder, its vector.
 fn logits_of(
-    model: &Bert,
+    model: &Model,
     parameters: &Parameters,
     tape: &mut Tape,
     sequences: &[&Features],
@@ -76,7 +76,7 @@ fn logits_of(
     let mut pass = Pass::inference(tape, parameters);
     if matches!(model.head(), Head::Sequence { .. } | Head::Choice) {
         let first = model.encode_rows(&mut pass, &batch, batch.layout.starts())?;
-        let logits = model.sequence_logits_of_rows(&mut pass, &first)?;
+        let logits = model.sequence_logits_of_rows(&mut pass, &first, &batch.layout)?;
         let columns = logits.tensor().columns().max(1);
         all.extend(logits.tensor().to_f32()?.chunks_exact(columns).map(<[f32]>::to_vec));
         return Ok(());
@@ -87,10 +87,7 @@ fn logits_of(
         all.extend(vectors.to_f32()?.chunks_exact(vectors.columns().max(1)).map(<[f32]>::to_vec));
         return Ok(());
     }
-    let logits = match model.head() {
-        Head::Span => model.span_logits(&mut pass, &last)?,
-        _ => model.token_logits(&mut pass, last, &batch.layout)?,
-    };
+    let logits = model.token_logits(&mut pass, last, &batch.layout)?;
     let columns = logits.tensor().columns();
     let numbers = logits.tensor().to_f32()?;
     let rows = |ends: &[u32]| numbers[ends[0] as usize * columns..ends[1] as usize * columns].to_vec();

@@ -79,7 +79,7 @@ pub fn predict(
             let own = prepare_all(model.tokenizer(), &references, lengths, threads).map_err(TrainError::from)?;
             let done = predictions.len();
             let mut stopped = false;
-            let mut scores = forward(model.bert(), model.parameters(), &mut tape, &own, problem, |more| {
+            let mut scores = forward(model.network(), model.parameters(), &mut tape, &own, problem, |more| {
                 stopped = each(done + more / models.len()).is_break();
                 !stopped
             })
@@ -154,7 +154,7 @@ fn compare(
 
 /// For each label of the set its number in the model, by name or by meaning. Empty: the same, or nothing to order.
 fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
-    let labels = match (model.bert().head(), set.task.kind) {
+    let labels = match (model.network().head(), set.task.kind) {
         (Head::Sequence { labels: 1 }, TaskKind::Regress) => return Ok(Vec::new()),
         (Head::Span, TaskKind::Qa) | (Head::Choice, TaskKind::Choice) => return Ok(Vec::new()),
         (Head::Sequence { .. }, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel)
@@ -162,7 +162,7 @@ fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
         (head, _) => {
             return Err(TaskError::OtherLabels {
                 path: model.path().to_owned(),
-                model: format!("of another kind ({})", head.architecture()),
+                model: format!("of another kind ({})", model.config().model.class(head)),
                 data: format!("those of task {}", set.task.name),
             });
         }

@@ -42,7 +42,7 @@ impl Lengths {
             windows: length.windows,
             stride: questions.stride,
             max_question: questions.max_question,
-            document_context: model.bert().config().reading.is_some_and(|reading| reading.document_context),
+            document_context: model.config().task.reading.is_some_and(|reading| reading.document_context),
         }
     }
 }

@@ -36,7 +36,7 @@ pub use ops::{
     BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, QueryKeyValue, RotaryTable,
 };
 pub use optimizer::{Method, Optimizer, Update};
-pub use parameters::{Builder, Entry, Gradients, Init, Param, Parameters};
+pub use parameters::{Builder, Entry, Gradients, Group, Init, Param, Parameters};
 pub use profile::{Kind, Spent};
 pub use tape::{Pass, Tape, Training, Var};
 pub use tensor::{Shape, Tensor};

@@ -36,6 +36,27 @@ pub enum Init {
     Ones,
 }
 
+/// The part of a model that a parameter belongs to, from the input up. Freezing, layer-wise rates and new heads go by it, never
+/// by a parameter's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Group {
+    /// The tables of tokens, positions and segments, with what follows them before the first layer.
+    Embeddings,
+    /// Layer number i of the encoder, from 0.
+    Layer(usize),
+    /// What stands between the encoder and a head, and is pre-trained with it.
+    Pooler,
+    /// A head: what a task or an objective adds.
+    Head,
+}
+
+impl Group {
+    /// Whether it is a part of the encoder itself, which every head stands on.
+    pub fn is_encoder(self) -> bool {
+        matches!(self, Group::Embeddings | Group::Layer(_))
+    }
+}
+
 /// A parameter as a checkpoint knows it.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -47,6 +68,8 @@ pub struct Entry {
     pub init: Init,
     /// Whether weight decay applies: to matrices, not to biases and LayerNorm.
     pub decay: bool,
+    /// The part of the model that it belongs to.
+    pub group: Group,
     /// Where it begins in the flat buffers.
     pub start: usize,
 }
@@ -64,23 +87,46 @@ impl Param {
         self.shape
     }
 
+    /// The rows of a matrix from this one on, such as positions behind an offset.
+    ///
+    /// Panics if there are not as many.
+    pub fn from_row(&self, row: usize) -> Self {
+        let [rows, columns] = *self.shape.sizes() else { panic!("a matrix has rows, {} has not", self.shape) };
+        assert!(row <= rows, "row {row} of {rows}");
+        Self { start: self.start + row * columns, shape: [rows - row, columns].into() }
+    }
+
     fn range(&self) -> std::ops::Range<usize> {
         self.start..self.start + self.shape.elements()
     }
 }
 
 /// Lays out parameters while a model is built.
-#[derive(Default)]
 pub struct Builder {
     entries: Vec<Entry>,
     path: String,
+    group: Group,
     size: usize,
 }
 
+impl Default for Builder {
+    fn default() -> Self {
+        Self { entries: Vec::new(), path: String::new(), group: Group::Head, size: 0 }
+    }
+}
+
 impl Builder {
-    /// Nothing yet.
+    /// Nothing yet. What is built outside of any group belongs to the head.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Builds parameters of a group; of groups within each other, the innermost counts.
+    pub fn group<R>(&mut self, group: Group, build: impl FnOnce(&mut Self) -> R) -> R {
+        let outer = std::mem::replace(&mut self.group, group);
+        let result = build(self);
+        self.group = outer;
+        result
     }
 
     /// Builds below a name: `at("encoder", …)` puts `encoder.` in front. An empty name changes nothing.
@@ -162,7 +208,7 @@ impl Builder {
 
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
         let name = format!("{}{name}", self.path);
-        self.entries.push(Entry { name, shape, init, decay, start: self.size });
+        self.entries.push(Entry { name, shape, init, decay, group: self.group, start: self.size });
         self.size += shape.elements();
     }
 
@@ -266,6 +312,15 @@ impl Parameters {
             return Err(TensorError::Shape { operation: "write", what: "the parameter", expected: shape, got });
         }
         self.values.view(start, shape).write(numbers)
+    }
+
+    /// Sets the numbers of a part of a model. Call [`Parameters::refresh`] after the last.
+    pub fn set(&mut self, param: Param, numbers: &[f32]) -> Result<()> {
+        if numbers.len() != param.shape.elements() {
+            let got = [numbers.len()].into();
+            return Err(TensorError::Shape { operation: "set", what: "the parameter", expected: param.shape, got });
+        }
+        self.vector(param).write(numbers)
     }
 
     /// Sets a parameter's numbers: `fill` writes all of them, straight to their place where that is in this machine's
@@ -419,21 +474,29 @@ impl Gradients {
     }
 
     /// A parameter's gradient, and whether to add to what is there (else all of it must be written).
-    pub(crate) fn target(&mut self, param: Param) -> (Tensor, bool) {
+    pub(crate) fn target(&mut self, param: Param) -> Result<(Tensor, bool)> {
         let view = self.values.view(param.start, param.shape);
         let range = param.range();
-        let first = self.entries.partition_point(|entry| entry.start < range.start);
+        let first = self.entries.partition_point(|entry| entry.start + entry.len <= range.start);
         let mut accumulate = false;
-        for entry in self.entries[first..].iter_mut().take_while(|entry| entry.start < range.end) {
-            accumulate |= entry.written;
-            entry.written = true;
+        for i in first..self.entries.len() {
+            let GradientEntry { start, written, .. } = self.entries[i];
+            if start >= range.end {
+                break;
+            }
+            // A view of some of its rows: nobody else writes those before them.
+            if !written && start < range.start {
+                self.fill_zero(&self.values.view(start, [range.start - start].into()))?;
+            }
+            accumulate |= written;
+            self.entries[i].written = true;
         }
-        (view, accumulate)
+        Ok((view, accumulate))
     }
 
     /// A parameter's gradient for an operation that can only add.
     pub(crate) fn sum(&mut self, param: Param) -> Result<Tensor> {
-        let (view, accumulate) = self.target(param);
+        let (view, accumulate) = self.target(param)?;
         if !accumulate {
             self.fill_zero(&view)?;
         }

@@ -3,7 +3,7 @@
 //!
 //! Legend: B sequences, T tokens, P predicted tokens.
 
-use henson_models::{Batch, Bert, Capture};
+use henson_models::{Batch, Capture, Model};
 use henson_tensor::{Pass, Result, Tensor};
 
 /// What masked-LM pre-training predicts in a batch.
@@ -37,7 +37,7 @@ pub struct Scales {
 
 /// Masked LM, and next sentence (label 0 next, 1 random) where labels are given.
 pub fn pre_training(
-    model: &Bert,
+    model: &Model,
     pass: &mut Pass<'_>,
     batch: &Batch,
     masked: &Masked,
@@ -53,7 +53,7 @@ pub fn pre_training(
         None => None,
     };
     let logits = model.masked_logits(pass, &last, &masked.rows)?;
-    let (vocabulary, weights) = (model.config().vocab_size, masked.weights.as_ref());
+    let (vocabulary, weights) = (model.config().sizes().vocab_size, masked.weights.as_ref());
     let (masked, _) = pass.cross_entropy(logits, vocabulary, &masked.targets, weights, scales.masked)?;
     Ok(PreTrainingLoss { masked, next_sentence })
 }
@@ -71,7 +71,7 @@ pub enum SequenceLabels {
 
 /// Classification, regression or several labels at once, by the pooled first token.
 pub fn sequence(
-    model: &Bert,
+    model: &Model,
     pass: &mut Pass<'_>,
     batch: &Batch,
     labels: &SequenceLabels,
@@ -91,7 +91,7 @@ pub fn sequence(
 
 /// Tagging: T class numbers with T weights; 0 where a token carries no label.
 pub fn tokens(
-    model: &Bert,
+    model: &Model,
     pass: &mut Pass<'_>,
     batch: &Batch,
     labels: &Tensor,
@@ -106,7 +106,7 @@ pub fn tokens(
 
 /// Span answers: the first and last token of each answer within its sequence (B×2); a weight (B×2) of 0 leaves one out.
 pub fn spans(
-    model: &Bert,
+    model: &Model,
     pass: &mut Pass<'_>,
     batch: &Batch,
     targets: &Tensor,
@@ -114,13 +114,13 @@ pub fn spans(
     scale: f32,
 ) -> Result<Tensor> {
     let last = model.encode(pass, batch, Capture::default())?.last;
-    let logits = model.span_logits(pass, &last)?;
+    let logits = model.token_logits(pass, last, &batch.layout)?;
     pass.span_cross_entropy(logits, &batch.layout, targets, weights, scale)
 }
 
 /// Multiple choice: `choices` sequences an example, in order; one class number an example.
 pub fn choice(
-    model: &Bert,
+    model: &Model,
     pass: &mut Pass<'_>,
     batch: &Batch,
     choices: usize,

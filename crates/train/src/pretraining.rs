@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use henson_checkpoint::{LoadOptions, ModelDirectory, open_parameters};
+use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
-use henson_models::bert::NAMING;
-use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
-use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tensor};
+use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
+use henson_tensor::{Builder, DType, Device, Entry, Parameters, Pass, Tensor};
 use henson_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,7 +37,7 @@ pub struct Plan {
     /// The recipe, as it will be saved.
     pub recipe: Recipe,
     /// The model's config.
-    pub config: BertConfig,
+    pub config: Config,
     /// The phases.
     pub phases: Vec<ResolvedPhase>,
     /// What texts were tokenized with.
@@ -46,8 +45,9 @@ pub struct Plan {
     corpus: Arc<Corpus>,
     held_out: Option<Arc<Corpus>>,
     instances: Vec<Arc<Instances>>,
+    parameters: usize,
     /// The directory to start from, with its own config.
-    start: Option<(PathBuf, BertConfig)>,
+    start: Option<(PathBuf, ModelConfig)>,
 }
 
 impl Plan {
@@ -68,10 +68,9 @@ impl Plan {
     pub fn on(corpus: Corpus, held_out: Corpus, tokenizer: Tokenizer, recipe: Recipe, threads: usize) -> Result<Self> {
         let (corpus, tokenizer) = (Arc::new(corpus), Arc::new(tokenizer));
         let held_out = (held_out.documents() > 0).then(|| Arc::new(held_out));
-        let (mut config, start) = match recipe.model.parse::<Size>() {
-            Ok(size) => {
-                let mut config = BertConfig::of_size(size);
-                config.vocab_size = tokenizer.vocabulary_size();
+        let (mut config, start) = match Family::config_of_size(&recipe.model) {
+            Ok(mut config) => {
+                config.set_vocab_size(tokenizer.vocabulary_size());
                 (config, None)
             }
             Err(error) => {
@@ -83,22 +82,32 @@ impl Plan {
                         format!("a directory, or a size ({error})"),
                     ));
                 }
-                let config = BertConfig::from_value(ModelDirectory::open(&path)?.config()?)?;
+                let config = Config::from_value(ModelDirectory::open(&path)?.config()?)?.model;
                 (config.clone(), Some((path, config)))
             }
         };
         config = overridden(config, &recipe)?;
         let pieces = tokenizer.vocabulary_size();
-        if recipe.config.contains_key("vocab_size") && config.vocab_size < pieces {
-            let expected = format!("at least the {pieces} pieces of the data's tokenizer");
-            return Err(TrainError::setting("config.vocab_size", config.vocab_size, expected));
+        let rows = config.sizes().vocab_size;
+        if recipe.config.contains_key("vocab_size") && rows < pieces {
+            let expected = format!("at least the {pieces} tokens of the data's tokenizer");
+            return Err(TrainError::setting("config.vocab_size", rows, expected));
         }
-        config.vocab_size = config.vocab_size.max(tokenizer.vocabulary_size());
-        config.is_decoder = recipe.objective == Objective::Causal;
+        config.set_vocab_size(rows.max(pieces));
+        config.set_causal(recipe.objective == Objective::Causal)?;
+        let mut config = Config::new(config);
         let head = head(recipe.objective);
-        config.architectures = vec![if config.is_decoder { "BertLMHeadModel" } else { head.architecture() }.to_owned()];
-        (config.id2label, config.label2id, config.problem_type) = Default::default();
+        if !config.model.family().has_head(head) {
+            let class = config.model.class(head);
+            let (got, expected) = (format!("{:?}", recipe.objective), format!("another one: there is no {class}"));
+            return Err(TrainError::setting("objective", got, expected));
+        }
+        config.set_head(head);
         config.check()?;
+        let mut builder = Builder::new();
+        Model::build(&mut builder, &config.model, head)?;
+        let parameters = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
+        let max_tokens = config.model.sizes().max_tokens;
 
         let first = recipe.instances(&recipe.phases.first().cloned().unwrap_or_default());
         let phases = recipe.resolve(|epochs| {
@@ -113,15 +122,15 @@ impl Plan {
         let mut instances = Vec::new();
         for (number, phase) in phases.iter().enumerate() {
             let length = phase.instances.sequence_length;
-            if length > config.max_position_embeddings {
-                let expected = format!("at most the model's {} positions", config.max_position_embeddings);
+            if length > max_tokens {
+                let expected = format!("at most the model's {max_tokens} positions");
                 return Err(TrainError::setting("sequence_length", length, expected));
             }
             // Each phase walks over the data by a seed of its own.
             let seed = recipe.seed.wrapping_add((number as u64) << 32);
             instances.push(Arc::new(Instances::new(Arc::clone(&corpus), phase.instances.clone(), seed)?));
         }
-        Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, start })
+        Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, parameters, start })
     }
 
     /// Updates in all.
@@ -152,14 +161,12 @@ impl Plan {
 
     /// Numbers of the model, without making it.
     pub fn parameters(&self) -> usize {
-        Engine::count_parameters(|builder| {
-            Bert::build(builder, &self.config, head(self.recipe.objective));
-        })
+        self.parameters
     }
 
     /// What is saved beside the weights.
     pub fn model_files(&self) -> Result<ModelFiles> {
-        let files = self.tokenizer.files(Some(self.config.max_position_embeddings))?;
+        let files = self.tokenizer.files(Some(self.config.model.sizes().max_tokens))?;
         Ok(ModelFiles { config: self.config.to_json()?, files })
     }
 
@@ -168,7 +175,7 @@ impl Plan {
         let head = head(self.recipe.objective);
         let dtype = DType::from(self.recipe.dtype);
         let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, &self.config, head);
+        let model = Model::build(&mut builder, &self.config.model, head)?;
         let parameters = match &self.start {
             None => {
                 let mut parameters = builder.finish(device, dtype)?;
@@ -186,14 +193,15 @@ impl Plan {
     fn started_from(
         &self,
         path: &Path,
-        old: &BertConfig,
+        old: &ModelConfig,
         builder: Builder,
         device: &Device,
         dtype: DType,
     ) -> Result<Parameters> {
         let weights = ModelDirectory::open(path)?.weights()?;
-        let may_miss = |name: &str| name.starts_with("cls.") || name.starts_with("bert.pooler.");
+        let may_miss = |entry: &Entry| !entry.group.is_encoder();
         let options = LoadOptions::new_head(&may_miss);
+        let naming = &self.config.model.family().naming;
         let seed = self.recipe.seed;
         let tokenizer = Tokenizer::open(path)?;
         let (pieces, before) = (self.tokenizer.vocabulary_size(), tokenizer.vocabulary_size());
@@ -209,14 +217,14 @@ impl Plan {
                 path.display(),
             )));
         }
-        if self.config.vocab_size == old.vocab_size && pieces <= before {
-            return Ok(open_parameters(&weights, &NAMING, builder, device, dtype, &options, seed)?.0);
+        if self.config.model.sizes().vocab_size == old.sizes().vocab_size && pieces <= before {
+            return Ok(open_parameters(&weights, naming, builder, device, dtype, &options, seed)?.0);
         }
         // More pieces than the model had, or fewer than it has rows: loaded as it was, then copied row by row.
         let mut old_builder = Builder::new();
-        Bert::build(&mut old_builder, old, head(self.recipe.objective));
+        Model::build(&mut old_builder, old, head(self.recipe.objective))?;
         let host = Device::cpu(None, None).map_err(|error| TrainError::Vocabulary(error.to_string()))?;
-        let old = open_parameters(&weights, &NAMING, old_builder, &host, DType::F32, &options, seed)?.0;
+        let old = open_parameters(&weights, naming, old_builder, &host, DType::F32, &options, seed)?.0;
         let origins = self.origins(&tokenizer)?;
         let mut parameters = builder.finish(device, dtype)?;
         parameters.initialise(seed)?;
@@ -303,13 +311,13 @@ impl Plan {
     /// The recipe's samples, or some that are drawn from held-out text.
     fn samples(&self) -> Result<Vec<Sample>> {
         let Some(mask) = self.tokenizer.special().mask.as_ref().map(|mask| mask.id) else { return Ok(Vec::new()) };
-        if self.config.is_decoder {
+        if self.config.model.sizes().causal {
             return Ok(Vec::new());
         }
         let mut samples = Vec::new();
         for text in &self.recipe.samples {
             let pieces = self.tokenizer.encode(text)?;
-            let features = self.tokenizer.template().single(&pieces, self.config.max_position_embeddings)?;
+            let features = self.tokenizer.template().single(&pieces, self.config.model.sizes().max_tokens)?;
             let positions = (0..features.len()).filter(|i| features.ids[*i] == mask);
             let positions: Vec<u32> = positions.map(|i| i as u32).collect();
             if positions.is_empty() {
@@ -330,7 +338,7 @@ impl Plan {
     fn drawn_samples(&self, corpus: &Corpus, mask: u32) -> Result<Vec<Sample>> {
         let words = &corpus.vocabulary().words;
         // What a model of few positions has room for, without the special tokens.
-        let room = self.config.max_position_embeddings.saturating_sub(2);
+        let room = self.config.model.sizes().max_tokens.saturating_sub(2);
         let mut samples = Vec::new();
         let mut reader = corpus.reader();
         for n in 0..DRAWN_SAMPLES {
@@ -368,7 +376,7 @@ impl Plan {
 }
 
 /// What a config becomes by a recipe.
-fn overridden(config: BertConfig, recipe: &Recipe) -> Result<BertConfig> {
+fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
     let mut json = config.to_json()?;
     for (key, value) in &recipe.config {
         if json.get(key).is_none() {
@@ -381,11 +389,11 @@ fn overridden(config: BertConfig, recipe: &Recipe) -> Result<BertConfig> {
     if recipe.config.contains_key("hidden_size") && !recipe.config.contains_key("intermediate_size") {
         json["intermediate_size"] = Value::from(4 * json["hidden_size"].as_u64().unwrap_or(0));
     }
+    let mut config = ModelConfig::from_value(json)?;
     if let Some(dropout) = recipe.dropout {
-        json["hidden_dropout_prob"] = Value::from(dropout);
-        json["attention_probs_dropout_prob"] = Value::from(dropout);
+        config.set_dropout(dropout);
     }
-    Ok(BertConfig::from_value(json)?)
+    Ok(config)
 }
 
 fn head(objective: Objective) -> Head {
@@ -489,7 +497,7 @@ impl Task for PreTraining {
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        let vocabulary = engine.model.config().vocab_size;
+        let vocabulary = engine.model.config().sizes().vocab_size;
         let mut readings = Vec::with_capacity(self.held_out.len());
         let (mut predicted, mut pairs) = (0, 0);
         for part in &self.held_out {
@@ -544,7 +552,7 @@ impl Task for PreTraining {
             let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
             let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
             let logits = engine.model.masked_logits(&mut pass, &last, &rows)?;
-            let vocabulary = engine.model.config().vocab_size;
+            let vocabulary = engine.model.config().sizes().vocab_size;
             let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
             let blanks = probabilities.chunks(vocabulary).map(|row| {
                 let mut ids: Vec<u32> = (0..row.len() as u32).collect();
@@ -578,7 +586,7 @@ struct Inputs {
 
 impl Inputs {
     /// `weight` is what each prediction counts.
-    fn new(device: &Device, config: &BertConfig, part: &Part, weight: f32) -> Result<Self> {
+    fn new(device: &Device, config: &ModelConfig, part: &Part, weight: f32) -> Result<Self> {
         let mut sequences = Vec::with_capacity(part.lengths.len());
         let mut start = 0;
         for length in &part.lengths {

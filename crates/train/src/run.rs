@@ -11,7 +11,7 @@ use henson_checkpoint::{
     Beside, Existing, LoadOptions, SaveDType, SaveOptions, Sums, TensorFile, Weights, is_temporary, load, parse_json,
     read_limited, remove_temporaries, save_with,
 };
-use henson_models::bert::NAMING;
+use henson_models::Naming;
 use henson_tensor::{Entry, Parameters};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -244,7 +244,7 @@ impl RunDirectory {
         weights.expect(&sums)?;
         moments.expect(&sums)?;
         sums.check(&directory, |name| !name.ends_with(".safetensors"))?;
-        load(&weights, &NAMING, parameters, &LoadOptions::strict())?;
+        load(&weights, &Naming::PLAIN, parameters, &LoadOptions::strict())?;
         updater.restore(state.step, parameters, |entry| {
             let [first, second] = MOMENTS.map(|moment| moments.read_f32(&format!("{}.{moment}", entry.name)));
             Ok::<_, TrainError>([first?, second?])

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
-use henson_models::{Bert, BertConfig};
-use henson_tensor::{Builder, Device, Gradients, Parameters, Pass, Reading, Recordings, Tape, Tensor, Training};
+use henson_models::{Model, ModelConfig};
+use henson_tensor::{Device, Gradients, Parameters, Pass, Reading, Recordings, Tape, Tensor, Training};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
@@ -20,7 +20,7 @@ use crate::{OptimizerSettings, Updater, report};
 /// A model with what training needs of it.
 pub struct Engine {
     /// The network.
-    pub model: Bert,
+    pub model: Model,
     /// Its weights.
     pub parameters: Parameters,
     /// Their gradients.
@@ -37,7 +37,7 @@ pub struct Engine {
 
 impl Engine {
     /// A model ready to be trained.
-    pub fn new(model: Bert, parameters: Parameters, optimizer: OptimizerSettings, seed: u64) -> Result<Self> {
+    pub fn new(model: Model, parameters: Parameters, optimizer: OptimizerSettings, seed: u64) -> Result<Self> {
         let gradients = parameters.gradients()?;
         let updater = Updater::new(optimizer, &parameters)?;
         Ok(Self { model, parameters, gradients, updater, tape: Tape::new(), seed, recordings: Recordings::default() })
@@ -57,8 +57,8 @@ impl Engine {
         &mut self,
         step: u64,
         tag: &[u64],
-        fill: impl FnOnce(&Device, &BertConfig) -> Result<I>,
-        work: impl FnOnce(&Bert, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
+        fill: impl FnOnce(&Device, &ModelConfig) -> Result<I>,
+        work: impl FnOnce(&Model, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
     ) -> Result<Reading> {
         let training = self.training(step);
         let Self { model, parameters, gradients, tape, recordings, .. } = self;
@@ -83,8 +83,8 @@ impl Engine {
     pub fn look<I>(
         &mut self,
         tag: &[u64],
-        fill: impl FnOnce(&Device, &BertConfig) -> Result<I>,
-        work: impl FnOnce(&Bert, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
+        fill: impl FnOnce(&Device, &ModelConfig) -> Result<I>,
+        work: impl FnOnce(&Model, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
     ) -> Result<Reading> {
         let Self { model, parameters, tape, recordings, .. } = self;
         let device = parameters.device().clone();
@@ -95,13 +95,6 @@ impl Engine {
             work(model, &mut pass, &inputs)
         })?;
         Ok(device.read_later(&results.iter().collect::<Vec<_>>())?)
-    }
-
-    /// How many parameters a config's model has, without making it.
-    pub fn count_parameters(build: impl FnOnce(&mut Builder)) -> usize {
-        let mut builder = Builder::new();
-        build(&mut builder);
-        builder.entries().iter().map(|entry| entry.shape.elements()).sum()
     }
 }
 

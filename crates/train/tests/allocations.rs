@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use henson_models::{Batch, Bert, BertConfig, Head, Sequence, Size};
+use henson_models::{Batch, Family, Head, Model, Sequence};
 use henson_tensor::{Builder, DType, Device, Pass, Tape, Tensor, Training};
 use henson_train::objective::{self, Masked, Scales};
 use henson_train::{OptimizerSettings, Updater};
@@ -37,10 +37,10 @@ fn threads() -> usize {
 fn a_steady_step_allocates_and_spawns_nothing() {
     let device = Device::cpu(None, Some(2)).unwrap();
     for dtype in [DType::F32, DType::Bf16] {
-        let mut config = BertConfig::of_size(Size::Tiny);
-        config.vocab_size = 1000;
+        let mut config = Family::config_of_size("bert-tiny").unwrap();
+        config.set_vocab_size(1000);
         let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, &config, Head::PreTraining);
+        let model = Model::build(&mut builder, &config, Head::PreTraining).unwrap();
         let mut parameters = builder.finish(&device, dtype).unwrap();
         parameters.initialise(1).unwrap();
         let mut gradients = parameters.gradients().unwrap();

@@ -492,7 +492,7 @@ fn continued_pre_training_keeps_weights_and_gives_new_pieces_the_mean_of_their_o
     let recipe = old.recipe.clone();
     let (corpus, held_out) = corpora(&grown);
     let new = Plan::on(corpus, held_out, grown, recipe, 2).unwrap();
-    assert_eq!(new.config.vocab_size, old.config.vocab_size + 1);
+    assert_eq!(new.config.model.sizes().vocab_size, old.config.model.sizes().vocab_size + 1);
     let after = new.engine(&device).unwrap().parameters;
     let old_ids = old.tokenizer.encode_ids(word).unwrap();
     assert!(old_ids.len() > 1);

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use henson_models::{Batch, Bert, BertConfig, Head, Sequence, Size};
+use henson_models::{Batch, Family, Head, Model, Sequence};
 use henson_tensor::philox::Stream;
 use henson_tensor::{Builder, DType, Device, Gradients, Parameters, Pass, Tape, Tensor, Training};
 use henson_text::{Tokenizer, WordPieceOptions};
@@ -62,7 +62,7 @@ fn step_of(corpus: &[Vec<u32>], step: u64, batch: usize) -> Step {
 }
 
 struct Trainer {
-    model: Bert,
+    model: Model,
     parameters: Parameters,
     gradients: Gradients,
     updater: Updater,
@@ -71,10 +71,10 @@ struct Trainer {
 
 impl Trainer {
     fn new(device: &Device, dtype: DType, vocabulary: usize) -> Self {
-        let mut config = BertConfig::of_size(Size::Tiny);
-        (config.vocab_size, config.max_position_embeddings) = (vocabulary, LENGTH);
+        let mut config = Family::config_of_size("bert-tiny").unwrap();
+        config.set_vocab_size(vocabulary);
         let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, &config, Head::MaskedLm);
+        let model = Model::build(&mut builder, &config, Head::MaskedLm).unwrap();
         let mut parameters = builder.finish(device, dtype).unwrap();
         parameters.initialise(5).unwrap();
         let gradients = parameters.gradients().unwrap();
@@ -238,10 +238,10 @@ fn memory_stays_the_same_from_step_to_step() {
 #[test]
 fn what_gets_no_gradient_in_a_step_has_none_left_from_the_last() {
     let device = device(2);
-    let mut config = BertConfig::of_size(Size::Tiny);
-    config.vocab_size = 100;
+    let mut config = Family::config_of_size("bert-tiny").unwrap();
+    config.set_vocab_size(100);
     let mut builder = Builder::new();
-    let model = Bert::build(&mut builder, &config, Head::PreTraining);
+    let model = Model::build(&mut builder, &config, Head::PreTraining).unwrap();
     let mut parameters = builder.finish(&device, DType::F32).unwrap();
     parameters.initialise(1).unwrap();
     let mut gradients = parameters.gradients().unwrap();

@@ -4,9 +4,8 @@ use henson_checkpoint::{
     CheckpointError, LoadOptions, LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, StoredDType, Untied,
     Weights, load,
 };
-use henson_models::bert::NAMING;
 
-use crate::{Stored, f32s, numbers, ones, safetensors, tiny};
+use crate::{Stored, f32s, naming, numbers, ones, safetensors, tiny};
 
 const WORDS: &str = "bert.embeddings.word_embeddings.weight";
 const NORM: &str = "bert.embeddings.LayerNorm.weight";
@@ -20,7 +19,7 @@ fn check(tensors: &[Stored], options: &LoadOptions<'_>) -> (bool, LoadReport, Ve
     let weights = Weights::open(directory.path()).unwrap();
     let mut parameters = tiny(3);
     let before = numbers(&parameters);
-    match load(&weights, &NAMING, &mut parameters, options) {
+    match load(&weights, naming(), &mut parameters, options) {
         Ok(report) => (true, report, numbers(&parameters)),
         Err(CheckpointError::DoesNotFit { report, .. }) => {
             assert_eq!(numbers(&parameters), before);

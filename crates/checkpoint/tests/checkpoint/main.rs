@@ -9,9 +9,14 @@ mod save;
 
 use std::path::{Path, PathBuf};
 
-use henson_checkpoint::ModelDirectory;
-use henson_models::{Bert, BertConfig, Head};
+use henson_checkpoint::{Config, ModelDirectory};
+use henson_models::{Family, Head, Model, Naming};
 use henson_tensor::{Builder, DType, Device, Init, Parameters};
+
+/// BERT's names.
+fn naming() -> &'static Naming {
+    &Family::of_type("bert").unwrap().naming
+}
 
 /// A directory of the golden values.
 fn golden(name: &str) -> PathBuf {
@@ -21,9 +26,9 @@ fn golden(name: &str) -> PathBuf {
 /// The parameters of a BERT for a directory's config, different for every seed.
 fn bert(directory: &Path, head: Head, seed: u64) -> Parameters {
     let config = ModelDirectory::open(directory).unwrap().config().unwrap();
-    let config = BertConfig::from_json(&config.to_string()).unwrap();
+    let config = Config::from_value(config).unwrap();
     let mut builder = Builder::new();
-    Bert::build(&mut builder, &config, head);
+    Model::build(&mut builder, &config.model, head).unwrap();
     finish(builder, seed)
 }
 

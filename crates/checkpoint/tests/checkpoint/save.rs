@@ -8,11 +8,10 @@ use henson_checkpoint::{
     CheckpointError, Existing, LoadOptions, ModelDirectory, SaveDType, SaveOptions, Weights, load, save, write_atomic,
 };
 use henson_models::Head;
-use henson_models::bert::NAMING;
 use henson_tensor::{Builder, Init, Parameters};
 use serde_json::json;
 
-use crate::{bert, child, child_argument, finish, golden, numbers, tiny};
+use crate::{bert, child, child_argument, finish, golden, naming, numbers, tiny};
 
 const REPLACE: SaveOptions = SaveOptions { existing: Existing::Replace, shard_size: u64::MAX, allow_non_finite: false };
 const MERGE: SaveOptions = SaveOptions { existing: Existing::Merge, ..REPLACE };
@@ -31,7 +30,7 @@ fn seed_of(directory: &Path) -> u64 {
     let model = ModelDirectory::open(directory).unwrap();
     let seed = model.config().unwrap()["seed"].as_u64().unwrap();
     let mut parameters = tiny(seed + 1);
-    load(&model.weights().unwrap(), &NAMING, &mut parameters, &LoadOptions::strict()).unwrap();
+    load(&model.weights().unwrap(), naming(), &mut parameters, &LoadOptions::strict()).unwrap();
     assert_eq!(numbers(&parameters), numbers(&tiny(seed)));
     assert!(model.has("vocab.txt") && model.has("1_Pooling/config.json"));
     seed
@@ -63,7 +62,7 @@ fn the_same_bytes_as_transformers() {
     ] {
         let source = golden(name);
         let mut parameters = bert(&source, head, 0);
-        load(&Weights::open(&source).unwrap(), &NAMING, &mut parameters, &LoadOptions::strict()).unwrap();
+        load(&Weights::open(&source).unwrap(), naming(), &mut parameters, &LoadOptions::strict()).unwrap();
         let config = ModelDirectory::open(&source).unwrap().config().unwrap();
         let saved = directory.path().join(name);
         save(&saved, &[], &config, &parameters, dtype, &SaveOptions::default()).unwrap();
@@ -91,7 +90,7 @@ fn there_and_back() {
         let model = ModelDirectory::open(&path).unwrap();
         assert_eq!(model.config().unwrap(), json!({"hidden_size": 3, "dtype": name}));
         let mut loaded = tiny(2);
-        let report = load(&model.weights().unwrap(), &NAMING, &mut loaded, &LoadOptions::strict()).unwrap();
+        let report = load(&model.weights().unwrap(), naming(), &mut loaded, &LoadOptions::strict()).unwrap();
         assert!(report.is_clean());
         for ((name, expected), (_, got)) in numbers(&parameters).iter().zip(numbers(&loaded)) {
             for (x, y) in expected.iter().zip(got) {
@@ -135,7 +134,7 @@ fn shards() {
     let directory = tempfile::tempdir().unwrap();
     let source = golden("pretraining");
     let mut parameters = bert(&source, Head::PreTraining, 0);
-    load(&Weights::open(&source).unwrap(), &NAMING, &mut parameters, &LoadOptions::strict()).unwrap();
+    load(&Weights::open(&source).unwrap(), naming(), &mut parameters, &LoadOptions::strict()).unwrap();
     let config = ModelDirectory::open(&source).unwrap().config().unwrap();
     let sharded = golden("variants/sharded");
     // As it was made: see tools/golden.
@@ -156,7 +155,7 @@ fn shards() {
             assert_eq!(index["metadata"], json!({"total_parameters": 13873, "total_size": 55492}));
         }
         let mut loaded = bert(&source, Head::PreTraining, 1);
-        let report = load(&Weights::open(&saved).unwrap(), &NAMING, &mut loaded, &LoadOptions::strict()).unwrap();
+        let report = load(&Weights::open(&saved).unwrap(), naming(), &mut loaded, &LoadOptions::strict()).unwrap();
         assert!(report.is_clean());
         assert_eq!(numbers(&loaded), numbers(&parameters));
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use henson_data::{Corpus, InstanceSettings, Instances, Loader, Place, Split};
-use henson_models::{Batch, Bert, BertConfig, Capture, Head, Sequence, Size};
+use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence, Sizes};
 use henson_tensor::philox::Stream;
 use henson_tensor::{Builder, DType, Device, Isa, Reading, Tensor};
 use henson_train::objective::{self, Masked, Scales};
@@ -136,7 +136,8 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     anyhow::ensure!(flags.batch.saturating_mul(flags.seq) <= 1 << 24, "a batch has at most {} tokens", 1 << 24);
     let device = flags.compute.device()?;
     let config = config_of(&flags.model)?;
-    let most = config.max_position_embeddings;
+    let sizes = config.sizes();
+    let most = sizes.max_tokens;
     anyhow::ensure!(flags.seq <= most, "--seq {}: {} has positions for {most} tokens", flags.seq, flags.model);
     let mut bench = ModelBench::new(&device, &config, flags)?;
     if mode == Mode::Infer {
@@ -177,7 +178,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         Device::Cpu(_) => peak_mib(),
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
-    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
+    let (tflops, peak) = (flops(&sizes, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
     let operations = match flags.profile {
         true => Some(profile(&device, peak * 1e12, flags.steps, |i| step(i)?.wait())?),
         false => None,
@@ -256,15 +257,14 @@ fn profile(
 }
 
 /// The config of a named size or of a model directory.
-fn config_of(model: &str) -> anyhow::Result<BertConfig> {
+fn config_of(model: &str) -> anyhow::Result<ModelConfig> {
     let path = models::directory(std::path::Path::new(model))?.join("config.json");
     if path.is_file() {
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        return BertConfig::from_json(&text).with_context(|| format!("in {}", path.display()));
+        let config = henson_checkpoint::Config::from_json(&text).with_context(|| format!("in {}", path.display()))?;
+        return Ok(config.model);
     }
-    Ok(BertConfig::of_size(
-        model.parse::<Size>().context("--model is neither a size nor a directory with config.json")?,
-    ))
+    Family::config_of_size(model).context("--model is neither a size nor a directory with config.json")
 }
 
 /// A model with random weights and a batch of random tokens, of which 15% are predicted. Every step takes it from the host.
@@ -278,15 +278,16 @@ struct ModelBench {
 }
 
 impl ModelBench {
-    fn new(device: &Device, config: &BertConfig, flags: &BenchModel) -> anyhow::Result<Self> {
+    fn new(device: &Device, config: &ModelConfig, flags: &BenchModel) -> anyhow::Result<Self> {
         let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, config, Head::PreTraining);
+        let model = Model::build(&mut builder, config, config.family().pretraining_head())?;
+        let sizes = config.sizes();
         let mut parameters = builder.finish(device, flags.compute.dtype)?;
         parameters.initialise(flags.seed)?;
         let (b, s) = (flags.batch, flags.seq);
         let mut draws = Stream::new(flags.seed, 1, 0);
-        let ids: Vec<u32> = (0..b * s).map(|_| draws.below(config.vocab_size as u32)).collect();
-        let segments: Vec<u32> = (0..s).map(|i| u32::from(i >= s / 2 && config.type_vocab_size > 1)).collect();
+        let ids: Vec<u32> = (0..b * s).map(|_| draws.below(sizes.vocab_size as u32)).collect();
+        let segments: Vec<u32> = (0..s).map(|i| u32::from(i >= s / 2 && sizes.segments > 1)).collect();
         let mut rows = Vec::new();
         for sequence in 0..b {
             let mut places: Vec<u32> = (0..s as u32).collect();
@@ -317,7 +318,8 @@ impl ModelBench {
                 Ok((batch(device, config, ids, segments)?, masked, tensor(device, labels)?))
             },
             |model, pass, (batch, masked, labels)| {
-                let loss = objective::pre_training(model, pass, batch, masked, Some(labels), scales)?;
+                let labels = (model.head() == Head::PreTraining).then_some(labels);
+                let loss = objective::pre_training(model, pass, batch, masked, labels, scales)?;
                 Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
             },
         )?;
@@ -362,7 +364,7 @@ fn median(times: &mut [f64]) -> f64 {
 
 fn batch(
     device: &Device,
-    config: &BertConfig,
+    config: &ModelConfig,
     ids: &[u32],
     segments: &[u32],
 ) -> Result<Batch, henson_models::InputError> {
@@ -377,11 +379,11 @@ fn predicted(seq: usize) -> usize {
 
 /// The multiplications and additions of matrix products, counted alike for all systems: 24·T·H² + 4·T·S·H a layer,
 /// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference.
-fn flops(config: &BertConfig, flags: &BenchModel, mode: Mode) -> f64 {
+fn flops(sizes: &Sizes, flags: &BenchModel, mode: Mode) -> f64 {
     let (t, s, p) = (flags.batch * flags.seq, flags.seq, flags.batch * predicted(flags.seq));
-    let (h, i, v) = (config.hidden_size, config.intermediate_size, config.vocab_size);
+    let (h, i, v) = (sizes.hidden_size, sizes.intermediate_size, sizes.vocab_size);
     let layer = 8 * t * h * h + 4 * t * h * i + 4 * t * s * h;
-    let encoder = (config.num_hidden_layers * layer) as f64;
+    let encoder = (sizes.num_hidden_layers * layer) as f64;
     match mode {
         Mode::Infer => encoder,
         Mode::Train => 3.0 * (encoder + 2.0 * (p * (h * h + h * v)) as f64),
@@ -418,7 +420,8 @@ fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
     let config = config_of(&flags.model)?;
     let dtype = flags.compute.dtype;
     let peak = device.peak(dtype)?;
-    let (h, i) = (config.hidden_size, config.intermediate_size);
+    let sizes = config.sizes();
+    let (h, i) = (sizes.hidden_size, sizes.intermediate_size);
     let shapes = [(3 * h, h), (h, h), (i, h), (h, i)];
     if !flags.json {
         output::line(&format!("products of {} with {} tokens, {dtype} on {device}", flags.model, flags.tokens))?;

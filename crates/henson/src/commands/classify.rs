@@ -39,7 +39,7 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Classify))?;
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
-    let pairs = model.bert().config().reading.and_then(|reading| reading.pairs);
+    let pairs = model.config().task.reading.and_then(|reading| reading.pairs);
     match pairs {
         Some(true) if !flags.pair => output::warn("the model was trained on pairs of texts: --pair asks about such"),
         Some(false) if flags.pair => output::warn("the model was trained on single texts, and is asked about pairs"),

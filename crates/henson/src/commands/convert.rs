@@ -19,10 +19,10 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     if !report.is_clean() {
         output::message(&report.to_string());
     }
-    let mut config = model.bert().config().clone();
-    let head = model.bert().head();
-    if henson_models::Head::of_config(&config) != Some(head) {
-        config.architectures = vec![head.architecture().to_owned()];
+    let mut config = model.config().clone();
+    let head = model.network().head();
+    if config.head() != Some(head) {
+        config.set_head(head);
     }
     let mut files = model.tokenizer().files(Some(model.most_tokens()))?;
     files.extend(sentence_transformer_files(&path)?);
@@ -43,7 +43,7 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     output::line(&format!(
         "wrote {} ({}, {count} parameters) to {}",
         path.display(),
-        model.bert().head().architecture(),
+        config.model.class(head),
         flags.destination.display()
     ))
 }

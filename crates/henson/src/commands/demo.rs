@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Context;
 use henson_data::{BuildOptions, SourceFiles, build};
 use henson_infer::{Length, Model, Want};
-use henson_models::{Bert, Head};
+use henson_models::Head;
 use henson_tasks::{Dev, Example, Input, Learner, LearnerSettings, Lengths, Set, Target, instances};
 use henson_tensor::{Builder, DType, Device};
 use henson_text::{TrainingKind, TrainingSettings};
@@ -125,12 +125,13 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
 
     recipe.data = at("shards").display().to_string();
     let plan = Plan::new(recipe, device.threads())?;
+    let sizes = plan.config.model.sizes();
     step(
         3,
         &format!(
             "pre-training: a BERT of {} layers and {} learns to fill blanks, for {} steps",
-            plan.config.num_hidden_layers,
-            plan.config.hidden_size,
+            sizes.num_hidden_layers,
+            sizes.hidden_size,
             plan.steps()
         ),
     );
@@ -336,14 +337,14 @@ fn classify(
     let mut scores = Vec::new();
     for (number, seed) in SEEDS.into_iter().enumerate() {
         let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, &plan.config, Head::Sequence { labels: 2 });
+        let model = henson_models::Model::build(&mut builder, &plan.config.model, Head::Sequence { labels: 2 })?;
         let dtype = DType::from(plan.recipe.dtype);
         let parameters = match from {
             Some(path) => {
                 let weights = henson_checkpoint::Weights::open(path)?;
-                let new = |name: &str| name.starts_with("classifier.") || name.starts_with("bert.pooler.");
+                let new = |entry: &henson_tensor::Entry| !entry.group.is_encoder();
                 let options = henson_checkpoint::LoadOptions::new_head(&new);
-                let naming = &henson_models::bert::NAMING;
+                let naming = &plan.config.model.family().naming;
                 henson_checkpoint::open_parameters(&weights, naming, builder, device, dtype, &options, seed)?.0
             }
             None => {
@@ -360,6 +361,7 @@ fn classify(
             schedule,
             seed,
             freeze: false,
+            may_decline: false,
             temperature: 0.05,
             class_weights: Vec::new(),
         };

@@ -238,13 +238,13 @@ fn find_files(
 
 fn introduce(plan: &Plan, device: &Device) {
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
-    let most = plan.config.max_position_embeddings;
+    let most = plan.config.model.sizes().max_tokens;
     output::warn_of_length(plan.recipe.max_length, most);
     if let Some(unseen) = plan.labels_without_examples() {
         output::warn(&format!("no example of {} has {unseen}: such a label is not learnt", plan.recipe.train));
     }
     if plan.cut > 0 {
-        let longer = plan.config.reading.is_some_and(|reading| reading.max_length < most);
+        let longer = plan.config.task.reading.is_some_and(|reading| reading.max_length < most);
         let windows = plan.task.kind != TaskKind::Embed;
         let ways = [(longer, "raise max_length"), (windows, "--set windows=true")];
         let ways: Vec<&str> = ways.iter().filter(|(helps, _)| *helps).map(|(_, way)| *way).collect();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{ModelDirectory, Weights};
 use henson_infer::Model;
-use henson_models::{Bert, BertConfig, Head, Size};
+use henson_models::{Family, Head, ModelConfig, Sizes};
 use henson_tensor::{Builder, DType, Isa};
 use henson_text::Tokenizer;
 use serde::Serialize;
@@ -21,9 +21,11 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
     }
     let built_in = if flags.model.is_none() { BuiltInFacts::all() } else { Vec::new() };
     let name = flags.model.as_deref().unwrap_or(BuiltIn::General.name());
-    let is_size = name.parse::<Size>();
-    let (config, head, files) = match (is_size, Path::new(name).exists()) {
-        (Ok(size), false) => (BertConfig::of_size(size), Head::PreTraining, None),
+    let (config, head, files) = match (Family::config_of_size(name), Path::new(name).exists()) {
+        (Ok(config), false) => {
+            let head = config.family().pretraining_head();
+            (config, head, None)
+        }
         _ => {
             let path = match (&flags.model, built_in.first()) {
                 (None, Some(BuiltInFacts { path: Some(path), .. })) => path.clone(),
@@ -31,13 +33,13 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
                 (Some(model), _) => models::resolve(model, false)?,
             };
             let directory = ModelDirectory::open(path)?;
-            let config = Model::config(&directory)?;
+            let config = Model::read_config(&directory)?;
             let weights = directory.weights()?;
-            let head = Head::of_config(&config).unwrap_or(Head::Pooler);
-            (config, head, Some(Files::of(&directory, &weights)))
+            let head = config.head().unwrap_or(config.model.family().bare_head());
+            (config.model, head, Some(Files::of(&directory, &weights)))
         }
     };
-    let facts = Facts::new(name, &config, head, files, built_in, flags);
+    let facts = Facts::new(name, &config, head, files, built_in, flags)?;
     if flags.json { output::json(&facts) } else { facts.print() }
 }
 
@@ -124,7 +126,7 @@ struct Group {
 #[derive(Serialize)]
 struct Facts<'a> {
     model: &'a str,
-    architecture: &'static str,
+    architecture: String,
     layers: usize,
     hidden_size: usize,
     heads: usize,
@@ -154,40 +156,45 @@ struct Memory {
 impl<'a> Facts<'a> {
     fn new(
         model: &'a str,
-        config: &BertConfig,
+        config: &ModelConfig,
         head: Head,
         files: Option<Files>,
         built_in: Vec<BuiltInFacts>,
         flags: &Info,
-    ) -> Self {
+    ) -> anyhow::Result<Self> {
         let mut builder = Builder::new();
-        Bert::build(&mut builder, config, head);
+        henson_models::Model::build(&mut builder, config, head)?;
         let mut groups = ["embeddings", "encoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
         for entry in builder.entries() {
-            let name = entry.name.strip_prefix("bert.").unwrap_or(&entry.name);
-            let group = groups.iter().position(|g| name.starts_with(g.name)).unwrap_or(groups.len() - 1);
+            let group = match entry.group {
+                henson_tensor::Group::Embeddings => 0,
+                henson_tensor::Group::Layer(_) => 1,
+                henson_tensor::Group::Pooler => 2,
+                henson_tensor::Group::Head => 3,
+            };
             groups[group].parameters += entry.shape.elements();
         }
         let groups: Vec<Group> = groups.into_iter().filter(|group| group.parameters > 0).collect();
         let parameters = groups.iter().map(|group| group.parameters).sum();
-        Self {
+        let sizes = config.sizes();
+        Ok(Self {
             model,
-            architecture: head.architecture(),
-            layers: config.num_hidden_layers,
-            hidden_size: config.hidden_size,
-            heads: config.num_attention_heads,
-            intermediate_size: config.intermediate_size,
-            vocab_size: config.vocab_size,
-            max_position_embeddings: config.max_position_embeddings,
-            hidden_act: config.hidden_act,
+            architecture: config.class(head),
+            layers: sizes.num_hidden_layers,
+            hidden_size: sizes.hidden_size,
+            heads: sizes.num_attention_heads,
+            intermediate_size: sizes.intermediate_size,
+            vocab_size: sizes.vocab_size,
+            max_position_embeddings: sizes.max_tokens,
+            hidden_act: sizes.hidden_act,
             parameters,
             groups,
             batch: flags.batch,
             seq: flags.seq,
-            memory_mib: estimate(config, parameters, flags.batch * flags.seq),
+            memory_mib: estimate(&sizes, parameters, flags.batch * flags.seq),
             files,
             built_in,
-        }
+        })
     }
 
     fn print(&self) -> anyhow::Result<()> {
@@ -231,9 +238,9 @@ impl<'a> Facts<'a> {
     }
 }
 
-fn estimate(config: &BertConfig, parameters: usize, tokens: usize) -> Memory {
+fn estimate(sizes: &Sizes, parameters: usize, tokens: usize) -> Memory {
     let mib = |bytes: u64| (bytes as f64 / (1 << 20) as f64 * 10.0).round() / 10.0;
-    let memory = |dtype| henson_train::memory(config, parameters, tokens, 0.15, dtype, false);
+    let memory = |dtype| henson_train::memory(sizes, parameters, tokens, 0.15, dtype, false);
     let (f32, bf16) = (memory(DType::F32), memory(DType::Bf16));
     Memory {
         train_f32: mib(f32.training),

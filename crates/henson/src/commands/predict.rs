@@ -141,12 +141,12 @@ impl<'a> Asked<'a> {
         let may_be_unanswerable = self.task.may_be_unanswerable;
         let set = self.read(data, &reading_for(first, reading))?;
         let amid_documents =
-            |model: &Model| model.bert().config().reading.is_some_and(|reading| reading.document_context);
+            |model: &Model| model.config().task.reading.is_some_and(|reading| reading.document_context);
         if let Some(expected) = missing_documents(&set).filter(|_| opened.iter().any(amid_documents)) {
             output::warn(&format!("the model was trained with document_context; expected {expected}"));
         }
         // A model that henson trained on questions with answers alone gives one to all.
-        let always = |model: &Model| model.no_answer_threshold().is_none() && model.bert().config().reading.is_some();
+        let always = |model: &Model| model.no_answer_threshold().is_none() && model.config().task.reading.is_some();
         let own = match set.task.name == "qa" && opened.iter().any(always) {
             true => f64::MAX,
             false => opened.iter().filter_map(Model::no_answer_threshold).sum::<f64>() / opened.len() as f64,

@@ -236,7 +236,8 @@ fn needed(plan: &Plan) -> u64 {
             _ => phase.instances.mask_probability,
         };
         let recipe = &plan.recipe;
-        memory(&plan.config, plan.parameters(), tokens, predicted, recipe.dtype.into(), recipe.recompute).training
+        let sizes = plan.config.model.sizes();
+        memory(&sizes, plan.parameters(), tokens, predicted, recipe.dtype.into(), recipe.recompute).training
     };
     plan.phases.iter().map(of_phase).max().unwrap_or(0)
 }
@@ -319,7 +320,7 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
     let facts = Facts {
         model: plan.recipe.model.clone(),
         parameters: plan.parameters(),
-        vocabulary: plan.config.vocab_size,
+        vocabulary: plan.config.model.sizes().vocab_size,
         documents: plan.corpus().documents(),
         corpus_tokens: plan.corpus().pieces(),
         held_out_documents: plan.held_out().map_or(0, henson_data::Corpus::documents),
@@ -332,12 +333,12 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
     if flags.json {
         return output::json(&facts);
     }
-    let shape = &plan.config;
+    let sizes = plan.config.model.sizes();
     output::line(&format!(
         "model    {}: {} layers of {}, {} parameters, {} pieces",
         facts.model,
-        shape.num_hidden_layers,
-        shape.hidden_size,
+        sizes.num_hidden_layers,
+        sizes.hidden_size,
         thousands(facts.parameters),
         facts.vocabulary
     ))?;

@@ -113,12 +113,12 @@ impl Tagger {
             return Err(wrong("its labels are none, or its sizes absurd".to_owned()).into());
         }
         let model = Model::open(path, device, dtype, Want::Encoder)?;
-        let config = model.bert().config();
+        let encoder_layers = model.config().model.sizes().num_hidden_layers;
         // One text tells how long a vector is, and that the encoder has these layers.
-        let layers = description.layers.of_encoder(config.num_hidden_layers).0;
+        let layers = description.layers.of_encoder(encoder_layers).0;
         let probe = model.features(&["."], layers, Length { most: Some(description.max_length), windows: true })?;
         let width = probe.first().map_or(0, |features| features.width);
-        let network = description.network(width, config.num_hidden_layers, 0.0);
+        let network = description.network(width, encoder_layers, 0.0);
         let parameters = read_parameters(&path.join(WEIGHTS), &network)?;
         let pair = pair_for(device);
         Ok(Self { model, description, network, parameters, pair })
@@ -197,7 +197,7 @@ impl Tagger {
         lay_out: impl Fn(&T) -> Result<WordWindows, TextError>,
         mut each: impl FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Told>, TaskError> {
-        let layers = self.description.layers.of_encoder(self.model.bert().config().num_hidden_layers).0;
+        let layers = self.description.layers.of_encoder(self.model.config().model.sizes().num_hidden_layers).0;
         let mut all = Vec::with_capacity(sentences.len());
         for some in sentences.chunks(TOGETHER) {
             let go_on = |_| ControlFlow::Continue(());
@@ -257,8 +257,7 @@ pub(super) fn save(
     network: &Network,
     parameters: &[f32],
 ) -> Result<(), TrainError> {
-    let config = model.bert().config();
-    let mut files = model.tokenizer().files(Some(config.max_position_embeddings))?;
+    let mut files = model.tokenizer().files(Some(model.most_tokens()))?;
     let json = serde_json::to_vec_pretty(description)
         .map_err(|error| TrainError::State { path: out.join(DESCRIPTION), problem: error.to_string() })?;
     files.push((DESCRIPTION.to_owned(), json));
@@ -278,7 +277,7 @@ pub(super) fn save(
     let options = SaveOptions { existing: Existing::Merge, ..SaveOptions::default() };
     let file = TensorFile { name: WEIGHTS, tensors, read: &read };
     let beside = Beside { tensors: vec![file], ..Beside::default() };
-    Ok(save_with(out, &files, &beside, &config.to_json()?, model.parameters(), SaveDType::F32, &options)?)
+    Ok(save_with(out, &files, &beside, &model.config().to_json()?, model.parameters(), SaveDType::F32, &options)?)
 }
 
 /// All parameters of a network, each checked for its shape.

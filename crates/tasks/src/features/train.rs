@@ -100,16 +100,16 @@ pub fn train_tagger(
     }
     let recipe = &plan.recipe;
     let model = Model::open(recipe.directory(), device, DType::from(recipe.dtype), Want::AsSaved)?;
-    let config = model.bert().config();
-    let max_length = recipe.max_length.min(config.max_position_embeddings);
+    let sizes = model.config().model.sizes();
+    let max_length = recipe.max_length.min(sizes.max_tokens);
     let mut description = Description::new(plan.task.name, &plan.train.labels, recipe.layers, max_length);
     if recipe.head == TaggerHead::Bilstm {
         description.lstm_layers = recipe.lstm_layers;
-        description.hidden_size = recipe.hidden_size.unwrap_or(config.hidden_size / 2 * 2);
+        description.hidden_size = recipe.hidden_size.unwrap_or(sizes.hidden_size / 2 * 2);
     }
     (description.crf, description.document_context) = (recipe.crf, recipe.document_context);
 
-    let layers = recipe.layers.of_encoder(config.num_hidden_layers).0;
+    let layers = recipe.layers.of_encoder(sizes.num_hidden_layers).0;
     let of_dev = plan.dev.as_ref().map_or(0, |dev| dev.examples.len());
     let all = plan.train.examples.len() + of_dev;
     let mut of_set = |set: &Set, before: usize| {
@@ -130,7 +130,7 @@ pub fn train_tagger(
     };
     write_atomic(&out.join("recipe.toml"), recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
 
-    let network = description.network(width, config.num_hidden_layers, recipe.dropout as f32);
+    let network = description.network(width, sizes.num_hidden_layers, recipe.dropout as f32);
     let mut learner = Learner::new(plan, network, device);
     let mut log = MetricsLog::open(out.join("metrics.jsonl"), None).map_err(TrainError::from)?;
     let tags: Vec<Vec<u32>> = plan.train.examples.iter().zip(&train).map(|(e, v)| tags_of(&e.target, v)).collect();

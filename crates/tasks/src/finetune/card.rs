@@ -40,7 +40,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         TaskKind::Embed => ("sentence-similarity", "SentenceTransformer", "embed --model DIR 'A text.'"),
     };
     let library = if plan.task.kind == TaskKind::Embed { "sentence-transformers" } else { "transformers" };
-    let start = name(&recipe.model);
+    let (start, sizes) = (name(&recipe.model), plan.config.model.sizes());
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
          Fine-tuned by henson from {}: {} layers of {}. All settings are in recipe.toml, the course of the \
@@ -49,8 +49,8 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         plain(&start),
         plan.task.name,
         code(&start),
-        plan.config.num_hidden_layers,
-        plan.config.hidden_size
+        sizes.num_hidden_layers,
+        sizes.hidden_size
     );
     text +=
         &format!("\n## Data\n\n- trained on {}: {} examples", code(&name(&recipe.train)), plan.train.examples.len());
@@ -69,8 +69,8 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         Some(dev) => text += &format!("- chosen by {}: {} examples\n", code(&name(&recipe.dev)), dev.examples.len()),
         None => {}
     }
-    if !plan.config.id2label.is_empty() && plan.task.kind != TaskKind::Regress {
-        text += &format!("- labels: {}\n", listed(&plan.config.label_names()));
+    if !plan.config.task.id2label.is_empty() && plan.task.kind != TaskKind::Regress {
+        text += &format!("- labels: {}\n", listed(&plan.config.task.label_names()));
     }
     text += &format!(
         "\n## Recipe\n\nBatches of {}, {} epochs, learning rate {:e}, at most {} tokens, seed {}; {} updates, {:.0} s. The \
@@ -78,7 +78,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         recipe.batch_size,
         recipe.epochs,
         recipe.learning_rate,
-        recipe.length(plan.task, plan.config.max_position_embeddings),
+        recipe.length(plan.task, sizes.max_tokens),
         recipe.seed,
         results.steps,
         results.seconds,

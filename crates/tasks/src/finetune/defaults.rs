@@ -135,7 +135,7 @@ pub(super) fn choose_estimate(recipe: &mut FineTuneRecipe, train: &Set) -> std::
 
 /// Chooses how to train by the number of sequences and the model's width, and says why in a line or two.
 pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String>, TaskError> {
-    let (sequences, width, kind) = (plan.instances(), plan.config.hidden_size, plan.task.kind);
+    let (sequences, width, kind) = (plan.instances(), plan.config.model.sizes().hidden_size, plan.task.kind);
     let has_estimate = plan.dev.is_some() || plan.recipe.folds > 0;
     let recipe = &mut plan.recipe;
     let has_head = matches!(kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Regress);
@@ -179,7 +179,7 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     }
     let mut reasons = Vec::new();
     if !chosen.is_empty() {
-        let dropout = recipe.dropout.unwrap_or(plan.config.hidden_dropout_prob);
+        let dropout = recipe.dropout.unwrap_or(plan.config.model.sizes().dropout);
         reasons.push(format!(
             "chosen by size: {}; dropout {dropout}, {}",
             chosen.join("; "),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use henson_infer::Problem;
 use henson_kernels::philox::Stream;
-use henson_models::{Batch, Bert, BertConfig, Capture, Sequence};
+use henson_models::{Batch, Capture, Model, ModelConfig, Sequence};
 use henson_tensor::{Device, Parameters, Pass, Reading, Tape, Tensor, Var};
 use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
@@ -42,6 +42,8 @@ pub struct LearnerSettings {
     pub seed: u64,
     /// Whether the encoder runs without dropout and is not trained.
     pub freeze: bool,
+    /// Whether questions may be left without an answer: not where training saw none of that kind.
+    pub may_decline: bool,
     /// What cosines are divided by, where texts that are alike are learnt from.
     pub temperature: f32,
     /// What each label counts; of several labels a text, where it is right. Empty: all the same.
@@ -133,7 +135,7 @@ impl Learner {
     /// What any model with the task's head says about the dev examples, and how right that is.
     pub(crate) fn score(
         &self,
-        model: &Bert,
+        model: &Model,
         parameters: &Parameters,
         tape: &mut Tape,
         step: u64,
@@ -144,7 +146,7 @@ impl Learner {
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
             // A model that never saw a question without an answer gives one to all.
-            true if model.config().no_answer_threshold().is_none() => (Some(f64::MAX), Some(f64::MAX)),
+            true if !self.settings.may_decline => (Some(f64::MAX), Some(f64::MAX)),
             true => (Some(f64::MAX), Some(0.0)),
             false => (None, None),
         };
@@ -248,7 +250,7 @@ impl Task for Learner {
         let mut parts = Vec::new();
         let mut number = 0;
         for part in divided(instances, accumulation) {
-            let fill = |device: &Device, config: &BertConfig| {
+            let fill = |device: &Device, config: &ModelConfig| {
                 Inputs::new(device, config, &part, &class_weights, scale, number)
             };
             let reading = match freeze {
@@ -292,7 +294,7 @@ impl Task for Learner {
 fn learn_head(
     engine: &mut Engine,
     step: u64,
-    fill: impl FnOnce(&Device, &BertConfig) -> Result<Inputs>,
+    fill: impl FnOnce(&Device, &ModelConfig) -> Result<Inputs>,
     scale: f32,
     temperature: f32,
 ) -> Result<Reading> {
@@ -370,7 +372,7 @@ impl Inputs {
     /// step.
     fn new(
         device: &Device,
-        config: &BertConfig,
+        config: &ModelConfig,
         instances: &[&Instance],
         class_weights: &[f32],
         scale: f32,
@@ -449,7 +451,14 @@ impl Inputs {
 }
 
 /// The loss of a part from the encoder's output: `scale` times the sum over what it predicts.
-fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f32, temperature: f32) -> Result<Tensor> {
+fn loss(
+    model: &Model,
+    pass: &mut Pass<'_>,
+    last: Var,
+    inputs: &Inputs,
+    scale: f32,
+    temperature: f32,
+) -> Result<Tensor> {
     let layout = &inputs.batch.layout;
     Ok(match &inputs.wanted {
         WantedOnDevice::Classes(labels, weights) => {
@@ -471,7 +480,7 @@ fn loss(model: &Bert, pass: &mut Pass<'_>, last: Var, inputs: &Inputs, scale: f3
             pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
         }
         WantedOnDevice::Spans(targets, weights) => {
-            let logits = model.span_logits(pass, &last)?;
+            let logits = model.token_logits(pass, last, layout)?;
             pass.span_cross_entropy(logits, layout, targets, weights, 1.0)?
         }
         WantedOnDevice::Choices(choices, labels, weights) => {
@@ -544,6 +553,7 @@ mod tests {
             schedule: Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 10 },
             seed: 3,
             freeze: false,
+            may_decline: false,
             temperature: 0.05,
             class_weights: Vec::new(),
         };
@@ -585,6 +595,7 @@ mod tests {
                 schedule,
                 seed: 0,
                 freeze: false,
+                may_decline: false,
                 temperature: 0.05,
                 class_weights: Vec::new(),
             };

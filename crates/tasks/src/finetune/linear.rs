@@ -2,25 +2,17 @@
 //! ridge regression on the mean of the last layer's vectors.
 //!
 //! What is saved is a plain model with a sequence head. Such a head reads the first token alone, so the encoder gets one layer
-//! more, which does nothing but average: its queries are zero, so that every token attends to all others alike, and its values
-//! are the vectors themselves. The pooler is a small multiple of the identity, where tanh is nearly linear.
+//! more, which does nothing but average, and what stands between it and the head lets the mean through ([`Model::average`]).
 //!
 //! N rows, D features of a row, K outputs.
 
-use henson_checkpoint::{LoadOptions, ModelDirectory, open_parameters};
-use henson_models::bert::NAMING;
-use henson_models::{Batch, Bert, BertConfig, Head, Sequence};
+use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
+use henson_models::{Batch, Head, LinearHead, Model, Sequence};
 use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape};
 use henson_train::{ModelFiles, Result as TrainResult};
 
 use super::plan::{Plan, copy_encoder};
 use crate::prepare::{Instance, Wanted};
-
-/// What the attended mean is multiplied by, so that the residual beside it does not count. A power of two, exact in bf16.
-const MEAN_WEIGHT: f32 = 1024.0;
-
-/// The pooler's diagonal. LayerNorm's output has a variance of 1: tanh(0.1·x) bends it by a few thousandths.
-const POOLER: f32 = 0.1;
 
 /// The weight of the squared weights (half of their sum) beside the summed loss, for features with a variance of 1. Within a point of
 /// the best of 1 to 10,000 on TREC with 4, 16 and 50 rows a class and 50 classes of 5.
@@ -34,96 +26,65 @@ const TOGETHER: usize = 64;
 
 /// A model with a linear head.
 pub(super) struct LinearModel {
-    pub(super) model: Bert,
+    pub(super) model: Model,
     pub(super) parameters: Parameters,
+    config: Config,
 }
 
 impl LinearModel {
     /// Fits a head on the plan's training rows.
     pub(super) fn fit(plan: &Plan, device: &Device) -> TrainResult<Self> {
-        let Frozen { model, mut parameters } = Frozen::new(plan, device)?;
-        let features = Self::features(&model, &parameters, plan.training_instances())?;
+        let (mut model, head) = Self::frozen(plan, device)?;
+        let features = model.features(head, plan.training_instances())?;
         let problem = Problem::new(plan, features);
-        let weights = problem.solve();
-        let (d, k) = (problem.d, problem.k);
-        // The features were divided by the pooler's factor, so the weights are.
-        let matrix: Vec<f32> = weights[..k * d].iter().map(|w| (w / f64::from(POOLER)) as f32).collect();
-        let bias: Vec<f32> = weights[k * d..].iter().map(|b| *b as f32).collect();
-        write(&mut parameters, "classifier.weight", &matrix)?;
-        write(&mut parameters, "classifier.bias", &bias)?;
+        let fitted = problem.solve();
+        let (weights, biases) = fitted.split_at(problem.k * problem.d);
+        head.set(&mut model.parameters, weights, biases)?;
+        model.parameters.refresh()?;
+        Ok(model)
+    }
+
+    /// The model that a head is fitted on: the encoder of the plan's directory and a layer that averages.
+    fn frozen(plan: &Plan, device: &Device) -> TrainResult<(Self, LinearHead)> {
+        let recipe = &plan.recipe;
+        let weights = ModelDirectory::open(recipe.directory())?.weights()?;
+        let family = plan.config.model.family();
+        let mut encoder = Builder::new();
+        Model::build(&mut encoder, &plan.config.model, Head::Encoder)?;
+        let options = LoadOptions::new_head(&|_| false);
+        let encoder = open_parameters(&weights, &family.naming, encoder, device, DType::F32, &options, recipe.seed)?.0;
+
+        let mut config = plan.config.clone();
+        config.model.set_layers(config.model.sizes().num_hidden_layers + 1);
+        let mut builder = Builder::new();
+        let model = Model::build(&mut builder, &config.model, Head::Sequence { labels: config.task.labels() })?;
+        let mut parameters = builder.finish(device, DType::from(recipe.dtype))?;
+        parameters.initialise(recipe.seed)?;
+        copy_encoder(family, &encoder, &mut parameters)?;
+        let head = model.average(&mut parameters)?;
         parameters.refresh()?;
-        Ok(Self { model, parameters })
+        Ok((Self { model, parameters, config }, head))
     }
 
     /// What is saved beside the weights.
     pub(super) fn files(&self, plan: &Plan) -> TrainResult<ModelFiles> {
-        Ok(ModelFiles { config: self.model.config().to_json()?, ..plan.model_files()? })
+        Ok(ModelFiles { config: self.config.to_json()?, ..plan.model_files()? })
     }
 
-    /// What the classifier sees of each instance, with a variance of about 1: N×D.
-    fn features(model: &Bert, parameters: &Parameters, instances: &[Instance]) -> TrainResult<Vec<f64>> {
+    /// What the head sees of each instance, with a variance of about 1: N×D.
+    fn features(&self, head: LinearHead, instances: &[Instance]) -> TrainResult<Vec<f64>> {
         let mut tape = Tape::new();
         let mut features = Vec::new();
         for some in instances.chunks(TOGETHER) {
             let sequences = some.iter().flat_map(|instance| &instance.sequences);
             let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
-            let batch = Batch::new(parameters.device(), model.config(), &sequences, 0)?;
-            let mut pass = Pass::inference(&mut tape, parameters);
-            let first = model.encode_rows(&mut pass, &batch, batch.layout.starts())?;
-            features.extend(first.tensor().to_f32()?.into_iter().map(|x| f64::from((POOLER * x).tanh() / POOLER)));
+            let batch = Batch::new(self.parameters.device(), &self.config.model, &sequences, 0)?;
+            let mut pass = Pass::inference(&mut tape, &self.parameters);
+            let first = self.model.encode_rows(&mut pass, &batch, batch.layout.starts())?;
+            features.extend(first.tensor().to_f32()?.into_iter().map(|mean| head.feature(mean)));
         }
         Ok(features)
     }
-}
-
-/// The model that a head is fitted on: the encoder of the plan's directory, the layer that averages, the pooler.
-struct Frozen {
-    model: Bert,
-    parameters: Parameters,
-}
-
-impl Frozen {
-    fn new(plan: &Plan, device: &Device) -> TrainResult<Self> {
-        let recipe = &plan.recipe;
-        let weights = ModelDirectory::open(recipe.directory())?.weights()?;
-        let mut encoder = Builder::new();
-        Bert::build(&mut encoder, &plan.config, Head::Encoder);
-        let options = LoadOptions::new_head(&|_: &str| false);
-        let encoder = open_parameters(&weights, &NAMING, encoder, device, DType::F32, &options, recipe.seed)?.0;
-
-        let (h, layer) = (plan.config.hidden_size, plan.config.num_hidden_layers);
-        let config = BertConfig { num_hidden_layers: layer + 1, ..plan.config.clone() };
-        let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, &config, Head::Sequence { labels: config.labels() });
-        let mut parameters = builder.finish(device, DType::from(recipe.dtype))?;
-        // Norms as they begin: ones and zeros.
-        parameters.initialise(recipe.seed)?;
-        copy_encoder(&encoder, &mut parameters)?;
-        let inside = format!("{}encoder.layer.{layer}.", NAMING.base_prefix);
-        let zeros = ["attention.self.query.weight", "attention.self.key.weight", "output.dense.weight"];
-        for name in zeros {
-            let name = format!("{inside}{name}");
-            let size = if name.contains("attention") { h * h } else { h * config.intermediate_size };
-            write(&mut parameters, &name, &vec![0.0; size])?;
-        }
-        let diagonals = [
-            (format!("{inside}attention.self.value.weight"), 1.0),
-            (format!("{inside}attention.output.dense.weight"), MEAN_WEIGHT),
-            (format!("{}pooler.dense.weight", NAMING.base_prefix), POOLER),
-        ];
-        for (name, factor) in diagonals {
-            let at = |i: usize| if i.is_multiple_of(h + 1) { factor } else { 0.0 };
-            write(&mut parameters, &name, &(0..h * h).map(at).collect::<Vec<f32>>())?;
-        }
-        parameters.refresh()?;
-        Ok(Self { model, parameters })
-    }
-}
-
-/// Sets a parameter by its name.
-fn write(parameters: &mut Parameters, name: &str, numbers: &[f32]) -> TrainResult<()> {
-    let place = parameters.entries().iter().position(|entry| entry.name == name);
-    Ok(parameters.write(place.unwrap_or(usize::MAX), numbers)?)
 }
 
 /// What outputs are held against.
@@ -152,7 +113,7 @@ struct Problem {
 
 impl Problem {
     fn new(plan: &Plan, features: Vec<f64>) -> Self {
-        let (instances, k) = (plan.training_instances(), plan.config.labels());
+        let (instances, k) = (plan.training_instances(), plan.config.task.labels());
         let class_weights = plan.class_weights();
         let of = |label: usize| class_weights.get(label).map_or(1.0, |weight| f64::from(*weight));
         let (mut targets, mut weights, mut loss) = (Vec::new(), Vec::new(), Loss::Classes);

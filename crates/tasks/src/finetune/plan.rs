@@ -1,14 +1,12 @@
 //! A run, checked and resolved, before anything is computed: files read, labels agreed on, texts laid out, the config made.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use henson_checkpoint::{LoadOptions, ModelDirectory, Weights, open_parameters};
+use henson_checkpoint::{Config, LoadOptions, ModelDirectory, TaskConfig, TrainedReading, Weights, open_parameters};
 use henson_infer::EmbedSettings;
-use henson_models::bert::NAMING;
-use henson_models::{Bert, BertConfig, Head, TrainedReading};
-use henson_tensor::{Builder, DType, Device, Entry, Parameters, Pooling};
+use henson_models::{Family, Head, Model};
+use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters, Pooling};
 use henson_text::{Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
 use sha2::{Digest, Sha256};
@@ -29,7 +27,7 @@ pub struct Plan {
     /// The task.
     pub task: &'static Task,
     /// The config of the model to be.
-    pub config: BertConfig,
+    pub config: Config,
     /// What is trained on.
     pub train: Set,
     /// What the best model is chosen by.
@@ -73,14 +71,14 @@ impl Plan {
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
         let directory = ModelDirectory::open(&path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
-        let config = config_for(BertConfig::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
+        let config = config_for(Config::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
         let weighted = matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag | TaskKind::Multilabel);
         if recipe.class_weights && !weighted {
             let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
         }
         let lengths = Lengths {
-            most: recipe.length(task, config.max_position_embeddings),
+            most: recipe.length(task, config.model.sizes().max_tokens),
             windows: recipe.windows,
             stride: Stride::Step(recipe.stride),
             max_question: recipe.max_question,
@@ -217,11 +215,11 @@ impl Plan {
 
     /// What is saved beside the weights.
     pub fn model_files(&self) -> TrainResult<ModelFiles> {
-        let mut files = self.tokenizer.files(Some(self.config.max_position_embeddings))?;
+        let mut files = self.tokenizer.files(Some(self.config.model.sizes().max_tokens))?;
         if self.task.kind == TaskKind::Embed {
             let most_tokens = Some(self.lengths.most);
             let vectors = EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens };
-            files.extend(vectors.files(self.config.hidden_size));
+            files.extend(vectors.files(self.config.model.sizes().hidden_size));
         }
         Ok(ModelFiles { config: self.config.to_json()?, files })
     }
@@ -230,12 +228,12 @@ impl Plan {
     pub fn engine(&self, device: &Device) -> TrainResult<Engine> {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
-        let model = Bert::build(&mut builder, &self.config, head_of(self.task, &self.config));
+        let model = Model::build(&mut builder, &self.config.model, head_of(self.task, &self.config.task))?;
         let parameters = started_from(recipe.directory(), &self.config, builder, device, recipe)?;
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
-            let layers = self.config.num_hidden_layers;
-            let rate = |entry: &Entry| rate_of(&entry.name, layers, recipe);
+            let layers = self.config.model.sizes().num_hidden_layers;
+            let rate = |entry: &Entry| rate_of(entry.group, layers, recipe);
             engine.updater = Updater::with_rates(recipe.optimizer(), &engine.parameters, rate)?;
         }
         Ok(engine)
@@ -260,6 +258,7 @@ impl Plan {
             },
             seed: self.recipe.seed,
             freeze: self.recipe.freeze,
+            may_decline: self.config.task.no_answer_threshold.is_some(),
             temperature: self.recipe.temperature as f32,
             class_weights: self.class_weights(),
         };
@@ -282,10 +281,10 @@ impl Plan {
 }
 
 /// The tokenizer of a model's directory.
-fn tokenizer_of(path: &Path, config: &BertConfig) -> Result<Tokenizer, TaskError> {
+fn tokenizer_of(path: &Path, config: &Config) -> Result<Tokenizer, TaskError> {
     let tokenizer = Tokenizer::open(path).map_err(TrainError::from)?;
-    if tokenizer.vocabulary_size() > config.vocab_size {
-        let (pieces, rows) = (tokenizer.vocabulary_size(), config.vocab_size);
+    if tokenizer.vocabulary_size() > config.model.sizes().vocab_size {
+        let (pieces, rows) = (tokenizer.vocabulary_size(), config.model.sizes().vocab_size);
         let problem = format!(
             "the tokenizer in {} has {pieces} pieces, the model's vocabulary {rows}: they do not belong together",
             path.display()
@@ -387,12 +386,13 @@ fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
 }
 
 /// Refuses pairs of a text with itself alone where nothing makes their two vectors differ.
-fn check_partners(train: &Set, config: &BertConfig) -> Result<(), TaskError> {
+fn check_partners(train: &Set, config: &Config) -> Result<(), TaskError> {
     let is_itself = |example: &Example| match &example.input {
         Input::Alike { first, second, unlike } => first == second && unlike.is_none(),
         _ => false,
     };
-    let without_dropout = config.hidden_dropout_prob == 0.0 && config.attention_probs_dropout_prob == 0.0;
+    let sizes = config.model.sizes();
+    let without_dropout = sizes.dropout == 0.0 && sizes.attention_dropout == 0.0;
     if !without_dropout || train.is_labelled() || !train.examples.iter().all(is_itself) {
         return Ok(());
     }
@@ -483,7 +483,7 @@ fn sort(labels: &mut [String]) {
     }
 }
 
-fn head_of(task: &Task, config: &BertConfig) -> Head {
+fn head_of(task: &Task, config: &TaskConfig) -> Head {
     match task.kind {
         TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Regress => {
             Head::Sequence { labels: config.labels() }
@@ -497,29 +497,25 @@ fn head_of(task: &Task, config: &BertConfig) -> Head {
 
 /// The config of the fine-tuned model, as `transformers` would write it.
 fn config_for(
-    mut config: BertConfig,
+    mut config: Config,
     task: &'static Task,
     train: &Set,
     recipe: &FineTuneRecipe,
-) -> Result<BertConfig, TaskError> {
+) -> Result<Config, TaskError> {
     let names: Vec<String> = match task.kind {
         TaskKind::Regress => vec!["LABEL_0".to_owned()],
         TaskKind::Qa | TaskKind::Choice | TaskKind::Embed => Vec::new(),
         _ => (0..train.labels.len()).map(|i| task.meaning(&train.labels, i).to_owned()).collect(),
     };
-    config.other.remove("num_labels");
-    config.id2label =
-        names.iter().enumerate().map(|(i, name)| (i.to_string(), name.clone())).collect::<BTreeMap<_, _>>();
-    config.label2id = names.iter().enumerate().map(|(i, name)| (name.clone(), i)).collect();
-    config.problem_type = match task.kind {
+    let problem_type = match task.kind {
         TaskKind::Classify | TaskKind::Pair => Some("single_label_classification".to_owned()),
         TaskKind::Multilabel => Some("multi_label_classification".to_owned()),
         TaskKind::Regress => Some("regression".to_owned()),
         TaskKind::Tag | TaskKind::Qa | TaskKind::Choice | TaskKind::Embed => None,
     };
     let (tags, questions) = (task.kind == TaskKind::Tag, task.kind == TaskKind::Qa);
-    config.reading = Some(TrainedReading {
-        max_length: recipe.length(task, config.max_position_embeddings),
+    let reading = TrainedReading {
+        max_length: recipe.length(task, config.model.sizes().max_tokens),
         windows: recipe.windows || tags || questions,
         stride: questions.then_some(recipe.stride),
         max_question: questions.then_some(recipe.max_question),
@@ -529,16 +525,22 @@ fn config_for(
             Input::Pair(..) => Some(true),
             _ => None,
         }),
-    });
+    };
     // Of any questions, only where some have no answer: else the model would learn nothing about that.
     let unanswerable = || train.examples.iter().any(|example| example.target == Target::Answers(Vec::new()));
     let may_say_so = task.may_be_unanswerable && (task.name != "qa" || unanswerable());
-    config.set_no_answer_threshold(may_say_so.then_some(0.0));
-    config.architectures = vec![head_of(task, &config).architecture().to_owned()];
-    config.is_decoder = false;
+    config.task = TaskConfig {
+        id2label: names.iter().enumerate().map(|(i, name)| (i.to_string(), name.clone())).collect(),
+        label2id: names.iter().enumerate().map(|(i, name)| (name.clone(), i)).collect(),
+        num_labels: None,
+        problem_type,
+        reading: Some(reading),
+        no_answer_threshold: may_say_so.then_some(0.0),
+    };
+    config.model.set_causal(false).map_err(TrainError::from)?;
+    config.set_head(head_of(task, &config.task));
     if let Some(dropout) = recipe.dropout {
-        (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (dropout, dropout);
-        config.classifier_dropout = None;
+        config.model.set_dropout(dropout);
     }
     config.check().map_err(TrainError::from)?;
     Ok(config)
@@ -547,35 +549,34 @@ fn config_for(
 /// The weights of a directory. What stands on its encoder is kept where it has the right shape, and else begins anew.
 fn started_from(
     path: &Path,
-    config: &BertConfig,
+    config: &Config,
     builder: Builder,
     device: &Device,
     recipe: &FineTuneRecipe,
 ) -> TrainResult<Parameters> {
     let (weights, dtype, seed) = (ModelDirectory::open(path)?.weights()?, DType::from(recipe.dtype), recipe.seed);
-    let is_new = |name: &str| !inside_encoder(name);
-    let other_head = builder.entries().iter().filter(|entry| is_new(&entry.name)).any(|entry| differs(&weights, entry));
+    let family = config.model.family();
+    let is_new = |entry: &Entry| !entry.group.is_encoder();
+    let options = LoadOptions::new_head(&is_new);
+    let other_head = builder.entries().iter().filter(|entry| is_new(entry)).any(|entry| differs(&weights, entry));
     if !other_head {
-        let options = LoadOptions::new_head(&is_new);
-        return Ok(open_parameters(&weights, &NAMING, builder, device, dtype, &options, seed)?.0);
+        return Ok(open_parameters(&weights, &family.naming, builder, device, dtype, &options, seed)?.0);
     }
     // Another task's head: only the encoder is taken.
     let mut encoder = Builder::new();
-    Bert::build(&mut encoder, config, Head::Pooler);
-    let is_pooler = |name: &str| name.starts_with("pooler.");
-    let options = LoadOptions::new_head(&is_pooler);
-    let encoder = open_parameters(&weights, &NAMING, encoder, device, DType::F32, &options, seed)?.0;
+    Model::build(&mut encoder, &config.model, family.bare_head())?;
+    let encoder = open_parameters(&weights, &family.naming, encoder, device, DType::F32, &options, seed)?.0;
     let mut parameters = builder.finish(device, dtype)?;
     parameters.initialise(seed)?;
-    copy_encoder(&encoder, &mut parameters)?;
+    copy_encoder(family, &encoder, &mut parameters)?;
     parameters.refresh()?;
     Ok(parameters)
 }
 
 /// Copies what a bare encoder has to where it stands in a model with a head.
-pub(super) fn copy_encoder(encoder: &Parameters, parameters: &mut Parameters) -> TrainResult<()> {
+pub(super) fn copy_encoder(family: &Family, encoder: &Parameters, parameters: &mut Parameters) -> TrainResult<()> {
     for i in 0..parameters.entries().len() {
-        let name = parameters.entries()[i].name.strip_prefix(NAMING.base_prefix).unwrap_or_default();
+        let name = parameters.entries()[i].name.strip_prefix(family.naming.base_prefix).unwrap_or_default();
         if let Some(from) = encoder.entries().iter().position(|entry| entry.name == name) {
             parameters.write(i, &encoder.read(from)?)?;
         }
@@ -588,23 +589,14 @@ fn differs(weights: &Weights, entry: &Entry) -> bool {
     weights.get(&entry.name).is_some_and(|info| info.shape != entry.shape.sizes())
 }
 
-/// Whether a parameter is the encoder's own, and of none that stands on it. A bare encoder's have no prefix.
-fn inside_encoder(name: &str) -> bool {
-    let name = name.strip_prefix(NAMING.base_prefix).unwrap_or(name);
-    name.starts_with("embeddings.") || name.starts_with("encoder.")
-}
-
-/// The factor on the learning rate of a parameter.
-fn rate_of(name: &str, layers: usize, recipe: &FineTuneRecipe) -> f32 {
-    if !inside_encoder(name) {
-        return 1.0;
-    }
-    if recipe.freeze {
-        return 0.0;
-    }
-    let inside = name.strip_prefix(NAMING.base_prefix).unwrap_or(name);
-    let layer = inside.strip_prefix("encoder.layer.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-    let below = layers - layer.map_or(0, |layer| layer + 1).min(layers);
+/// The factor on the learning rate of a parameter: one `layer_decay` more for each layer further down.
+fn rate_of(group: Group, layers: usize, recipe: &FineTuneRecipe) -> f32 {
+    let below = match group {
+        Group::Pooler | Group::Head => return 1.0,
+        _ if recipe.freeze => return 0.0,
+        Group::Layer(layer) => layers - (layer + 1).min(layers),
+        Group::Embeddings => layers,
+    };
     recipe.layer_decay.powi(below as i32 + 1) as f32
 }
 
@@ -634,18 +626,16 @@ mod tests {
     fn rates_fall_from_the_head_down() {
         let recipe = FineTuneRecipe { layer_decay: 0.5, ..FineTuneRecipe::default() };
         let rates = [
-            ("classifier.weight", 1.0),
-            ("bert.pooler.dense.bias", 1.0),
-            ("bert.encoder.layer.1.output.dense.weight", 0.5),
-            ("bert.encoder.layer.0.output.dense.weight", 0.25),
-            ("bert.embeddings.word_embeddings.weight", 0.125),
-            ("encoder.layer.0.output.dense.weight", 0.25),
-            ("embeddings.LayerNorm.bias", 0.125),
+            (Group::Head, 1.0),
+            (Group::Pooler, 1.0),
+            (Group::Layer(1), 0.5),
+            (Group::Layer(0), 0.25),
+            (Group::Embeddings, 0.125),
         ];
-        for (name, expected) in rates {
-            assert_eq!(rate_of(name, 2, &recipe), expected, "{name}");
+        for (group, expected) in rates {
+            assert_eq!(rate_of(group, 2, &recipe), expected, "{group:?}");
             let frozen = FineTuneRecipe { freeze: true, ..recipe.clone() };
-            assert_eq!(rate_of(name, 2, &frozen), if expected < 1.0 { 0.0 } else { 1.0 }, "{name}");
+            assert_eq!(rate_of(group, 2, &frozen), if expected < 1.0 { 0.0 } else { 1.0 }, "{group:?}");
         }
     }
 

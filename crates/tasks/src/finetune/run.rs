@@ -177,10 +177,10 @@ pub fn finetune(
         compare(plan, linear.as_ref(), &mut results, &folds);
     }
     let mut model = plan.model_files()?;
-    if plan.config.no_answer_threshold().is_some() {
+    if plan.config.task.no_answer_threshold.is_some() {
         let threshold = learner.found.as_ref().and_then(|found| found.score.get("best_f1_threshold"));
         let mut config = plan.config.clone();
-        config.set_no_answer_threshold(threshold.or(mean_of(&folds, "best_f1_threshold")).or(Some(0.0)));
+        config.task.no_answer_threshold = threshold.or(mean_of(&folds, "best_f1_threshold")).or(Some(0.0));
         model.config = config.to_json().map_err(TrainError::from)?;
     }
     let found = match linear.filter(|_| results.keeps_linear_head()) {

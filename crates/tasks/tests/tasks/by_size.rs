@@ -89,8 +89,8 @@ fn a_linear_head_is_kept_where_it_is_better() {
         assert_eq!((results.value, results.best_step), (linear.value, 0), "{name}");
         // The directory alone gives the same scores, with one layer more that averages.
         let opened = Model::open(&out, &device(), DType::F32, Want::AsSaved).unwrap();
-        let layers = opened.bert().config().num_hidden_layers;
-        assert_eq!(layers, plan.config.num_hidden_layers + 1, "{name}");
+        let layers = opened.config().model.sizes().num_hidden_layers;
+        assert_eq!(layers, plan.config.model.sizes().num_hidden_layers + 1, "{name}");
         let set = read(Path::new(&plan.recipe.dev), &reading_for(&opened, Reading::new(task(name)))).unwrap();
         let settings = PredictSettings::default();
         let said = predict(std::slice::from_ref(&opened), &set, &settings, |_| ControlFlow::Continue(())).unwrap();

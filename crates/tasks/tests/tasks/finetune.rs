@@ -206,7 +206,7 @@ fn every_kind_of_task_trains_and_is_found_again() {
         let config = fs::read_to_string(out.join("config.json")).unwrap();
         assert!(config.contains(word), "{name}: {config}");
         let opened = Model::open(&out, &device(), DType::F32, Want::AsSaved).unwrap();
-        assert_eq!(opened.bert().head().architecture(), plan.config.architectures[0], "{name}");
+        assert_eq!(opened.config().model.class(opened.network().head()), plan.config.architectures[0], "{name}");
         let reading = Reading { places_needed: false, ..Reading::new(task(name)) };
         let set = read(Path::new(&plan.recipe.dev), &reading_for(&opened, reading)).unwrap();
         let (settings, no_answer) = match opened.no_answer_threshold() {
@@ -282,7 +282,7 @@ fn a_trained_model_reads_as_it_was_trained() {
         let as_trained = ask(None, None);
         let found = score(&set, &as_trained, threshold.map(|_| 0.0), 0).unwrap().to_json();
         assert_eq!(found, results.scores, "{name} {sets:?}");
-        let otherwise = ask(Some(plan.config.max_position_embeddings), Some(false));
+        let otherwise = ask(Some(plan.config.model.sizes().max_tokens), Some(false));
         let differs =
             if tags { results.degenerate.is_none() } else { format!("{as_trained:?}") != format!("{otherwise:?}") };
         assert!(differs, "{name} {sets:?}: {results:?}");

@@ -55,15 +55,6 @@ impl EmbeddingTables {
             self.segment.zip(segments).map(|(table, segments)| entry(table, 0, segments, "segment")),
         ])
     }
-
-    /// The tables of BERT, for which GPUs have fused kernels.
-    fn check_on_gpu(&self) -> Result<()> {
-        if self.position.is_some() && self.position_offset == 0 && self.segment.is_some() {
-            return Ok(());
-        }
-        let why = "embeddings with an offset, or without positions or segments, have no CUDA kernel: use --device cpu";
-        Err(TensorError::Unsupported { operation: "embeddings", why })
-    }
 }
 
 impl Indexed {
@@ -94,7 +85,6 @@ impl Pass<'_> {
             let x = self.embeddings(tables, ids, layout.positions(), segments)?;
             return self.norm_dropout(x, norm, layout, (p, site));
         };
-        tables.check_on_gpu()?;
         let indexed = tables.indexed(ids, layout.positions(), segments)?;
         let values = self.check_tables(&indexed)?;
         let h = self.parameters().matrix(tables.word).columns();
@@ -114,7 +104,7 @@ impl Pass<'_> {
         let timer = self.device().timer(Kind::Embedding, 0, &[&sum, &sum, &sum, &sum, &y]);
         cuda_kernels::forward_layer_norm(
             &cuda.gpu,
-            &lookups(&indexed, &values)?,
+            &lookups(&indexed, &values),
             scale.on_gpu(),
             shift.on_gpu(),
             norm.epsilon,
@@ -178,8 +168,7 @@ impl Pass<'_> {
                 kernels::forward(&cpu.kernels, &lookups[..count], h, out.slice_mut::<E>());
             }),
             Device::Cuda(cuda) => {
-                tables.check_on_gpu()?;
-                cuda_kernels::forward(&cuda.gpu, &lookups(&indexed, &values)?, h, out.on_gpu())?;
+                cuda_kernels::forward(&cuda.gpu, &lookups(&indexed, &values), h, out.on_gpu())?;
             }
         }
         drop(timer);
@@ -191,18 +180,13 @@ impl Pass<'_> {
     }
 }
 
-/// As a GPU's kernels take all three of them.
+/// As a GPU's kernels take them.
 fn lookups<'a>(
     indexed: &'a [Option<Indexed>; MOST],
     values: &'a [Option<Tensor>; MOST],
-) -> Result<[cuda_kernels::Lookup<'a>; MOST]> {
-    let lookup = |i: usize| -> Option<cuda_kernels::Lookup<'a>> {
-        Some(cuda_kernels::Lookup { ids: indexed[i].as_ref()?.indices.on_gpu(), table: values[i].as_ref()?.on_gpu() })
-    };
-    match (lookup(0), lookup(1), lookup(2)) {
-        (Some(word), Some(position), Some(segment)) => Ok([word, position, segment]),
-        _ => Err(TensorError::Unsupported { operation: "embeddings", why: "a GPU needs all three tables" }),
-    }
+) -> Vec<cuda_kernels::Lookup<'a>> {
+    let all = indexed.iter().flatten().zip(values.iter().flatten());
+    all.map(|(indexed, table)| cuda_kernels::Lookup { ids: indexed.indices.on_gpu(), table: table.on_gpu() }).collect()
 }
 
 /// A recorded embedding.
@@ -228,15 +212,20 @@ impl Embedding {
 
     /// Positions and segments are few, so their rows are summed without sorting them.
     fn backward_on_gpu(&self, cuda: &CudaDevice, back: &mut Backward<'_>, dy: &Tensor, layout: &Layout) -> Result<()> {
-        let [Some(word), Some(position), Some(segment)] = &self.indexed else { return Ok(()) };
-        add_rows(back, dy, word)?;
-        let offsets = layout.offsets_on_gpu()?.on_gpu();
-        let positions = back.gradients.target(position.table);
-        cuda_rows::add_places(&cuda.gpu, dy.on_gpu(), dy.columns(), offsets, sum_into(&positions))?;
+        let [word, position, segment] = &self.indexed;
+        if let Some(word) = word {
+            add_rows(back, dy, word)?;
+        }
+        if let Some(position) = position {
+            let offsets = layout.offsets_on_gpu()?.on_gpu();
+            let positions = back.gradients.target(position.table.from_row(position.offset))?;
+            cuda_rows::add_places(&cuda.gpu, dy.on_gpu(), dy.columns(), offsets, sum_into(&positions))?;
+        }
+        let Some(segment) = segment else { return Ok(()) };
         if segment.table.shape().sizes()[0] > cuda_rows::MOST_KINDS {
             return add_rows(back, dy, segment);
         }
-        let kinds = back.gradients.target(segment.table);
+        let kinds = back.gradients.target(segment.table)?;
         cuda_rows::add_kinds(&cuda.gpu, dy.on_gpu(), dy.columns(), segment.indices.on_gpu(), sum_into(&kinds))?;
         Ok(())
     }
@@ -244,11 +233,11 @@ impl Embedding {
 
 /// Adds each row of dy to the row of a table's gradient that its index names.
 fn add_rows(back: &mut Backward<'_>, dy: &Tensor, indexed: &Indexed) -> Result<()> {
-    let (gradient, index) = (back.gradients.sum(indexed.table)?, &indexed.indices);
+    let (gradient, index) = (back.gradients.sum(indexed.table.from_row(indexed.offset))?, &indexed.indices);
     match back.device() {
         Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
             let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());
-            kernels::backward(&cpu.kernels, dy, ids, &mut gradient.slice_mut::<f32>()[indexed.offset * h..], h);
+            kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
         }),
         Device::Cuda(cuda) => {
             let room = || Tensor::empty(back.device(), index.shape(), DType::U32);

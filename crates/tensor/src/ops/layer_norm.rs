@@ -234,8 +234,8 @@ impl LayerNorm {
             }
             Device::Cuda(cuda) => {
                 let beta = self.norm.bias_on_gpu()?;
-                let (dgamma, dbeta) = (back.gradients.target(self.norm.weight), back.gradients.target(beta));
-                let dbias = self.bias.map(|bias| back.gradients.target(bias));
+                let (dgamma, dbeta) = (back.gradients.target(self.norm.weight)?, back.gradients.target(beta)?);
+                let dbias = self.bias.map(|bias| back.gradients.target(bias)).transpose()?;
                 cuda_kernels::backward(
                     &cuda.gpu,
                     dy.on_gpu(),

@@ -212,7 +212,7 @@ fn activation_gradient_on_gpu(
     dy: &Tensor,
     dz: &Tensor,
 ) -> Result<()> {
-    let sums = bias.map(|bias| back.gradients.target(bias));
+    let sums = bias.map(|bias| back.gradients.target(bias)).transpose()?;
     // What the tanh form keeps has the bias in it already.
     let bias = bias.filter(|_| activation != Activation::GeluTanh).map(|b| back.parameters.in_dtype(b, kept.dtype()));
     let bias = bias.as_ref().map(Tensor::on_gpu);
@@ -386,7 +386,7 @@ impl FeedForward {
         match back.device() {
             Device::Cuda(cuda) if fused => {
                 let Some(bias) = up_bias.take() else { return Ok(()) };
-                let sums = back.gradients.target(bias);
+                let sums = back.gradients.target(bias)?;
                 let (dy, weight, slope) = (dy.on_gpu(), weight.on_gpu(), slope.on_gpu());
                 product_hopper::gelu_gradient(&cuda.gpu, dy, weight, slope, dz.on_gpu(), sum_into(&sums))?;
             }
@@ -430,7 +430,7 @@ fn parameter_gradients(
     weight: Param,
     bias: Option<Param>,
 ) -> Result<()> {
-    let (dweight, accumulate) = back.gradients.target(weight);
+    let (dweight, accumulate) = back.gradients.target(weight)?;
     let flops = 2 * x.rows() * dz.columns() * x.columns();
     let timer = back.device().timer(Kind::WeightGradient, flops, &[dz, x, &dweight]);
     match back.device() {
@@ -458,7 +458,7 @@ fn parameter_gradients(
                 });
             }
             Device::Cuda(cuda) => {
-                let dbias = back.gradients.target(bias);
+                let dbias = back.gradients.target(bias)?;
                 cuda::reduce::column_sums(&cuda.gpu, dz.on_gpu(), sum_into(&dbias))?;
             }
         }

@@ -15,8 +15,8 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use henson_checkpoint::{read_json, write_atomic};
-use henson_models::{Bert, BertConfig, Head};
+use henson_checkpoint::{Config, read_json, write_atomic};
+use henson_models::Model;
 use henson_tensor::Builder;
 use serde::Serialize;
 use serde_json::Value;
@@ -304,11 +304,12 @@ fn facts_of(config: Value) -> Vec<(String, String)> {
         }
     }
     // Nobody has so many labels, and the sum below would not hold their parameters.
-    if let Ok(config) = BertConfig::from_value(config)
-        && config.labels() < 1 << 24
+    let mut builder = Builder::new();
+    if let Ok(config) = Config::from_value(config)
+        && config.task.labels() < 1 << 24
+        && let head = config.head().unwrap_or(config.model.family().bare_head())
+        && Model::build(&mut builder, &config.model, head).is_ok()
     {
-        let mut builder = Builder::new();
-        Bert::build(&mut builder, &config, Head::of_config(&config).unwrap_or(Head::Pooler));
         let parameters: usize = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
         facts.insert(facts.len().min(1), ("parameters".to_owned(), numbers::count(parameters as u64)));
     }

@@ -1,0 +1,135 @@
+//! A family of models as data: its names, its classes in `transformers`, its sizes. Nothing outside of this crate names one.
+
+use serde_json::Value;
+
+use crate::{ConfigError, FAMILIES, Head, ModelConfig, Naming};
+
+/// The one list of families: for each a variant of [`ModelConfig`], its config, and its [`Family`].
+macro_rules! families {
+    ($($(#[$doc:meta])* $name:ident($config:ty, $family:path),)*) => {
+        /// The sizes and settings of a network: config.json as its `model_type` has it.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum ModelConfig {
+            $($(#[$doc])* $name($config),)*
+        }
+
+        /// All families.
+        pub static FAMILIES: &[&Family] = &[$(&$family),*];
+
+        impl ModelConfig {
+            fn own(&self) -> &dyn config::FamilyConfig {
+                match self { $(Self::$name(config) => config,)* }
+            }
+
+            fn own_mut(&mut self) -> &mut dyn config::FamilyConfig {
+                match self { $(Self::$name(config) => config,)* }
+            }
+        }
+    };
+}
+
+/// Models of one architecture.
+#[derive(Debug)]
+pub struct Family {
+    /// `model_type` in config.json, and how the names of its classes in `transformers` begin: (`bert`, `Bert`).
+    pub types: &'static [(&'static str, &'static str)],
+    /// The names in checkpoints.
+    pub naming: Naming,
+    /// The heads that it has, the one without any task first; labels do not count here.
+    pub heads: &'static [Head],
+    /// The ending of the class for left-to-right models, such as `LMHeadModel`, where there is one.
+    pub causal: Option<&'static str>,
+    /// Names of sizes, the smallest first, with the config of each.
+    pub sizes: &'static [(&'static str, fn() -> ModelConfig)],
+    /// Reads a config.json of one of its types.
+    pub(crate) parse: fn(Value) -> Result<ModelConfig, ConfigError>,
+}
+
+impl Family {
+    /// The family with a `model_type`.
+    pub fn of_type(model_type: &str) -> Option<&'static Self> {
+        FAMILIES.iter().copied().find(|family| family.types.iter().any(|(name, _)| *name == model_type))
+    }
+
+    /// The config of a named size.
+    pub fn config_of_size(name: &str) -> Result<ModelConfig, ConfigError> {
+        let mut sizes = FAMILIES.iter().flat_map(|family| family.sizes);
+        let found = sizes.find(|(size, _)| *size == name);
+        found.map(|(_, config)| config()).ok_or_else(|| ConfigError::Size(name.to_owned()))
+    }
+
+    /// The names of all sizes, for messages.
+    pub fn size_names() -> String {
+        let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.sizes).map(|(name, _)| *name).collect();
+        names.join(", ")
+    }
+
+    /// All model types, for messages.
+    pub(crate) fn type_names() -> String {
+        let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.types).map(|(name, _)| *name).collect();
+        names.join(", ")
+    }
+
+    /// The whole model without a head: with its pooler, where the family has one.
+    pub fn bare_head(&self) -> Head {
+        self.heads[0]
+    }
+
+    /// What is pre-trained: next sentence as well, where the family has it.
+    pub fn pretraining_head(&self) -> Head {
+        if self.has_head(Head::PreTraining) { Head::PreTraining } else { Head::MaskedLm }
+    }
+
+    /// Whether it has a head of this kind.
+    pub fn has_head(&self, head: Head) -> bool {
+        self.heads.iter().any(|own| own.is_like(head))
+    }
+
+    /// The head that a class of `transformers` has, where it is one of this family's. `labels` is for those that have labels.
+    pub fn head_of_class(&self, class: &str, labels: usize) -> Option<Head> {
+        let ending = self.types.iter().find_map(|(_, prefix)| class.strip_prefix(prefix))?;
+        if self.causal == Some(ending) {
+            return Some(Head::MaskedLm);
+        }
+        let own = self.heads.iter().find(|head| head.class_ending() == ending)?;
+        Some(own.with_labels(labels))
+    }
+
+    /// The class of `transformers` with the parameters of a model.
+    pub(crate) fn class(&self, model_type: &str, head: Head, causal: bool) -> String {
+        let prefix =
+            self.types.iter().find(|(name, _)| *name == model_type).map_or(self.types[0].1, |(_, prefix)| prefix);
+        let ending = match self.causal {
+            Some(ending) if causal && head == Head::MaskedLm => ending,
+            _ => head.class_ending(),
+        };
+        format!("{prefix}{ending}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_and_class_is_found_again() {
+        for &family in FAMILIES {
+            for (name, config) in family.sizes {
+                let config = config();
+                assert_eq!(Family::config_of_size(name).unwrap(), config, "{name}");
+                assert_eq!(ModelConfig::from_value(config.to_json().unwrap()).unwrap(), config, "{name}");
+                for head in family.heads {
+                    let class = config.class(head.with_labels(3));
+                    let found = family.head_of_class(&class, 3).unwrap();
+                    // A bare encoder is the same class with or without its pooler.
+                    assert!(found == head.with_labels(3) || *head == Head::Encoder, "{class}");
+                }
+            }
+            for (model_type, _) in family.types {
+                assert!(std::ptr::eq(Family::of_type(model_type).unwrap(), family));
+            }
+        }
+        let error = Family::config_of_size("bert-huge").unwrap_err().to_string();
+        assert!(error.contains("bert-tiny") && error.contains("bert-huge"), "{error}");
+    }
+}

@@ -1,0 +1,160 @@
+//! What stands on an encoder. Heads are built from a few shared parts; which parts, under which names and with which
+//! dropout, is what a family says.
+//!
+//! Legend: B sequences, T tokens in the flat batch, H hidden, V vocabulary, P predicted tokens.
+
+use henson_tensor::{Activation, Builder, Init, Layout, Norm, Param, Pass, Result, Tensor, Var};
+
+use crate::layers::{Linear, layer_norm};
+
+/// Dropout sites of heads, beyond those of any encoder.
+const HEAD_SITE: u32 = 0xff00;
+const HEAD_INPUT_SITE: u32 = 0xff01;
+
+/// What stands on the encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Nothing at all, not even a pooler: for features and embeddings.
+    Encoder,
+    /// Nothing but the pooler.
+    Pooler,
+    /// Masked LM and next sentence.
+    PreTraining,
+    /// Masked LM alone; of a left-to-right model, the next token.
+    MaskedLm,
+    /// One vector of logits per sequence.
+    Sequence {
+        /// Logits; 1 for regression.
+        labels: usize,
+    },
+    /// One vector of logits per token.
+    Token {
+        /// Logits.
+        labels: usize,
+    },
+    /// A start and an end logit for each token.
+    Span,
+    /// One logit per sequence, compared among the choices of an example.
+    Choice,
+}
+
+impl Head {
+    /// How the names of its classes in `transformers` end.
+    pub(crate) fn class_ending(self) -> &'static str {
+        match self {
+            Head::Encoder | Head::Pooler => "Model",
+            Head::PreTraining => "ForPreTraining",
+            Head::MaskedLm => "ForMaskedLM",
+            Head::Sequence { .. } => "ForSequenceClassification",
+            Head::Token { .. } => "ForTokenClassification",
+            Head::Span => "ForQuestionAnswering",
+            Head::Choice => "ForMultipleChoice",
+        }
+    }
+
+    /// The same head with another number of labels, where it has labels.
+    pub fn with_labels(self, labels: usize) -> Self {
+        match self {
+            Head::Sequence { .. } => Head::Sequence { labels },
+            Head::Token { .. } => Head::Token { labels },
+            other => other,
+        }
+    }
+
+    /// Whether both are the same but for their labels.
+    pub(crate) fn is_like(self, other: Head) -> bool {
+        self.with_labels(0) == other.with_labels(0)
+    }
+}
+
+/// [dropout →] [dense → activation →] [dropout →] out: what turns vectors of sequences or of tokens into logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Classifier {
+    /// Dropout of what comes in.
+    pub(crate) input_dropout: f32,
+    /// A hidden layer, such as BERT's pooler.
+    pub(crate) hidden: Option<(Linear, Activation)>,
+    /// Dropout before the last layer.
+    pub(crate) dropout: f32,
+    pub(crate) out: Linear,
+}
+
+impl Classifier {
+    /// Logits of the vectors of sequences: B×H → B×labels.
+    pub(crate) fn of_sequences(&self, pass: &mut Pass<'_>, first: &Var, layout: &Layout) -> Result<Var> {
+        let mut x = first.clone();
+        if self.input_dropout > 0.0 {
+            x = pass.dropout_sequences(x, layout, (self.input_dropout, HEAD_INPUT_SITE))?;
+        }
+        if let Some((dense, activation)) = self.hidden {
+            x = dense.forward(pass, &x, activation)?;
+        }
+        if self.dropout > 0.0 {
+            x = pass.dropout_sequences(x, layout, (self.dropout, HEAD_SITE))?;
+        }
+        self.out.logits(pass, &x)
+    }
+
+    /// Logits of the vectors of tokens: T×H → T×labels.
+    pub(crate) fn of_tokens(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
+        let x = match self.dropout > 0.0 {
+            true => pass.dropout_tokens(last, layout, (self.dropout, HEAD_SITE))?,
+            false => last,
+        };
+        self.out.logits(pass, &x)
+    }
+}
+
+/// The masked-LM head: a transformation, then the word embeddings once more, and a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VocabularyHead {
+    transform: Linear,
+    activation: Activation,
+    norm: Norm,
+    bias: Param,
+}
+
+/// The names of a [`VocabularyHead`]'s parameters.
+pub(crate) struct VocabularyNames {
+    pub(crate) transform: &'static str,
+    pub(crate) norm: &'static str,
+    pub(crate) bias: &'static str,
+}
+
+impl VocabularyHead {
+    pub(crate) fn build(
+        b: &mut Builder,
+        names: &VocabularyNames,
+        (vocabulary, hidden): (usize, usize),
+        activation: Activation,
+        epsilon: f32,
+        init: Init,
+    ) -> Self {
+        let bias = b.padded_vector(names.bias, vocabulary, Init::Zeros);
+        let transform = Linear::build(b, names.transform, hidden, hidden, init);
+        Self { transform, activation, norm: layer_norm(b, names.norm, hidden, epsilon), bias }
+    }
+
+    /// Logits at the rows named (P): P×V, the columns padded to a multiple of 64.
+    pub(crate) fn forward(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor, table: Param) -> Result<Var> {
+        let x = pass.gather(last, rows)?;
+        let x = self.transform.forward(pass, &x, self.activation)?;
+        let x = pass.norm(x, &self.norm)?;
+        if pass.is_training() {
+            pass.linear(&x, table, Some(self.bias), Activation::None)
+        } else {
+            pass.linear_f32(&x, table, Some(self.bias))
+        }
+    }
+}
+
+/// The parts of a head that a family built; most have one of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeadParts {
+    /// The pooler of a model that has one: tanh(dense(first token)).
+    pub(crate) pooler: Option<Linear>,
+    /// Masked LM.
+    pub(crate) vocabulary: Option<VocabularyHead>,
+    /// Everything with labels: sequences, tokens, spans, choices, next sentence.
+    pub(crate) classifier: Option<Classifier>,
+}

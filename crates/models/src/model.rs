@@ -1,0 +1,182 @@
+//! A model: a network, a head and a config. What a family is made of stays inside of this crate; other crates see this type.
+//!
+//! Legend: B sequences, T tokens in the flat batch, H hidden, V vocabulary, P predicted tokens.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use henson_tensor::{Activation, Builder, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
+
+use crate::heads::HeadParts;
+use crate::layers::{Linear, diagonal};
+use crate::{Batch, Family, Head, ModelConfig};
+
+/// A network without a head: tokens in, a vector per token out.
+pub trait Network: Debug + Send + Sync {
+    /// The last hidden states of a batch, and what else is asked for.
+    fn encode(&self, pass: &mut Pass<'_>, batch: &Batch, capture: Capture) -> Result<Encoded>;
+
+    /// The last hidden states at the rows named (P) alone: P×H. The last layer then works on these rows only, a sixth of a
+    /// small model's time where few are needed. For inference: there is no dropout in it.
+    fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var>;
+
+    /// Makes the last layer give every token the mean of its sequence's vectors. The layer is one that was just initialised.
+    fn average_in_last_layer(&self, parameters: &mut Parameters) -> Result<()>;
+
+    /// The table of words, V×H, which the masked-LM head uses once more.
+    fn word_table(&self) -> Param;
+}
+
+/// What [`Network::encode`] shall give beside the last hidden states.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Capture {
+    /// The embeddings' output and every layer's.
+    pub hidden_states: bool,
+    /// The attention's probabilities of every layer.
+    pub attention_maps: bool,
+}
+
+/// The encoder's output.
+#[derive(Debug)]
+pub struct Encoded {
+    /// T×H.
+    pub last: Var,
+    /// L + 1 of T×H, on request.
+    pub hidden_states: Vec<Var>,
+    /// L tensors with A×S×S numbers for each sequence in turn, on request.
+    pub attention_maps: Vec<Tensor>,
+}
+
+/// A network with a head: views into flat parameters.
+#[derive(Clone, Debug)]
+pub struct Model {
+    config: ModelConfig,
+    head: Head,
+    network: Arc<dyn Network>,
+    parts: HeadParts,
+}
+
+impl Model {
+    /// Lays out the parameters of a model with a head, under the names that `transformers` gives them. A head that the family
+    /// does not have is an error.
+    pub fn build(b: &mut Builder, config: &ModelConfig, head: Head) -> Result<Self> {
+        if !config.family().has_head(head) {
+            return Err(TensorError::Unsupported { operation: "build", why: "this family of models has no such head" });
+        }
+        Ok(config.build(b, head))
+    }
+
+    pub(crate) fn new(config: ModelConfig, head: Head, network: impl Network + 'static, parts: HeadParts) -> Self {
+        Self { config, head, network: Arc::new(network), parts }
+    }
+
+    /// What it was built from.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Its family.
+    pub fn family(&self) -> &'static Family {
+        self.config.family()
+    }
+
+    /// Its head.
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// The encoder: embeddings and all layers.
+    pub fn encode(&self, pass: &mut Pass<'_>, batch: &Batch, capture: Capture) -> Result<Encoded> {
+        self.network.encode(pass, batch, capture)
+    }
+
+    /// The encoder's output at the rows named alone; see [`Network::encode_rows`].
+    pub fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {
+        if pass.is_training() {
+            return Err(TensorError::Unsupported { operation: "encode_rows", why: "it has no dropout" });
+        }
+        self.network.encode_rows(pass, batch, rows)
+    }
+
+    /// tanh(dense(first token)): B×H.
+    pub fn pooled(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
+        let pooler = part(self.parts.pooler, "pooled", "the model was built without a pooler")?;
+        let first = pass.gather(last, layout.starts())?;
+        pooler.forward(pass, &first, Activation::Tanh)
+    }
+
+    /// The vocabulary's logits at the rows named (P): P×V, the columns padded to a multiple of 64.
+    pub fn masked_logits(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor) -> Result<Var> {
+        let head = part(self.parts.vocabulary, "masked_logits", "the model has no masked-LM head")?;
+        head.forward(pass, last, rows, self.network.word_table())
+    }
+
+    /// Logits of a sequence head, of next sentence (0 next, 1 random) or of choices: B×labels.
+    pub fn sequence_logits(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
+        let first = pass.gather(last, layout.starts())?;
+        self.sequence_logits_of_rows(pass, &first, layout)
+    }
+
+    /// The same from the rows of the first tokens alone (B×H), as [`encode_rows`](Self::encode_rows) gives them.
+    pub fn sequence_logits_of_rows(&self, pass: &mut Pass<'_>, first: &Var, layout: &Layout) -> Result<Var> {
+        part(self.parts.classifier, "logits", "the model has no classifier")?.of_sequences(pass, first, layout)
+    }
+
+    /// Logits of a token head, T×labels, or the start and end logits of a span head, T×2.
+    pub fn token_logits(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
+        part(self.parts.classifier, "logits", "the model has no classifier")?.of_tokens(pass, last, layout)
+    }
+
+    /// Sets a model with a sequence head, whose last layer and head were just initialised, up for a linear head on the mean of
+    /// the vectors before that layer: the layer averages, and the hidden layer of the head lets the mean through.
+    pub fn average(&self, parameters: &mut Parameters) -> Result<LinearHead> {
+        let no_head = "a linear head is a sequence classifier with a hidden layer of tanh or ReLU";
+        let classifier = part(self.parts.classifier, "average", no_head)?;
+        let (dense, activation) = part(classifier.hidden, "average", no_head)?;
+        // LayerNorm's output has a variance of 1: tanh(0.1·x) bends it by a few thousandths, and x + 8 is hardly ever negative.
+        let (scale, shift) = match activation {
+            Activation::Tanh => (0.1, 0.0),
+            Activation::Relu => (1.0, 8.0),
+            _ => return Err(TensorError::Unsupported { operation: "average", why: no_head }),
+        };
+        let h = self.config.sizes().hidden_size;
+        self.network.average_in_last_layer(parameters)?;
+        parameters.set(dense.weight, &diagonal(h, scale))?;
+        parameters.set(dense.bias, &vec![shift; h])?;
+        Ok(LinearHead { out: classifier.out, activation, scale, shift })
+    }
+}
+
+/// What remains to be fitted after [`Model::average`].
+#[derive(Clone, Copy, Debug)]
+pub struct LinearHead {
+    out: Linear,
+    activation: Activation,
+    scale: f32,
+    shift: f32,
+}
+
+impl LinearHead {
+    /// What the last layer of the head sees of a number of the mean, as near to it as the hidden layer allows.
+    pub fn feature(&self, mean: f32) -> f64 {
+        let hidden = self.scale * mean + self.shift;
+        let hidden = if self.activation == Activation::Tanh { hidden.tanh() } else { hidden.max(0.0) };
+        f64::from((hidden - self.shift) / self.scale)
+    }
+
+    /// Sets the head to weights (labels×H) and biases that were fitted on features.
+    pub fn set(&self, parameters: &mut Parameters, weights: &[f64], biases: &[f64]) -> Result<()> {
+        let (scale, shift) = (f64::from(self.scale), f64::from(self.shift));
+        let h = weights.len() / biases.len().max(1);
+        let scaled: Vec<f32> = weights.iter().map(|w| (w / scale) as f32).collect();
+        let shifted = biases.iter().zip(weights.chunks(h.max(1)));
+        let shifted: Vec<f32> = shifted.map(|(b, w)| (b - w.iter().sum::<f64>() * shift / scale) as f32).collect();
+        parameters.set(self.out.weight, &scaled)?;
+        parameters.set(self.out.bias, &shifted)
+    }
+}
+
+/// A part that only some heads have.
+fn part<T>(part: Option<T>, operation: &'static str, why: &'static str) -> Result<T> {
+    part.ok_or(TensorError::Unsupported { operation, why })
+}
