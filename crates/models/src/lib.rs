@@ -14,6 +14,7 @@ mod heads;
 mod layers;
 mod model;
 mod naming;
+mod roberta;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use config::{ConfigError, HiddenActivation, Sizes};
@@ -25,4 +26,6 @@ pub use naming::Naming;
 families! {
     /// BERT.
     Bert(bert::BertConfig, bert::FAMILY),
+    /// RoBERTa, XLM-R and CamemBERT.
+    Roberta(roberta::RobertaConfig, roberta::FAMILY),
 }

@@ -310,6 +310,25 @@ heads! {
     multiple_choice "bert-golden/choice",
 }
 
+/// BERT's relatives: every head of a family, in the directories that the golden files have.
+fn check_family(family: &str, heads: &[&str]) {
+    for head in heads {
+        check(&format!("relatives-golden/{family}/{head}"));
+    }
+}
+
+const HEADS: [&str; 8] = ["model", "mlm", "sequence", "regression", "multilabel", "token", "qa", "choice"];
+
+#[test]
+fn roberta() {
+    check_family("roberta", &HEADS);
+}
+
+#[test]
+fn xlm_roberta() {
+    check_family("xlm-roberta", &["mlm", "sequence"]);
+}
+
 #[test]
 fn bf16_stays_near() {
     for device in devices() {

@@ -1,0 +1,184 @@
+//! RoBERTa (Liu et al. 2019), XLM-R and CamemBERT: BERT's network with positions that begin behind the padding's, usually a
+//! single segment, and heads of its own.
+//!
+//! Legend: H hidden, V vocabulary.
+
+use henson_tensor::{Activation, Builder, Group};
+use serde_json::{Map, Value};
+
+use crate::bert::{BertConfig, encoder_settings};
+use crate::config::FamilyConfig;
+use crate::encoder::{PostNormEncoder, initial_weights};
+use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
+use crate::layers::Linear;
+use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
+
+/// RoBERTa as the table of families has it.
+pub(crate) static FAMILY: Family = Family {
+    types: &[("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert")],
+    naming: Naming {
+        base_prefix: "roberta.",
+        encoder: &["embeddings.", "encoder."],
+        old_endings: &[("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")],
+        tied: &[
+            ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+            ("lm_head.decoder.bias", "lm_head.bias"),
+        ],
+        ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
+    },
+    heads: &[
+        Head::Pooler,
+        Head::Encoder,
+        Head::MaskedLm,
+        Head::Sequence { labels: 0 },
+        Head::Token { labels: 0 },
+        Head::Span,
+        Head::Choice,
+    ],
+    causal: Some("ForCausalLM"),
+    sizes: &[("roberta-base", || of_size(12, 768, 12)), ("roberta-large", || of_size(24, 1024, 16))],
+    parse: |value| Ok(ModelConfig::Roberta(RobertaConfig(serde_json::from_value(value)?))),
+};
+
+const PAD: &str = "pad_token_id";
+
+/// BERT's keys, with the same defaults in `transformers`; the published models say 514 positions, one segment and an epsilon
+/// of 1e-5 in their files. `pad_token_id` counts here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RobertaConfig(BertConfig);
+
+impl RobertaConfig {
+    /// The row of a sequence's first token in the table of positions: the one behind the padding's.
+    fn first_position(&self) -> usize {
+        self.0
+            .other
+            .get(PAD)
+            .and_then(Value::as_u64)
+            .map_or(2, |pad| usize::try_from(pad).unwrap_or(usize::MAX).saturating_add(1))
+    }
+}
+
+impl FamilyConfig for RobertaConfig {
+    fn family(&self) -> &'static Family {
+        &FAMILY
+    }
+
+    fn model_type(&self) -> &str {
+        &self.0.model_type
+    }
+
+    fn to_json(&self) -> Result<Value, serde_json::Error> {
+        self.0.to_json()
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.0.check()?;
+        let (positions, first) = (self.0.max_position_embeddings, self.first_position());
+        if first >= positions {
+            return Err(ConfigError::value(PAD, first - 1, format!("less than {positions} positions leave room for")));
+        }
+        Ok(())
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { max_tokens: self.0.max_position_embeddings - self.first_position(), ..self.0.sizes() }
+    }
+
+    fn set_vocab_size(&mut self, size: usize) {
+        self.0.set_vocab_size(size);
+    }
+
+    fn set_layers(&mut self, layers: usize) {
+        self.0.set_layers(layers);
+    }
+
+    fn set_dropout(&mut self, p: f64) {
+        self.0.set_dropout(p);
+    }
+
+    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
+        self.0.set_causal(causal)
+    }
+
+    fn build(&self, b: &mut Builder, head: Head) -> Model {
+        build(b, self, head)
+    }
+}
+
+/// With roberta-base's vocabulary.
+fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
+    let other = [("bos_token_id", 0), (PAD, 1), ("eos_token_id", 2)].map(|(key, id)| (key.to_owned(), Value::from(id)));
+    ModelConfig::Roberta(RobertaConfig(BertConfig {
+        vocab_size: 50265,
+        hidden_size: hidden,
+        num_hidden_layers: layers,
+        num_attention_heads: heads,
+        intermediate_size: 4 * hidden,
+        hidden_act: HiddenActivation::Gelu,
+        hidden_dropout_prob: 0.1,
+        attention_probs_dropout_prob: 0.1,
+        max_position_embeddings: 514,
+        type_vocab_size: 1,
+        initializer_range: 0.02,
+        layer_norm_eps: 1e-5,
+        is_decoder: false,
+        classifier_dropout: None,
+        model_type: "roberta".to_owned(),
+        other: Map::from_iter(other),
+    }))
+}
+
+fn build(b: &mut Builder, own: &RobertaConfig, head: Head) -> Model {
+    let h = own.0.hidden_size;
+    let (init, task) = initial_weights(own.0.initializer_range);
+    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "roberta" };
+    let (network, pooler) = b.at(base, |b| {
+        let network = PostNormEncoder::build(b, &encoder_settings(&own.0, own.first_position()));
+        let pooler = |b: &mut Builder| Linear::build(b, "pooler.dense", h, h, init);
+        (network, matches!(head, Head::Pooler | Head::Choice).then(|| b.group(Group::Pooler, pooler)))
+    });
+    let mut parts = HeadParts { pooler, ..HeadParts::default() };
+    if head == Head::MaskedLm {
+        let names = VocabularyNames { transform: "lm_head.dense", norm: "lm_head.layer_norm", bias: "lm_head.bias" };
+        let (sizes, epsilon) = ((own.0.vocab_size, h), own.0.layer_norm_eps as f32);
+        // GELU with the error function whatever `hidden_act` says.
+        parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, Activation::Gelu, epsilon, init));
+    }
+    let hidden_dropout = own.0.hidden_dropout_prob as f32;
+    let dropout = own.0.classifier_dropout.map_or(hidden_dropout, |p| p as f32);
+    let plain = |dropout, out| Classifier { input_dropout: 0.0, hidden: None, dropout, out };
+    parts.classifier = match head {
+        Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => None,
+        Head::Sequence { labels } => {
+            let dense = Linear::build(b, "classifier.dense", h, h, task);
+            let out = Linear::build(b, "classifier.out_proj", h, labels, task);
+            Some(Classifier { input_dropout: dropout, hidden: Some((dense, Activation::Tanh)), dropout, out })
+        }
+        Head::Token { labels } => Some(plain(dropout, Linear::build(b, "classifier", h, labels, task))),
+        Head::Span => Some(plain(0.0, Linear::build(b, "qa_outputs", h, 2, task))),
+        Head::Choice => {
+            let out = Linear::build(b, "classifier", h, 1, task);
+            let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
+            Some(Classifier { input_dropout: 0.0, hidden, dropout: hidden_dropout, out })
+        }
+    };
+    Model::new(ModelConfig::Roberta(own.clone()), head, network, parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_begin_behind_the_padding() {
+        let mut json = Family::config_of_size("roberta-base").unwrap().to_json().unwrap();
+        let tokens = |json: &Value| ModelConfig::from_value(json.clone()).map(|config| config.sizes().max_tokens);
+        assert_eq!(tokens(&json).unwrap(), 512);
+        json[PAD] = Value::from(0);
+        assert_eq!(tokens(&json).unwrap(), 513);
+        json[PAD] = Value::from(513);
+        assert!(tokens(&json).unwrap_err().to_string().contains("`pad_token_id` is 513"));
+        json[PAD] = Value::from(u64::MAX);
+        assert!(tokens(&json).is_err());
+    }
+}

@@ -1,0 +1,97 @@
+"""Make tests-data/relatives-golden: BERT's encoder relatives under every head, with transformers' own numbers.
+
+    HF_HUB_OFFLINE=1 python tools/golden/make_relatives_golden.py [OUTPUT_DIR]
+
+The same files as make_bert_golden.py makes for BERT, one directory per family and head; README.md beside this script
+says what each tensor is.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import make_bert_golden as golden
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+# Smaller than BERT's: every mistake shows in these, too, and there are many of them.
+golden.VOCAB, golden.HIDDEN, golden.HEADS = 47, 16, 2
+HEADS = {
+    "model": ("Model", {}),
+    "mlm": ("ForMaskedLM", {}),
+    "sequence": ("ForSequenceClassification", {"num_labels": 3}),
+    "regression": ("ForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    "multilabel": ("ForSequenceClassification", {"num_labels": 4, "problem_type": "multi_label_classification"}),
+    "token": ("ForTokenClassification", {"num_labels": 5}),
+    "qa": ("ForQuestionAnswering", {}),
+    "choice": ("ForMultipleChoice", {}),
+}
+BERT_WORDS = {
+    "vocab_size": golden.VOCAB,
+    "hidden_size": golden.HIDDEN,
+    "num_hidden_layers": golden.LAYERS,
+    "num_attention_heads": golden.HEADS,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
+ROBERTA = BERT_WORDS | {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+# family: (how its classes begin, its settings)
+FAMILIES = {
+    "roberta": ("Roberta", ROBERTA),
+    "xlm-roberta": ("XLMRoberta", ROBERTA),
+}
+
+
+def make_model(prefix, settings, head):
+    ending, more = HEADS[head]
+    config = getattr(transformers, f"{prefix}Config")(**settings, **more, attn_implementation="eager")
+    model = getattr(transformers, f"{prefix}{ending}")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            draw = torch.randn(parameter.shape, generator=golden.generator(name.removeprefix(f"{model.base_model_prefix}.")))
+            is_norm = "norm" in name.lower() and name.endswith("weight")
+            parameter.copy_(1 + 0.2 * draw if is_norm else (0.1 if name.endswith("bias") else 0.2) * draw)
+    return model
+
+
+def make_input(settings, head, original=golden.make_input):
+    """Ids that are not the padding's: transformers counts positions by them; segments only where there are some."""
+    data = original(head)
+    pad = settings["pad_token_id"]
+    data["ids"] = torch.where(data["ids"] == pad, pad + 1, data["ids"])
+    data["segments"] = torch.zeros_like(data["segments"])
+    return data
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    default = Path(__file__).resolve().parents[2] / "tests-data" / "relatives-golden"
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    for family, (prefix, settings) in FAMILIES.items():
+        shutil.rmtree(root / family, ignore_errors=True)
+        # XLM-R is RoBERTa under other class names: two heads show that they are found.
+        for head in HEADS if family != "xlm-roberta" else ["mlm", "sequence"]:
+            golden.make_model = lambda head: make_model(prefix, settings, head)
+            golden.make_input = lambda head: make_input(settings, head)
+            golden.make_head(head, root / family / head)
+            rename_tied(root / family / head / "golden.safetensors")
+
+
+def rename_tied(file):
+    """XLM-R's class lists the shared table as the decoder's first; here it is the embeddings', as in model.safetensors."""
+    copy, original = "grad.lm_head.decoder.weight", "grad.roberta.embeddings.word_embeddings.weight"
+    with safe_open(file, "pt") as opened:
+        metadata, names = opened.metadata(), opened.keys()
+        if copy not in names:
+            return
+        tensors = {original if name == copy else name: opened.get_tensor(name) for name in names}
+    save_file(tensors, file, metadata=metadata)
+
+
+if __name__ == "__main__":
+    main()
