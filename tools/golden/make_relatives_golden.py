@@ -41,6 +41,18 @@ ROBERTA = BERT_WORDS | {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token
 FAMILIES = {
     "roberta": ("Roberta", ROBERTA),
     "xlm-roberta": ("XLMRoberta", ROBERTA),
+    "distilbert": (
+        "DistilBert",
+        {
+            "vocab_size": golden.VOCAB,
+            "dim": golden.HIDDEN,
+            "n_layers": golden.LAYERS,
+            "n_heads": golden.HEADS,
+            "hidden_dim": 32,
+            "max_position_embeddings": 40,
+            "pad_token_id": 0,
+        },
+    ),
 }
 
 

@@ -9,6 +9,7 @@ mod batch;
 mod bert;
 pub mod blocks;
 mod config;
+mod distilbert;
 mod encoder;
 mod heads;
 mod layers;
@@ -28,4 +29,6 @@ families! {
     Bert(bert::BertConfig, bert::FAMILY),
     /// RoBERTa, XLM-R and CamemBERT.
     Roberta(roberta::RobertaConfig, roberta::FAMILY),
+    /// DistilBERT.
+    DistilBert(distilbert::DistilBertConfig, distilbert::FAMILY),
 }

@@ -330,6 +330,11 @@ fn xlm_roberta() {
 }
 
 #[test]
+fn distilbert() {
+    check_family("distilbert", &HEADS);
+}
+
+#[test]
 fn bf16_stays_near() {
     for device in devices() {
         let setup = setup(&device, "bert-golden/pretraining", DType::Bf16);
