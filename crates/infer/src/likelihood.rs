@@ -215,7 +215,7 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
             let asked = &queue.asked[first..rows.len().min(first + ROWS)];
             let chosen: Vec<u32> = (first as u32..(first + asked.len()) as u32).collect();
             let targets = of_rows(&asked.iter().map(|asked| asked.target).collect::<Vec<u32>>())?;
-            let logits = network.masked_logits(&mut pass, &encoded, &of_rows(&chosen)?)?;
+            let logits = network.logits_of(&mut pass, encoded.clone(), &batch.layout, Some(&of_rows(&chosen)?))?;
             let hits = pass.hits(&logits, vocabulary, &targets)?;
             // −ln P of the target: of each row the largest logit, a sum and the target's are needed, and no copy.
             let (_, losses) = pass.cross_entropy(logits, vocabulary, &targets, None, 1.0)?;

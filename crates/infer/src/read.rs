@@ -136,8 +136,7 @@ impl Reader<'_> {
     fn read(mut self, way: Way, reads: &[&Read]) -> Result<Vec<Output>> {
         let network = self.model.network();
         if way == Way::FirstToken {
-            let first = network.encode_rows(&mut self.pass, self.batch, self.batch.layout.starts())?;
-            let logits = network.sequence_logits_of_rows(&mut self.pass, &first, &self.batch.layout)?;
+            let logits = network.logits(&mut self.pass, self.batch, None)?;
             let labels = logits.tensor().columns().max(1);
             let rows = logits.tensor().to_f32()?;
             return Ok(rows.chunks_exact(labels).map(|row| Output { numbers: row.to_vec(), ids: vec![] }).collect());
@@ -169,16 +168,12 @@ impl Reader<'_> {
             let rows = encoded.last.tensor().to_f32()?;
             only(Read::Tokens).for_each(|i| outputs[i].numbers = self.tokens(&rows, hidden, i));
         }
-        if only(Read::Labels).next().is_some() {
-            let logits = network.token_logits(&mut self.pass, encoded.last.clone(), &self.batch.layout)?;
+        let of_tokens = || only(Read::Labels).chain(only(Read::Spans));
+        if of_tokens().next().is_some() {
+            let logits = network.logits_of(&mut self.pass, encoded.last.clone(), &self.batch.layout, None)?;
             let labels = logits.tensor().columns();
             let logits = logits.tensor().to_f32()?;
-            only(Read::Labels).for_each(|i| outputs[i].numbers = self.tokens(&logits, labels, i));
-        }
-        if only(Read::Spans).next().is_some() {
-            let logits =
-                network.token_logits(&mut self.pass, encoded.last.clone(), &self.batch.layout)?.tensor().to_f32()?;
-            only(Read::Spans).for_each(|i| outputs[i].numbers = self.tokens(&logits, 2, i));
+            of_tokens().for_each(|i| outputs[i].numbers = self.tokens(&logits, labels, i));
         }
         self.masked(reads, encoded, outputs)
     }
@@ -248,7 +243,8 @@ impl Reader<'_> {
         }
         let rows = Tensor::from_slice(self.pass.device(), [rows.len()], &rows)?;
         let vocabulary = self.model.config().model.sizes().vocab_size;
-        let logits = self.model.network().masked_logits(&mut self.pass, &encoded.last, &rows)?;
+        let (network, layout) = (self.model.network(), &self.batch.layout);
+        let logits = network.logits_of(&mut self.pass, encoded.last.clone(), layout, Some(&rows))?;
         let probabilities = self.pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
         let mut rows = probabilities.chunks(vocabulary);
         for (read, output) in reads.iter().zip(outputs) {

@@ -61,6 +61,11 @@ impl Head {
         }
     }
 
+    /// Whether it has logits for every token.
+    pub(crate) fn reads_tokens(self) -> bool {
+        matches!(self, Head::Token { .. } | Head::Span)
+    }
+
     /// Whether both are the same but for their labels.
     pub(crate) fn is_like(self, other: Head) -> bool {
         self.with_labels(0) == other.with_labels(0)

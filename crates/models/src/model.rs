@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use henson_tensor::{Activation, Builder, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
 
-use crate::heads::HeadParts;
+use crate::heads::{Classifier, HeadParts};
 use crate::layers::{Linear, diagonal};
 use crate::{Batch, Family, Head, ModelConfig};
 
@@ -105,26 +105,34 @@ impl Model {
         pooler.forward(pass, &first, Activation::Tanh)
     }
 
-    /// The vocabulary's logits at the rows named (P): P×V, the columns padded to a multiple of 64.
-    pub fn masked_logits(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor) -> Result<Var> {
-        let head = part(self.parts.vocabulary, "masked_logits", "the model has no masked-LM head")?;
-        head.forward(pass, last, rows, self.network.word_table())
+    /// The head's logits for a batch; see [`logits_of`](Self::logits_of). In inference, a head that reads the first token alone
+    /// makes the last layer compute no other.
+    pub fn logits(&self, pass: &mut Pass<'_>, batch: &Batch, rows: Option<&Tensor>) -> Result<Var> {
+        if rows.is_none() && !pass.is_training() && !self.head.reads_tokens() {
+            let first = self.encode_rows(pass, batch, batch.layout.starts())?;
+            return self.classifier()?.of_sequences(pass, &first, &batch.layout);
+        }
+        let last = self.encode(pass, batch, Capture::default())?.last;
+        self.logits_of(pass, last, &batch.layout, rows)
     }
 
-    /// Logits of a sequence head, of next sentence (0 next, 1 random) or of choices: B×labels.
-    pub fn sequence_logits(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
-        let first = pass.gather(last, layout.starts())?;
-        self.sequence_logits_of_rows(pass, &first, layout)
+    /// The head's logits from the last hidden states. With rows (P), the vocabulary's there: P×V, the columns padded to a
+    /// multiple of 64. Without, T×labels of a token head, T×2 (start and end) of a span head, and B×labels of a sequence head, of
+    /// choices (one label) and of next sentence (0 next, 1 random).
+    pub fn logits_of(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout, rows: Option<&Tensor>) -> Result<Var> {
+        if let Some(rows) = rows {
+            let head = part(self.parts.vocabulary, "logits", "the model has no masked-LM head")?;
+            return head.forward(pass, &last, rows, self.network.word_table());
+        }
+        if self.head.reads_tokens() {
+            return self.classifier()?.of_tokens(pass, last, layout);
+        }
+        let first = pass.gather(&last, layout.starts())?;
+        self.classifier()?.of_sequences(pass, &first, layout)
     }
 
-    /// The same from the rows of the first tokens alone (B×H), as [`encode_rows`](Self::encode_rows) gives them.
-    pub fn sequence_logits_of_rows(&self, pass: &mut Pass<'_>, first: &Var, layout: &Layout) -> Result<Var> {
-        part(self.parts.classifier, "logits", "the model has no classifier")?.of_sequences(pass, first, layout)
-    }
-
-    /// Logits of a token head, T×labels, or the start and end logits of a span head, T×2.
-    pub fn token_logits(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
-        part(self.parts.classifier, "logits", "the model has no classifier")?.of_tokens(pass, last, layout)
+    fn classifier(&self) -> Result<Classifier> {
+        part(self.parts.classifier, "logits", "the model has no classifier")
     }
 
     /// Sets a model with a sequence head, whose last layer and head were just initialised, up for a linear head on the mean of

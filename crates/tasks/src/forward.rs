@@ -74,23 +74,20 @@ fn logits_of(
     let inputs: Vec<Sequence<'_>> = sequences.iter().map(|s| Sequence { ids: &s.ids, segments: &s.segments }).collect();
     let batch = Batch::new(parameters.device(), model.config(), &inputs, 0)?;
     let mut pass = Pass::inference(tape, parameters);
-    if matches!(model.head(), Head::Sequence { .. } | Head::Choice) {
-        let first = model.encode_rows(&mut pass, &batch, batch.layout.starts())?;
-        let logits = model.sequence_logits_of_rows(&mut pass, &first, &batch.layout)?;
-        let columns = logits.tensor().columns().max(1);
-        all.extend(logits.tensor().to_f32()?.chunks_exact(columns).map(<[f32]>::to_vec));
-        return Ok(());
+    let rows = match model.head() {
+        Head::Encoder => {
+            let last = model.encode(&mut pass, &batch, Capture::default())?.last;
+            pass.unit_means(&last, &batch.layout)?
+        }
+        _ => model.logits(&mut pass, &batch, None)?,
+    };
+    let (numbers, columns) = (rows.tensor().to_f32()?, rows.tensor().columns().max(1));
+    match model.head() {
+        Head::Token { .. } | Head::Span => {
+            let rows = |ends: &[u32]| numbers[ends[0] as usize * columns..ends[1] as usize * columns].to_vec();
+            all.extend(batch.layout.offsets().windows(2).map(rows));
+        }
+        _ => all.extend(numbers.chunks_exact(columns).map(<[f32]>::to_vec)),
     }
-    let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-    if model.head() == Head::Encoder {
-        let vectors = pass.unit_means(&last, &batch.layout)?.into_tensor();
-        all.extend(vectors.to_f32()?.chunks_exact(vectors.columns().max(1)).map(<[f32]>::to_vec));
-        return Ok(());
-    }
-    let logits = model.token_logits(&mut pass, last, &batch.layout)?;
-    let columns = logits.tensor().columns();
-    let numbers = logits.tensor().to_f32()?;
-    let rows = |ends: &[u32]| numbers[ends[0] as usize * columns..ends[1] as usize * columns].to_vec();
-    all.extend(batch.layout.offsets().windows(2).map(rows));
     Ok(())
 }

@@ -47,12 +47,12 @@ pub fn pre_training(
     let last = model.encode(pass, batch, Capture::default())?.last;
     let next_sentence = match next_sentence {
         Some(labels) => {
-            let logits = model.sequence_logits(pass, &last, &batch.layout)?;
+            let logits = model.logits_of(pass, last.clone(), &batch.layout, None)?;
             Some(pass.cross_entropy(logits, 2, labels, None, scales.sequence)?.0)
         }
         None => None,
     };
-    let logits = model.masked_logits(pass, &last, &masked.rows)?;
+    let logits = model.logits_of(pass, last, &batch.layout, Some(&masked.rows))?;
     let (vocabulary, weights) = (model.config().sizes().vocab_size, masked.weights.as_ref());
     let (masked, _) = pass.cross_entropy(logits, vocabulary, &masked.targets, weights, scales.masked)?;
     Ok(PreTrainingLoss { masked, next_sentence })
@@ -77,8 +77,7 @@ pub fn sequence(
     labels: &SequenceLabels,
     scale: f32,
 ) -> Result<Tensor> {
-    let last = model.encode(pass, batch, Capture::default())?.last;
-    let logits = model.sequence_logits(pass, &last, &batch.layout)?;
+    let logits = model.logits(pass, batch, None)?;
     match labels {
         SequenceLabels::Classes(labels, weights) => {
             let classes = logits.tensor().columns();
@@ -98,8 +97,7 @@ pub fn tokens(
     weights: &Tensor,
     scale: f32,
 ) -> Result<Tensor> {
-    let last = model.encode(pass, batch, Capture::default())?.last;
-    let logits = model.token_logits(pass, last, &batch.layout)?;
+    let logits = model.logits(pass, batch, None)?;
     let classes = logits.tensor().columns();
     Ok(pass.cross_entropy(logits, classes, labels, Some(weights), scale)?.0)
 }
@@ -113,8 +111,7 @@ pub fn spans(
     weights: &Tensor,
     scale: f32,
 ) -> Result<Tensor> {
-    let last = model.encode(pass, batch, Capture::default())?.last;
-    let logits = model.token_logits(pass, last, &batch.layout)?;
+    let logits = model.logits(pass, batch, None)?;
     pass.span_cross_entropy(logits, &batch.layout, targets, weights, scale)
 }
 
@@ -127,8 +124,7 @@ pub fn choice(
     labels: &Tensor,
     scale: f32,
 ) -> Result<Tensor> {
-    let last = model.encode(pass, batch, Capture::default())?.last;
-    let logits = model.sequence_logits(pass, &last, &batch.layout)?;
+    let logits = model.logits(pass, batch, None)?;
     let examples = batch.layout.sequences() / choices.max(1);
     let logits = logits.reshape([examples, choices])?;
     Ok(pass.cross_entropy(logits, choices, labels, None, scale)?.0)

@@ -508,11 +508,11 @@ impl Task for PreTraining {
                     let Masked { rows, targets, weights } = masked;
                     let weights = weights.as_ref();
                     let last = model.encode(pass, batch, Capture::default())?.last;
-                    let logits = model.masked_logits(pass, &last, rows)?;
+                    let logits = model.logits_of(pass, last.clone(), &batch.layout, Some(rows))?;
                     let right = pass.count_correct(&logits, vocabulary, targets, weights)?;
                     let mut found = vec![pass.cross_entropy(logits, vocabulary, targets, weights, 1.0)?.0, right];
                     if let Some(labels) = labels {
-                        let logits = model.sequence_logits(pass, &last, &batch.layout)?;
+                        let logits = model.logits_of(pass, last, &batch.layout, None)?;
                         let right = pass.count_correct(&logits, 2, labels, None)?;
                         found.extend([pass.cross_entropy(logits, 2, labels, None, 1.0)?.0, right]);
                     }
@@ -550,8 +550,7 @@ impl Task for PreTraining {
             let batch = Batch::new(&device, engine.model.config(), &[sequence], 0)?;
             let rows = Tensor::from_slice(&device, [sample.positions.len()], &sample.positions)?;
             let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
-            let last = engine.model.encode(&mut pass, &batch, Capture::default())?.last;
-            let logits = engine.model.masked_logits(&mut pass, &last, &rows)?;
+            let logits = engine.model.logits(&mut pass, &batch, Some(&rows))?;
             let vocabulary = engine.model.config().sizes().vocab_size;
             let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
             let blanks = probabilities.chunks(vocabulary).map(|row| {

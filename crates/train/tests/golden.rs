@@ -209,29 +209,27 @@ fn check_forward(setup: &Setup, what: &str) {
         );
     }
     let last = &encoded.last;
-    let logits = match model.head() {
+    let logits = |pass: &mut Pass<'_>, rows: Option<&Tensor>| {
+        model.logits_of(pass, last.clone(), &batch.layout, rows).unwrap().tensor().to_f32().unwrap()
+    };
+    let found = match model.head() {
         Head::PreTraining | Head::MaskedLm => {
             let rows = golden.ids("input.rows");
             let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
-            let logits = model.masked_logits(&mut pass, last, &rows).unwrap().tensor().to_f32().unwrap();
+            let logits = logits(&mut pass, Some(&rows));
             let vocabulary = model.config().sizes().vocab_size;
             let padded = vocabulary.next_multiple_of(64);
             Some(logits.chunks(padded).flat_map(|row| row[..vocabulary].to_vec()).collect())
         }
-        Head::Sequence { .. } | Head::Choice => {
-            Some(model.sequence_logits(&mut pass, last, &batch.layout).unwrap().tensor().to_f32().unwrap())
-        }
-        Head::Token { .. } | Head::Span => {
-            Some(model.token_logits(&mut pass, last.clone(), &batch.layout).unwrap().tensor().to_f32().unwrap())
-        }
+        Head::Sequence { .. } | Head::Choice | Head::Token { .. } | Head::Span => Some(logits(&mut pass, None)),
         Head::Encoder | Head::Pooler => None,
     };
-    if let Some(logits) = logits {
-        assert_close(&format!("{what}: logits"), &logits, &golden.floats("output.logits"));
+    if let Some(found) = found {
+        assert_close(&format!("{what}: logits"), &found, &golden.floats("output.logits"));
     }
     if model.head() == Head::PreTraining {
-        let nsp = model.sequence_logits(&mut pass, last, &batch.layout).unwrap();
-        assert_close(&format!("{what}: nsp"), &nsp.tensor().to_f32().unwrap(), &golden.floats("output.nsp_logits"));
+        let nsp = logits(&mut pass, None);
+        assert_close(&format!("{what}: nsp"), &nsp, &golden.floats("output.nsp_logits"));
     }
     if model.head() == Head::Pooler {
         let pooled = model.pooled(&mut pass, last, &batch.layout).unwrap();

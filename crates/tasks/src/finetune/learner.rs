@@ -462,29 +462,29 @@ fn loss(
     let layout = &inputs.batch.layout;
     Ok(match &inputs.wanted {
         WantedOnDevice::Classes(labels, weights) => {
-            let logits = model.sequence_logits(pass, &last, layout)?;
+            let logits = model.logits_of(pass, last, layout, None)?;
             let classes = logits.tensor().columns();
             pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
         }
         WantedOnDevice::Numbers(numbers) => {
-            let logits = model.sequence_logits(pass, &last, layout)?;
+            let logits = model.logits_of(pass, last, layout, None)?;
             pass.squared_error(logits, numbers, scale)?
         }
         WantedOnDevice::Several(targets, weights) => {
-            let logits = model.sequence_logits(pass, &last, layout)?;
+            let logits = model.logits_of(pass, last, layout, None)?;
             pass.binary_cross_entropy(logits, targets, Some(weights), 1.0)?
         }
         WantedOnDevice::Tags(labels, weights) => {
-            let logits = model.token_logits(pass, last, layout)?;
+            let logits = model.logits_of(pass, last, layout, None)?;
             let classes = logits.tensor().columns();
             pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
         }
         WantedOnDevice::Spans(targets, weights) => {
-            let logits = model.token_logits(pass, last, layout)?;
+            let logits = model.logits_of(pass, last, layout, None)?;
             pass.span_cross_entropy(logits, layout, targets, weights, 1.0)?
         }
         WantedOnDevice::Choices(choices, labels, weights) => {
-            let logits = model.sequence_logits(pass, &last, layout)?;
+            let logits = model.logits_of(pass, last, layout, None)?;
             let logits = logits.reshape([layout.sequences() / choices, *choices])?;
             pass.cross_entropy(logits, *choices, labels, Some(weights), 1.0)?.0
         }
