@@ -402,10 +402,12 @@ impl Drop for Pending {
     }
 }
 
-/// Numbers of a reading.
-const MOST_READ: usize = 8;
+const MOST_READ: usize = Reading::MOST;
 
 impl Reading {
+    /// The most numbers that it has.
+    pub const MOST: usize = 8;
+
     pub(crate) fn of(tensors: &[&Tensor]) -> Result<Self> {
         let (mut numbers, mut count) = ([0.0; MOST_READ], 0);
         for number in tensors.iter().flat_map(|tensor| tensor.numbers()) {

@@ -9,6 +9,7 @@
 
 mod cost;
 mod error;
+mod losses;
 pub mod metrics;
 pub mod objective;
 mod pretraining;
@@ -23,6 +24,7 @@ mod update;
 
 pub use cost::{TrainingMemory, memory};
 pub use error::{Result, TrainError};
+pub use losses::{LossNames, Losses};
 pub use pretraining::{Plan, PreTraining};
 pub use recipe::{
     MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts, check_ranges, differences,
@@ -31,5 +33,5 @@ pub use recipe::{
 pub use run::{Best, ModelFiles, RunDirectory, State};
 pub use schedule::{Schedule, ScheduleKind};
 pub use settings::{Setting, settings};
-pub use trainer::{Engine, Evaluation, Event, LoopSettings, Losses, Outcome, StepLoss, Task, Underway, Watch, train};
+pub use trainer::{Engine, Evaluation, Event, LoopSettings, Outcome, Task, Underway, Watch, train};
 pub use update::{Clip, OptimizerSettings, Updater};

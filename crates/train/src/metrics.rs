@@ -13,7 +13,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{CheckpointError, write_atomic};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The longest line that is read. A real one has some hundred bytes, one with samples a few kB.
 const LINE_LIMIT: usize = 16 << 20;
@@ -46,12 +47,9 @@ pub struct Train {
     /// The whole loss.
     #[serde(deserialize_with = "number")]
     pub loss: f64,
-    /// Its masked-LM part; fine-tuning has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mlm_loss: Option<f64>,
-    /// Its next-sentence part, where there is one.
-    #[serde(default)]
-    pub nsp_loss: Option<f64>,
+    /// Its parts, where they have names, such as `mlm_loss` and `nsp_loss`: keys of the line that end in `_loss`.
+    #[serde(flatten, serialize_with = "write_losses", deserialize_with = "read_losses")]
+    pub losses: BTreeMap<String, f64>,
     /// The learning rate of the step.
     #[serde(deserialize_with = "number")]
     pub learning_rate: f64,
@@ -113,6 +111,19 @@ pub struct Note {
     pub step: u64,
     /// What.
     pub text: String,
+}
+
+impl Train {
+    /// What is drawn of it, by name: the loss, its parts, and what tells how training goes.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
+        let parts = self.losses.iter().map(|(name, loss)| (name.as_str(), *loss));
+        let others = [
+            ("learning_rate", self.learning_rate),
+            ("gradient_norm", self.gradient_norm),
+            ("tokens_per_s", self.tokens_per_s),
+        ];
+        [("loss", self.loss)].into_iter().chain(parts).chain(others)
+    }
 }
 
 impl Line {
@@ -328,6 +339,25 @@ impl Skipped<'_> {
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.clone(), |(problem, _)| problem.to_owned())
+}
+
+/// Version 0.1 wrote this key into every line, as `null` where there was no such loss.
+const ALWAYS: &str = "nsp_loss";
+
+fn write_losses<S: Serializer>(losses: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(None)?;
+    losses.iter().try_for_each(|(name, loss)| map.serialize_entry(name, loss))?;
+    if !losses.contains_key(ALWAYS) {
+        map.serialize_entry(ALWAYS, &None::<f64>)?;
+    }
+    map.end()
+}
+
+/// The keys that a line has beside those of its fields. What is neither a loss nor a number is a newer henson's.
+fn read_losses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let others = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
+    let losses = others.into_iter().filter(|(name, _)| name.ends_with("_loss"));
+    Ok(losses.filter_map(|(name, loss)| Some((name, loss.as_f64()?))).collect())
 }
 
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {

@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
+use crate::losses::LossNames;
 use crate::metrics::{self, Prediction};
 use crate::objective::{self, Masked, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
 use crate::run::ModelFiles;
-use crate::trainer::{Engine, Evaluation, Losses, Task, Underway};
+use crate::trainer::{Engine, Evaluation, Task, Underway};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
 const HELD_OUT_SEED: u64 = 0;
@@ -490,7 +491,8 @@ impl Task for PreTraining {
                 },
             )?);
         }
-        Ok(Underway { parts, losses: Losses::PreTraining, tokens: data.tokens })
+        let losses: LossNames = if data.pairs > 0 { &["mlm_loss", "nsp_loss"] } else { &["mlm_loss"] };
+        Ok(Underway { parts, losses, tokens: data.tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {

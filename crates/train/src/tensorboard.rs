@@ -66,18 +66,8 @@ impl EventWriter {
     pub fn log(&mut self, line: &Line, time: SystemTime) -> Result<(), LogError> {
         match line {
             Line::Train(train) => {
-                let numbers = [
-                    ("train/loss", Some(train.loss)),
-                    ("train/mlm_loss", train.mlm_loss),
-                    ("train/nsp_loss", train.nsp_loss),
-                    ("train/learning_rate", Some(train.learning_rate)),
-                    ("train/gradient_norm", Some(train.gradient_norm)),
-                    ("train/tokens_per_s", Some(train.tokens_per_s)),
-                ];
-                for (tag, number) in numbers {
-                    if let Some(number) = number {
-                        self.scalar(tag, train.step, time, number)?;
-                    }
+                for (name, number) in train.numbers() {
+                    self.scalar(&format!("train/{name}"), train.step, time, number)?;
                 }
             }
             Line::Eval(eval) => {

@@ -12,6 +12,7 @@ use henson_tensor::{Device, Gradients, Parameters, Pass, Reading, Recordings, Ta
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
+use crate::losses::{LossNames, Losses};
 use crate::metrics::{self, Line, MetricsLog};
 use crate::run::{Best, ModelFiles, RunDirectory, State};
 use crate::tensorboard::EventWriter;
@@ -98,52 +99,20 @@ impl Engine {
     }
 }
 
-/// What a step saw.
-#[derive(Clone, Debug, Default)]
-pub struct StepLoss {
-    /// What is trained: the sum of the parts.
-    pub loss: f64,
-    /// The masked-LM part, in pre-training.
-    pub masked: Option<f64>,
-    /// The next-sentence part.
-    pub next_sentence: Option<f64>,
-    /// Tokens read.
-    pub tokens: usize,
-}
-
 /// A step that a device may still be at work on.
 pub struct Underway {
-    /// The losses of each part: their sums over the parts are the step's.
+    /// The losses of each part of the batch: their sums are the step's.
     pub parts: Vec<Reading>,
-    /// What the numbers of a part are.
-    pub losses: Losses,
+    /// What these losses are.
+    pub losses: LossNames,
     /// Tokens read.
     pub tokens: usize,
-}
-
-/// What a part's numbers are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Losses {
-    /// The loss.
-    One,
-    /// Masked LM's, then next sentence's where there is one.
-    PreTraining,
 }
 
 impl Underway {
     /// What the step saw; waits for it.
-    pub fn wait(self) -> Result<StepLoss> {
-        let mut sums: Vec<f64> = Vec::new();
-        for part in self.parts {
-            let numbers = part.wait()?;
-            sums.resize(sums.len().max(numbers.len()), 0.0);
-            sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
-        }
-        let mut loss = StepLoss { loss: sums.iter().sum(), tokens: self.tokens, ..StepLoss::default() };
-        if self.losses == Losses::PreTraining {
-            (loss.masked, loss.next_sentence) = (sums.first().copied(), sums.get(1).copied());
-        }
-        Ok(loss)
+    pub fn wait(self) -> Result<Losses> {
+        Losses::wait(self.losses, self.parts)
     }
 }
 
@@ -432,30 +401,31 @@ impl<'a> Ledger<'a> {
 
     fn note(&mut self, queued: Queued, state: &mut State, watch: &mut Watch<'_>) -> Result<()> {
         let Queued { step, rate, phase, loss, norm, start } = queued;
-        let loss = loss.wait()?;
+        let read = loss.tokens;
+        let losses = loss.wait()?;
         let norm: f64 = norm.wait()?.iter().sum();
         let kept = || match self.saved_at {
             Some(step) => format!("the checkpoint of step {step} is in {}", self.run.checkpoint(step).display()),
             None => "there is no checkpoint yet".to_owned(),
         };
-        for (number, what) in [(loss.loss, "the loss"), (norm, "the gradients' norm")] {
+        for (number, what) in [(losses.total, "the loss"), (norm, "the gradients' norm")] {
             if !number.is_finite() {
                 return Err(TrainError::NotFinite { step, what, kept: kept() });
             }
         }
-        self.guard.check(step, loss.loss, kept)?;
+        self.guard.check(step, losses.total, kept)?;
         // Steps overlap on a GPU: one took from the result before, or its own start, to its result.
         let now = Instant::now();
         let seconds = (now - start.max(self.came)).as_secs_f64();
         self.came = now;
-        state.tokens += loss.tokens as u64;
+        state.tokens += read as u64;
         state.seconds += seconds;
-        self.interval.add(&loss, norm, seconds);
+        self.interval.add(&losses, read, norm, seconds);
         let (tokens, time) = self.recent;
         let mean = |old: f64, new: f64| if time == 0.0 { new } else { 0.95 * old + 0.05 * new };
-        self.recent = (mean(tokens, loss.tokens as f64), mean(time, seconds));
+        self.recent = (mean(tokens, read as f64), mean(time, seconds));
         let tokens_per_s = self.recent.0 / self.recent.1.max(1e-9);
-        (watch.on)(Event::Step { step, loss: loss.loss, tokens_per_s, learning_rate: rate });
+        (watch.on)(Event::Step { step, loss: losses.total, tokens_per_s, learning_rate: rate });
         if step == self.steps || step.is_multiple_of(self.log_every) {
             let line = self.interval.line(step, state, phase, rate);
             self.logs.append(&Line::Train(line))?;
@@ -488,19 +458,17 @@ impl Logs {
 #[derive(Default)]
 struct Interval {
     steps: usize,
-    loss: StepLoss,
+    losses: Losses,
+    tokens: usize,
     norm: f64,
     seconds: f64,
 }
 
 impl Interval {
-    fn add(&mut self, loss: &StepLoss, norm: f64, seconds: f64) {
-        let sum = |a: &mut Option<f64>, b: Option<f64>| *a = b.map(|b| a.unwrap_or(0.0) + b);
+    fn add(&mut self, losses: &Losses, tokens: usize, norm: f64, seconds: f64) {
         self.steps += 1;
-        self.loss.loss += loss.loss;
-        sum(&mut self.loss.masked, loss.masked);
-        sum(&mut self.loss.next_sentence, loss.next_sentence);
-        self.loss.tokens += loss.tokens;
+        self.losses.add(losses);
+        self.tokens += tokens;
         self.norm += norm;
         self.seconds += seconds;
     }
@@ -510,12 +478,11 @@ impl Interval {
         metrics::Train {
             step,
             phase,
-            loss: self.loss.loss / n,
-            mlm_loss: self.loss.masked.map(|sum| sum / n),
-            nsp_loss: self.loss.next_sentence.map(|sum| sum / n),
+            loss: self.losses.total / n,
+            losses: self.losses.named(n),
             learning_rate,
             gradient_norm: self.norm / n,
-            tokens_per_s: self.loss.tokens as f64 / self.seconds.max(1e-9),
+            tokens_per_s: self.tokens as f64 / self.seconds.max(1e-9),
             tokens: state.tokens,
             seconds: state.seconds,
         }

@@ -15,14 +15,24 @@ fn train(step: u64) -> Train {
         step,
         phase: 0,
         loss: 10.0 / (step as f64).sqrt(),
-        mlm_loss: Some(9.0 / (step as f64).sqrt()),
-        nsp_loss: None,
+        losses: losses(&[("mlm_loss", 9.0 / (step as f64).sqrt())]),
         learning_rate: 1e-4,
         gradient_norm: 1.5,
         tokens_per_s: 50_000.0,
         tokens: step.saturating_mul(16_384),
         seconds: step as f64 * 0.3,
     }
+}
+
+fn losses(named: &[(&str, f64)]) -> BTreeMap<String, f64> {
+    named.iter().map(|(name, loss)| ((*name).to_owned(), *loss)).collect()
+}
+
+/// A line of pre-training with next sentences.
+fn paired(step: u64) -> Train {
+    let mut line = train(step);
+    line.losses.insert("nsp_loss".to_owned(), 0.5);
+    line
 }
 
 fn eval(step: u64, loss: f64) -> Line {
@@ -50,8 +60,8 @@ fn the_log_has_the_fields_that_other_programs_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metrics.jsonl");
     let mut log = MetricsLog::open(&path, None).unwrap();
-    let first = Line::Train(Train { loss: 2.5, mlm_loss: Some(2.0), nsp_loss: Some(0.5), ..train(4) });
-    let fine_tuning = Line::Train(Train { loss: 2.5, mlm_loss: None, ..train(4) });
+    let first = Line::Train(Train { loss: 2.5, losses: losses(&[("mlm_loss", 2.0), ("nsp_loss", 0.5)]), ..train(4) });
+    let fine_tuning = Line::Train(Train { loss: 2.5, losses: losses(&[]), ..train(4) });
     for line in [&first, &fine_tuning, &eval(4, 2.0), &samples(4, "The [MASK].", "cat"), &note(5, "x")] {
         log.append(line).unwrap();
     }
@@ -68,6 +78,35 @@ fn the_log_has_the_fields_that_other_programs_read() {
     let lines = read(&path).unwrap().lines;
     assert_eq!(lines, [first, fine_tuning, eval(4, 2.0), samples(4, "The [MASK].", "cat"), note(5, "x")]);
     assert_eq!(lines.iter().map(Line::step).collect::<Vec<_>>(), [4, 4, 4, 4, 5]);
+}
+
+/// The names belong to the objective; what version 0.1 wrote is read as it was meant.
+#[test]
+fn any_named_losses_are_written_read_and_drawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metrics.jsonl");
+    let two = [("discriminator_loss", 0.5), ("generator_loss", 2.0)];
+    let line = Line::Train(Train { loss: 2.5, losses: losses(&two), ..train(4) });
+    MetricsLog::open(&path, None).unwrap().append(&line).unwrap();
+    let written: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!((&written["discriminator_loss"], &written["generator_loss"]), (&Value::from(0.5), &Value::from(2.0)));
+    assert_eq!(read(&path).unwrap().lines, std::slice::from_ref(&line));
+    let page = render(&[run("a", vec![line])]);
+    let charts = data(&page)["charts"].clone();
+    let titles: Vec<&str> = charts.as_array().unwrap().iter().map(|chart| chart["title"].as_str().unwrap()).collect();
+    assert_eq!(titles[..3], ["Training loss", "Discriminator loss", "Generator loss"]);
+
+    let rest = r#""learning_rate":1,"gradient_norm":1,"tokens_per_s":1,"tokens":1,"seconds":1"#;
+    for (old, expected) in [
+        (r#""mlm_loss":2.0,"nsp_loss":0.5"#, &[("mlm_loss", 2.0), ("nsp_loss", 0.5)][..]),
+        (r#""mlm_loss":2.0,"nsp_loss":null"#, &[("mlm_loss", 2.0)]),
+        (r#""nsp_loss":null,"a_later_one":"x","later":[1],"a_loss":"x""#, &[]),
+    ] {
+        fs::write(&path, format!("{{\"kind\":\"train\",\"step\":1,\"loss\":2.5,{old},{rest}}}\n")).unwrap();
+        let log = read(&path).unwrap();
+        let [Line::Train(line)] = &log.lines[..] else { panic!("{log:?}") };
+        assert_eq!((line.loss, &line.losses), (2.5, &losses(expected)), "{old}");
+    }
 }
 
 #[test]
@@ -286,7 +325,7 @@ fn event_files_say_what_the_log_says() {
     let time = UNIX_EPOCH + Duration::from_secs(5);
     let mut writer = EventWriter::create(directory.path(), time, None).unwrap();
     let lines = [
-        Line::Train(Train { loss: f64::NAN, nsp_loss: Some(0.5), ..train(1_000_000) }),
+        Line::Train(Train { loss: f64::NAN, ..paired(1_000_000) }),
         eval(4, 2.0),
         samples(4, "a | [MASK] <b>\n", "c*t"),
         note(5, "1 < 2"),
@@ -398,7 +437,7 @@ fn full(text: &str, phases: bool) -> Run {
     let mut lines = vec![note(0, text), eval(0, 9.0), samples(0, text, text)];
     for step in 1..=40 {
         let phase = u32::from(phases && step > 30);
-        lines.push(Line::Train(Train { phase, nsp_loss: Some(0.5), ..train(step) }));
+        lines.push(Line::Train(Train { phase, ..paired(step) }));
         if step % 10 == 0 {
             lines.push(Line::Eval(Eval {
                 step,

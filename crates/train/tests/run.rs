@@ -12,8 +12,8 @@ use henson_tensor::{Device, Isa, Tensor};
 use henson_text::{Tokenizer, WordPieceOptions};
 use henson_train::metrics::{self, Line};
 use henson_train::{
-    Best, Engine, Evaluation, Event, LoopSettings, Losses, Outcome, Plan, Recipe, Result, RunDirectory, State, Task,
-    Underway, Watch, train,
+    Best, Engine, Evaluation, Event, LoopSettings, Outcome, Plan, Recipe, Result, RunDirectory, State, Task, Underway,
+    Watch, train,
 };
 
 /// The words of a real text as a vocabulary, most frequent first.
@@ -436,7 +436,7 @@ impl Task for Scripted {
         let underway = self.task.step(engine, step)?;
         let device = engine.parameters.device();
         let loss = Tensor::from_slice(device, [1], &[(self.loss)(step) as f32])?;
-        Ok(Underway { parts: vec![device.read_later(&[&loss])?], losses: Losses::One, ..underway })
+        Ok(Underway { parts: vec![device.read_later(&[&loss])?], losses: &[], ..underway })
     }
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
         self.task.evaluate(engine, step)

@@ -9,7 +9,7 @@ use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Model, ModelConfig, Sequence};
 use henson_tensor::{Device, Parameters, Pass, Reading, Tape, Tensor, Var};
 use henson_text::Tokenizer;
-use henson_train::{Engine, Evaluation, Losses, Result, Schedule, Task, TrainError, Underway, metrics};
+use henson_train::{Engine, Evaluation, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
 use super::contrast::{self, Alike, Cosines};
@@ -263,7 +263,7 @@ impl Task for Learner {
             parts.push(reading);
             number += part.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
         }
-        Ok(Underway { parts, losses: Losses::One, tokens })
+        Ok(Underway { parts, losses: &[], tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {

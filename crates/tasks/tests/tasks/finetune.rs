@@ -100,7 +100,7 @@ fn losses_are_those_of_transformers() {
         let (mut engine, mut learner) = (plan.engine(&device()).unwrap(), plan.learner().unwrap());
         for (step, expected) in case.losses.iter().enumerate() {
             engine.gradients.zero();
-            let loss = learner.step(&mut engine, step as u64).unwrap().wait().unwrap().loss;
+            let loss = learner.step(&mut engine, step as u64).unwrap().wait().unwrap().total;
             let (rate, _) = learner.rate(step as u64);
             engine.updater.step(&mut engine.parameters, &engine.gradients, rate).unwrap().wait().unwrap();
             let name = format!("{} {:?}, step {step}", case.task, case.settings);

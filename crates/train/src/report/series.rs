@@ -84,10 +84,11 @@ type Column = Vec<(usize, f64)>;
 
 impl Data {
     pub(super) fn new(runs: &[Run]) -> Self {
-        let mut names = BTreeMap::new();
+        let (mut names, mut parts) = (BTreeMap::new(), BTreeSet::new());
         let mut data = Vec::new();
         for run in runs {
             let evals = run.evals();
+            parts.extend(run.train().into_iter().flat_map(|line| line.losses.keys()));
             names.extend(evals.iter().flat_map(|eval| eval.metrics.keys().map(|name| (name.clone(), ()))));
             data.push(RunData::new(run));
         }
@@ -99,8 +100,7 @@ impl Data {
             }
         };
         train("Training loss", "loss", true, false);
-        train("Masked-LM loss", "mlm_loss", true, false);
-        train("Next-sentence loss", "nsp_loss", true, false);
+        parts.into_iter().take(METRICS).for_each(|name| train(&title(&words(name)), name, true, false));
         train("Learning rate", "learning_rate", false, false);
         train("Gradient norm", "gradient_norm", true, true);
         train("Tokens per second", "tokens_per_s", true, false);
@@ -120,7 +120,9 @@ impl Data {
         let place = charts.len().min(1);
         charts.splice(place..place, held_out);
         for run in &mut data {
-            run.eval.series.retain(|name, _| charts.iter().any(|chart| chart.group == "eval" && chart.series == *name));
+            for (group, series) in [("train", &mut run.train.series), ("eval", &mut run.eval.series)] {
+                series.retain(|name, _| charts.iter().any(|chart| chart.group == group && chart.series == *name));
+            }
         }
         Self { charts, runs: data }
     }
@@ -141,18 +143,12 @@ impl RunData {
             .collect();
         let mut columns: BTreeMap<String, Column> = BTreeMap::new();
         for (row, line) in lines.iter().enumerate() {
-            let numbers = [
-                ("loss", Some(line.loss)),
-                // Without the other part it is the loss itself.
-                ("mlm_loss", line.mlm_loss.filter(|_| line.nsp_loss.is_some())),
-                ("nsp_loss", line.nsp_loss),
-                ("learning_rate", Some(line.learning_rate)),
-                ("gradient_norm", Some(line.gradient_norm)),
-                ("tokens_per_s", Some(line.tokens_per_s)),
-            ];
-            for (name, number) in numbers {
-                if let Some(number) = number {
-                    columns.entry(name.to_owned()).or_default().push((row, number));
+            // A single part is the loss itself.
+            let is_shown = |name: &str| line.losses.len() > 1 || !line.losses.contains_key(name);
+            for (name, number) in line.numbers().filter(|(name, _)| is_shown(name)) {
+                match columns.get_mut(name) {
+                    Some(column) => column.push((row, number)),
+                    None => drop(columns.insert(name.to_owned(), vec![(row, number)])),
                 }
             }
         }
@@ -203,6 +199,12 @@ impl Group {
             seconds: used.iter().map(|row| (positions[*row].seconds * 10.0).round() / 10.0).collect(),
         }
     }
+}
+
+/// With a capital letter.
+fn title(words: &str) -> String {
+    let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
+    first.to_uppercase() + rest
 }
 
 /// At most `most` of the points (at least 5): the first, the last, and from equal ranges the lowest, the highest and,
