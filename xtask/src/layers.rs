@@ -20,7 +20,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
         &["henson-checkpoint", "henson-data", "henson-kernels", "henson-models", "henson-tensor", "henson-text"],
     ),
     ("henson-infer", &["henson-checkpoint", "henson-models", "henson-tensor", "henson-text"]),
-    ("henson-serve", &["henson-infer", "henson-models", "henson-tensor", "henson-text"]),
+    ("henson-serve", &["henson-infer", "henson-tensor", "henson-text"]),
     (
         "henson-tasks",
         &[

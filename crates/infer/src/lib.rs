@@ -36,7 +36,7 @@ pub use model::{Length, Model, Want};
 pub use numbers::{join_windows, normalise, sigmoid, softmax};
 pub use read::{Output, Read};
 pub use tag::{Entity, TagInput, Tagged, TaggedWord, WordsToTag};
-pub use task::Task;
+pub use task::{Ability, Task};
 
 /// What every fallible function here returns.
 pub type Result<T, E = InferError> = std::result::Result<T, E>;

@@ -1,17 +1,45 @@
-//! What a model with a head of its own can be asked, and which head that takes.
+//! What a model can be asked, and which head that takes.
 
 use std::fmt;
 use std::path::Path;
 
 use henson_checkpoint::Config;
 use henson_models::Head;
+use serde::Serialize;
 
 use crate::{InferError, Model, Result};
 
+/// What a model can be asked. In JSON, abilities have the names of the server's routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ability {
+    /// A vector for each text.
+    Embed,
+    /// A vector for each token.
+    EmbedAll,
+    /// The cosine between texts.
+    Similarity,
+    /// The tokens of texts.
+    Tokenize,
+    /// The text of tokens.
+    Decode,
+    /// Attention maps and the vectors of words.
+    Inside,
+    /// The likeliest tokens for masks.
+    Fill,
+    /// How well texts answer a query.
+    Rerank,
+    /// What the head was fine-tuned for.
+    #[serde(untagged)]
+    Task(Task),
+}
+
 /// A question for a fine-tuned model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Task {
     /// Which class a text or a pair belongs to.
+    #[serde(rename = "predict")]
     Classify,
     /// Which words are entities, or what part of speech they are.
     Tag,
@@ -95,11 +123,52 @@ impl Model {
         Task::of_head(self.network().head())
     }
 
+    /// All that it can be asked.
+    pub fn abilities(&self) -> Vec<Ability> {
+        use Ability::{Decode, Embed, EmbedAll, Fill, Inside, Rerank, Similarity, Tokenize};
+        let mut abilities = vec![Embed, EmbedAll, Similarity, Tokenize, Decode, Inside];
+        abilities.extend(self.task().map(Ability::Task));
+        match self.network().head() {
+            // A left-to-right model predicts the next token and knows nothing of masks.
+            Head::PreTraining | Head::MaskedLm if !self.is_left_to_right() => abilities.push(Fill),
+            Head::Sequence { labels: 1 } => abilities.push(Rerank),
+            _ => {}
+        }
+        abilities
+    }
+
     pub(crate) fn check_task(&self, task: Task) -> Result<()> {
         if self.task() == Some(task) {
             Ok(())
         } else {
             Err(task.refused(self.path(), self.config(), Some(self.network().head())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients go by these names.
+    #[test]
+    fn abilities_have_the_names_of_routes() {
+        let all = [
+            (Ability::Embed, "embed"),
+            (Ability::EmbedAll, "embed_all"),
+            (Ability::Similarity, "similarity"),
+            (Ability::Tokenize, "tokenize"),
+            (Ability::Decode, "decode"),
+            (Ability::Inside, "inside"),
+            (Ability::Fill, "fill"),
+            (Ability::Rerank, "rerank"),
+            (Ability::Task(Task::Classify), "predict"),
+            (Ability::Task(Task::Tag), "tag"),
+            (Ability::Task(Task::Answer), "answer"),
+            (Ability::Task(Task::Choose), "choose"),
+        ];
+        for (ability, name) in all {
+            assert_eq!(serde_json::to_value(ability).unwrap(), name);
         }
     }
 }

@@ -7,23 +7,19 @@ use std::sync::Arc;
 use henson_infer::{
     Input, Length, Output, QuestionSettings, Read, TagInput, Tagged, join_windows, sigmoid, softmax, text_windows,
 };
-use henson_models::Head;
 use henson_text::{Features, SpanLogits, code_point_offsets, find_answers};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, Call};
 use crate::error::{ApiError, Kind};
 use crate::models::{Cut, Loaded, too_long};
-use crate::queue::Task;
-use crate::routes::{bounded, check_count, off_the_road, wrong_head};
+use crate::queue::Sequence;
+use crate::routes::{bounded, check_count, off_the_road};
 use crate::wire::{self, Prediction, Rank, TextOrPair};
 
 /// Labels with scores, the best first; for one input not in a list, as Text Embeddings Inference has it.
 pub(crate) async fn predict(call: Call<wire::PredictRequest>) -> Result<Answer<Value>, ApiError> {
     let Call { app, model, body } = call;
-    if !matches!(model.head(), Head::Sequence { .. }) {
-        return Err(wrong_head(&model, "predict"));
-    }
     check_count(&app, body.inputs.list.len(), "inputs")?;
     let single = body.inputs.single;
     let truncate = body.truncate.unwrap_or(app.settings.truncate);
@@ -44,9 +40,6 @@ pub(crate) async fn predict(call: Call<wire::PredictRequest>) -> Result<Answer<V
 /// Texts with the score of each as an answer to the query, the best first.
 pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec<Rank>>, ApiError> {
     let Call { app, model, body } = call;
-    if !matches!(model.head(), Head::Sequence { labels: 1 }) {
-        return Err(wrong_head(&model, "rerank"));
-    }
     check_count(&app, body.texts.len(), "texts")?;
     let truncate = body.truncate.unwrap_or(app.settings.truncate);
     let pairs = body.texts.iter().map(|text| TextOrPair(body.query.clone(), Some(text.clone()))).collect();
@@ -65,9 +58,6 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
 /// The entities of each text, in order.
 pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value>>, ApiError> {
     let Call { app, model, body } = call;
-    if !matches!(model.head(), Head::Token { .. }) {
-        return Err(wrong_head(&model, "tag"));
-    }
     check_count(&app, body.inputs.0.len(), "inputs")?;
     let bytes = body.inputs.0.iter().map(String::len).sum();
     let theirs = Arc::clone(&model);
@@ -92,9 +82,6 @@ pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value
 /// The best answers to a question, and what the model thinks of there being none.
 pub(crate) async fn answer(call: Call<wire::AnswerRequest>) -> Result<Answer<Value>, ApiError> {
     let Call { model, body: wire::AnswerRequest { question, context, top, .. }, .. } = call;
-    if model.head() != Head::Span {
-        return Err(wrong_head(&model, "answer"));
-    }
     for (text, what) in [(&question, "question"), (&context, "context")] {
         if text.trim().is_empty() {
             return Err(ApiError::new(Kind::Empty, format!("`{what}` is empty")));
@@ -147,9 +134,6 @@ pub(crate) async fn answer(call: Call<wire::AnswerRequest>) -> Result<Answer<Val
 /// How likely each choice is.
 pub(crate) async fn choose(call: Call<wire::ChooseRequest>) -> Result<Answer<Value>, ApiError> {
     let Call { app, model, body } = call;
-    if model.head() != Head::Choice {
-        return Err(wrong_head(&model, "choose"));
-    }
     check_count(&app, body.choices.len(), "choices")?;
     let bytes = body.context.len() + body.choices.iter().map(String::len).sum::<usize>();
     let theirs = Arc::clone(&model);
@@ -175,7 +159,7 @@ struct Ran {
 
 async fn run(model: &Loaded, texts: Vec<Vec<Features>>, read: &Read) -> Result<Ran, ApiError> {
     let tokens = texts.iter().flatten().map(Features::len).sum();
-    Ok(Ran { outputs: model.run(Task::of_texts(texts, read)).await?, tokens })
+    Ok(Ran { outputs: model.run(Sequence::of_texts(texts, read)).await?, tokens })
 }
 
 /// The logits of texts and pairs, read as the model was fine-tuned: cut, or in windows.

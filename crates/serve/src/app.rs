@@ -22,7 +22,7 @@ use crate::body::{Incoming, Unsent, counted};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::hosts::Hosts;
 use crate::metrics::Metrics;
-use crate::models::{Loaded, Registry};
+use crate::models::{Loaded, Registry, needed};
 use crate::refusals::{INTERVAL, Refusals};
 use crate::settings::Settings;
 use crate::wire;
@@ -112,7 +112,7 @@ impl App {
     }
 }
 
-/// A request for a model: its body is read, parsed, and the model found.
+/// A request for a model: its body is read, parsed, and a model found that can do what it asks for.
 pub(crate) struct Call<T> {
     pub(crate) app: App,
     pub(crate) model: Arc<Loaded>,
@@ -175,6 +175,11 @@ impl<T: wire::Request> FromRequest<App> for Call<T> {
                 Err(error) => return Err(error),
             },
         };
+        if !model.can(T::ABILITY) {
+            let (is, needed) = (model.kind(), needed(T::ABILITY));
+            let message = format!("the model {:?} is a {is}, this needs {needed}", model.name);
+            return Err(ApiError::new(Kind::Backend, message));
+        }
         Ok(Self { app: app.clone(), model, body })
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::app::{Answer, Call};
 use crate::error::{ApiError, Kind};
 use crate::models::Cut;
-use crate::queue::Task;
+use crate::queue::Sequence;
 use crate::routes::{bounded, check_count, named_tokens, off_the_road};
 use crate::wire;
 
@@ -26,7 +26,7 @@ pub(crate) async fn attention(call: Call<wire::AttentionRequest>) -> Result<Answ
     let features = model.sequence(pieces, cut)?;
     let (size, dropped) = (features.len(), features.dropped);
     let tokens = named_tokens(&model, &text, &features.ids, &features.offsets);
-    let outputs = model.run(Task::of_texts([vec![features]], &Read::Attention)).await?;
+    let outputs = model.run(Sequence::of_texts([vec![features]], &Read::Attention)).await?;
     let sizes = model.model.config().model.sizes();
     let (layers, heads) = (sizes.num_hidden_layers, sizes.num_attention_heads);
     let numbers = outputs.first().map(|output| output.numbers.as_slice()).unwrap_or_default();
@@ -73,7 +73,7 @@ pub(crate) async fn neighbours(call: Call<wire::NeighboursRequest>) -> Result<An
         return Err(ApiError::new(Kind::Validation, message));
     }
     let tokens = texts.iter().map(|(_, features)| features.len()).sum();
-    let tasks = Task::of_texts(texts.into_iter().map(|(_, features)| vec![features]), &Read::Tokens);
+    let tasks = Sequence::of_texts(texts.into_iter().map(|(_, features)| vec![features]), &Read::Tokens);
     let outputs = model.run(tasks).await?;
     let hidden = model.model.config().model.sizes().hidden_size;
     let vectors: Vec<Vec<f32>> =

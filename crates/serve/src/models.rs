@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use henson_infer::{EmbedSettings, InferError, Model, Output, Pooling, Read, Want};
-use henson_models::Head;
+use henson_infer::{Ability, EmbedSettings, InferError, Model, Output, Pooling, Read, Task, Want};
 use henson_tensor::{DType, Device};
 use henson_text::{Features, Pieces};
 use serde::Deserialize;
 
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::Metrics;
-use crate::queue::{Admitted, Limits, Queue, Task};
+use crate::queue::{Admitted, Limits, Queue, Sequence};
 use crate::settings::Settings;
 
 /// A model to serve.
@@ -170,7 +169,7 @@ impl Registry {
 
     /// The model for requests that name none: sentence models first, then other encoders, in the order that they were given
     /// in.
-    pub(crate) fn first(&self, ability: &str) -> Result<Arc<Loaded>, ApiError> {
+    pub(crate) fn first(&self, ability: Ability) -> Result<Arc<Loaded>, ApiError> {
         // What is loaded later may suit better: the same request must not get other vectors a moment later.
         if !self.all_loaded() {
             return Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1));
@@ -197,7 +196,7 @@ impl Registry {
     }
 
     /// The model for a name that is not served, as clients of other servers send it: the only one that may be meant.
-    pub(crate) fn stand_in(&self, ability: &str, unknown: ApiError) -> Result<Arc<Loaded>, ApiError> {
+    pub(crate) fn stand_in(&self, ability: Ability, unknown: ApiError) -> Result<Arc<Loaded>, ApiError> {
         match &self.unnamed(ability)[..] {
             _ if !self.all_loaded() => self.first(ability),
             [only] => Ok(Arc::clone(only)),
@@ -206,7 +205,7 @@ impl Registry {
     }
 
     /// The models that suit a request without a name best, in the order that they were given in.
-    fn unnamed(&self, ability: &str) -> Vec<Arc<Loaded>> {
+    fn unnamed(&self, ability: Ability) -> Vec<Arc<Loaded>> {
         let models = self.names().filter_map(|name| self.loaded(name));
         let ranked: Vec<_> = models.filter_map(|model| Some((model.preference(ability)?, model))).collect();
         let best = ranked.iter().map(|(rank, _)| *rank).min();
@@ -236,30 +235,9 @@ impl Registry {
 }
 
 impl Loaded {
-    pub(crate) fn head(&self) -> Head {
-        self.model.network().head()
-    }
-
-    /// What it can be asked: the routes' names.
-    pub(crate) fn abilities(&self) -> Vec<&'static str> {
-        let mut abilities = vec!["embed", "embed_all", "similarity", "tokenize", "decode", "inside"];
-        match self.head() {
-            Head::Encoder | Head::Pooler => {}
-            // Such a model tells the next piece and knows nothing of masks.
-            Head::PreTraining | Head::MaskedLm if self.model.is_left_to_right() => {}
-            Head::PreTraining | Head::MaskedLm => abilities.push("fill"),
-            Head::Sequence { labels: 1 } => abilities.extend(["predict", "rerank"]),
-            Head::Sequence { .. } => abilities.push("predict"),
-            Head::Token { .. } => abilities.push("tag"),
-            Head::Span => abilities.push("answer"),
-            Head::Choice => abilities.push("choose"),
-        }
-        abilities
-    }
-
     /// The class of `transformers` that it is.
     pub(crate) fn class(&self) -> String {
-        self.model.config().model.class(self.head())
+        self.model.config().model.class(self.model.network().head())
     }
 
     /// What it is, for messages.
@@ -270,23 +248,23 @@ impl Loaded {
 
     /// How well it suits requests that name no model, 0 best; none where it answers only to its name. Vectors of a
     /// fine-tuned head's encoder are of use only to those who ask for them.
-    fn preference(&self, ability: &str) -> Option<usize> {
-        let kind = match self.head() {
+    fn preference(&self, ability: Ability) -> Option<usize> {
+        let kind = match self.model.task() {
             _ if self.sentences => 0,
-            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => 1,
-            Head::Sequence { .. } | Head::Token { .. } | Head::Span | Head::Choice => 2,
+            None => 1,
+            Some(_) => 2,
         };
         match ability {
             _ if !self.can(ability) => None,
-            "embed" | "embed_all" | "similarity" => (kind < 2).then_some(kind),
+            Ability::Embed | Ability::EmbedAll | Ability::Similarity => (kind < 2).then_some(kind),
             // The ids of /tokenize are for the model of /embed.
-            "tokenize" | "decode" | "inside" => Some(kind),
-            _ => Some(0),
+            Ability::Tokenize | Ability::Decode | Ability::Inside => Some(kind),
+            Ability::Fill | Ability::Rerank | Ability::Task(_) => Some(0),
         }
     }
 
-    pub(crate) fn can(&self, ability: &str) -> bool {
-        self.abilities().contains(&ability)
+    pub(crate) fn can(&self, ability: Ability) -> bool {
+        self.model.abilities().contains(&ability)
     }
 
     /// The most tokens of a text to embed.
@@ -304,7 +282,7 @@ impl Loaded {
         self.queue.admit_texts(tokens)
     }
 
-    pub(crate) async fn run(&self, tasks: Vec<Task>) -> Result<Vec<Output>, ApiError> {
+    pub(crate) async fn run(&self, tasks: Vec<Sequence>) -> Result<Vec<Output>, ApiError> {
         self.queue.run(tasks).await
     }
 
@@ -330,14 +308,14 @@ impl Loaded {
 }
 
 /// The kind of model that an ability needs.
-pub(crate) fn needed(ability: &str) -> &'static str {
+pub(crate) fn needed(ability: Ability) -> &'static str {
     match ability {
-        "fill" => "a masked language model",
-        "predict" => "a sequence classifier",
-        "rerank" => "a sequence classifier with one label, a re-ranker",
-        "tag" => "a token classifier",
-        "answer" => "a question-answering model",
-        "choose" => "a multiple-choice model",
+        Ability::Fill => "a masked language model",
+        Ability::Rerank => "a sequence classifier with one label, a re-ranker",
+        Ability::Task(Task::Classify) => "a sequence classifier",
+        Ability::Task(Task::Tag) => "a token classifier",
+        Ability::Task(Task::Answer) => "a question-answering model",
+        Ability::Task(Task::Choose) => "a multiple-choice model",
         _ => "a model",
     }
 }

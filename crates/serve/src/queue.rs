@@ -18,14 +18,14 @@ use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::ModelMetrics;
 
 /// A sequence, and what is wanted of it.
-pub(crate) struct Task {
+pub(crate) struct Sequence {
     pub(crate) features: Features,
     pub(crate) read: Read,
     /// The number of its text in the request, from 1, for messages.
     pub(crate) text: usize,
 }
 
-impl Task {
+impl Sequence {
     /// The same of the sequences of all texts of a request.
     pub(crate) fn of_texts(texts: impl IntoIterator<Item = Vec<Features>>, read: &Read) -> Vec<Self> {
         let texts = (1..).zip(texts);
@@ -78,7 +78,7 @@ struct Inbox {
 
 /// The sequences of one request.
 struct Order {
-    tasks: Vec<Task>,
+    tasks: Vec<Sequence>,
     /// The first that was not taken yet.
     next: usize,
     outputs: Vec<Output>,
@@ -92,7 +92,7 @@ impl Queue {
     pub(crate) fn start(model: Arc<Model>, limits: Limits, metrics: ModelMetrics) -> Result<Self, ServeError> {
         let shared = Arc::new(Shared::new(metrics));
         let theirs = Arc::clone(&shared);
-        let run = move |tasks: &[&Task]| {
+        let run = move |tasks: &[&Sequence]| {
             model.read(&tasks.iter().map(|task| (&task.features, &task.read)).collect::<Vec<_>>())
         };
         std::thread::Builder::new()
@@ -103,7 +103,7 @@ impl Queue {
     }
 
     /// The answers for these sequences, in their order. Dropping the future gives its place in the queue up.
-    pub(crate) async fn run(&self, tasks: Vec<Task>) -> Result<Vec<Output>, ApiError> {
+    pub(crate) async fn run(&self, tasks: Vec<Sequence>) -> Result<Vec<Output>, ApiError> {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
@@ -293,7 +293,7 @@ impl Turns {
 }
 
 /// The thread: takes batches and computes them until the queue is closed and empty.
-fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<Outputs, InferError>) {
+fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Sequence]) -> Result<Outputs, InferError>) {
     let mut turns = Turns::default();
     loop {
         let mut inbox = shared.inbox();
@@ -312,7 +312,7 @@ fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<O
         }
         let start = Instant::now();
         let outputs = {
-            let tasks: Vec<&Task> = batch.iter().map(|(id, task)| &turns.orders[id].tasks[*task]).collect();
+            let tasks: Vec<&Sequence> = batch.iter().map(|(id, task)| &turns.orders[id].tasks[*task]).collect();
             // A bug in a kernel shall cost the requests of one batch, not the server.
             catch_unwind(AssertUnwindSafe(|| run(&tasks)))
         };
@@ -334,7 +334,7 @@ fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Task]) -> Result<O
 mod tests {
     use super::*;
 
-    fn task(length: usize) -> Task {
+    fn task(length: usize) -> Sequence {
         let features = Features {
             ids: vec![0; length],
             segments: vec![0; length],
@@ -344,14 +344,14 @@ mod tests {
             first_piece: 0,
             dropped: 0,
         };
-        Task { features, read: Read::Tokens, text: 1 }
+        Sequence { features, read: Read::Tokens, text: 1 }
     }
 
     type Answer = oneshot::Receiver<Result<Vec<Output>, String>>;
 
     fn order(lengths: &[usize]) -> (Order, Answer) {
         let (reply, answer) = oneshot::channel();
-        let tasks: Vec<Task> = lengths.iter().map(|length| task(*length)).collect();
+        let tasks: Vec<Sequence> = lengths.iter().map(|length| task(*length)).collect();
         (Order { outputs: vec![Output::default(); tasks.len()], tasks, next: 0, done: 0, reply }, answer)
     }
 

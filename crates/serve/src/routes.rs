@@ -5,15 +5,14 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use base64::Engine;
-use henson_infer::{Pooling, Read, normalise};
-use henson_models::Head;
+use henson_infer::{Ability, Pooling, Read, Task, normalise};
 use henson_text::{Features, Pieces, Slot, TextError, Tokenizer, code_point_offsets};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, App, Call};
 use crate::error::{ApiError, Kind};
-use crate::models::{Cut, Loaded, OPENAI_FIELD, needed, too_long};
-use crate::queue::Task;
+use crate::models::{Cut, Loaded, OPENAI_FIELD, too_long};
+use crate::queue::Sequence;
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
 
@@ -362,12 +361,6 @@ pub(crate) fn bounded<'t>(text: &'t str, cut: &Cut) -> Result<&'t str, ApiError>
     })
 }
 
-/// The wrong kind of model for a route.
-pub(crate) fn wrong_head(model: &Loaded, ability: &str) -> ApiError {
-    let (is, needed) = (model.kind(), needed(ability));
-    ApiError::new(Kind::Backend, format!("the model {:?} is a {is}, this needs {needed}", model.name))
-}
-
 /// How the requests for vectors say what is wanted.
 struct Embedding {
     /// What the request calls the inputs.
@@ -490,7 +483,7 @@ async fn vectors(
     }
     let (features, dropped) = sequences(app, model, wanted).await?;
     let tokens = features.iter().map(Features::len).sum();
-    let tasks = Task::of_texts(features.into_iter().map(|text| vec![text]), &Read::Pooled(model.embed.pooling));
+    let tasks = Sequence::of_texts(features.into_iter().map(|text| vec![text]), &Read::Pooled(model.embed.pooling));
     let vectors = model.run(tasks).await?.into_iter().map(|output| {
         let mut vector = output.numbers;
         vector.truncate(dimensions.unwrap_or(hidden));
@@ -525,7 +518,7 @@ async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<V
     };
     let (features, dropped) = sequences(&call.app, &call.model, wanted).await?;
     let tokens = features.iter().map(Features::len).sum();
-    let tasks = Task::of_texts(features.into_iter().map(|text| vec![text]), &Read::Tokens);
+    let tasks = Sequence::of_texts(features.into_iter().map(|text| vec![text]), &Read::Tokens);
     let hidden = call.model.model.config().model.sizes().hidden_size;
     let outputs = call.model.run(tasks).await?;
     let body = outputs.iter().map(|output| output.numbers.chunks(hidden).map(<[f32]>::to_vec).collect());
@@ -672,9 +665,6 @@ async fn decode(call: Call<wire::DecodeRequest>) -> Result<Answer<Vec<String>>, 
 async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>, ApiError> {
     let Call { app, model, body: wire::FillRequest { inputs, top, truncate, .. } } = call;
     check_count(&app, inputs.0.len(), "inputs")?;
-    if !model.can("fill") {
-        return Err(wrong_head(&model, "fill"));
-    }
     let truncate = truncate.unwrap_or(app.settings.truncate);
     let cut = Cut { field: "inputs", most: model.model.most_tokens(), truncate, left: false };
     let bytes = inputs.0.iter().map(String::len).sum();
@@ -697,7 +687,12 @@ async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>
 }
 
 /// The sequences of texts with masks, and the answers to be completed.
-fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec<Task>, Vec<wire::Filled>), ApiError> {
+fn blanks(
+    model: &Loaded,
+    texts: &[String],
+    top: usize,
+    cut: Cut,
+) -> Result<(Vec<Sequence>, Vec<wire::Filled>), ApiError> {
     let vocabulary = model.model.config().model.sizes().vocab_size;
     if !(1..=vocabulary).contains(&top) {
         return Err(ApiError::new(Kind::Validation, format!("`top` is {top}, expected 1 to {vocabulary}")));
@@ -726,7 +721,7 @@ fn blanks(model: &Loaded, texts: &[String], top: usize, cut: Cut) -> Result<(Vec
         let masks = code_point_offsets(text, &places).into_iter();
         let masks = masks.map(|(start, end)| wire::Mask { start, end, predictions: Vec::new() }).collect();
         filled.push(wire::Filled { masks, dropped: features.dropped });
-        tasks.push(Task { features, read: Read::Masked { positions, top }, text: number + 1 });
+        tasks.push(Sequence { features, read: Read::Masked { positions, top }, text: number + 1 });
     }
     Ok((tasks, filled))
 }
@@ -740,20 +735,17 @@ fn describe(app: &App, model: &Loaded) -> Value {
         Pooling::Max => "max",
     };
     let labels = json!({"id2label": config.task.id2label, "label2id": config.task.label2id});
-    let model_type = match model.head() {
-        Head::Sequence { labels: 1 } => json!({"reranker": labels}),
-        Head::Sequence { .. } => json!({"classifier": labels}),
+    let model_type = match model.model.task() {
+        Some(Task::Classify) if model.can(Ability::Rerank) => json!({"reranker": labels}),
+        Some(Task::Classify) => json!({"classifier": labels}),
         _ => json!({"embedding": {"pooling": pooling}}),
     };
     // What is read for that which it was made for.
-    let longest = match model.head() {
-        Head::Sequence { .. } | Head::Token { .. } | Head::Span | Head::Choice => model.task_tokens(),
-        Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => model.most_tokens(),
-    };
+    let longest = if model.model.task().is_some() { model.task_tokens() } else { model.most_tokens() };
     let settings = &app.settings;
-    let abilities = model.abilities();
-    let answers = |ability: &&&str| app.models.first(ability).is_ok_and(|first| first.name == model.name);
-    let default_for: Vec<&&str> = abilities.iter().filter(answers).collect();
+    let abilities = model.model.abilities();
+    let answers = |ability: &&Ability| app.models.first(**ability).is_ok_and(|first| first.name == model.name);
+    let default_for: Vec<&Ability> = abilities.iter().filter(answers).collect();
     json!({
         "model_id": model.name,
         "served_model_name": model.name,
@@ -786,7 +778,7 @@ fn json_answer(body: Value) -> Answer<Value> {
 
 async fn info(State(app): State<App>, params: axum::extract::RawPathParams) -> Result<Answer<Value>, ApiError> {
     let name = params.iter().find(|(name, _)| *name == "model").map(|(_, name)| name);
-    let model = name.map_or_else(|| app.models.first("tokenize"), |name| app.models.get(name))?;
+    let model = name.map_or_else(|| app.models.first(Ability::Tokenize), |name| app.models.get(name))?;
     Ok(json_answer(describe(&app, &model)))
 }
 
@@ -823,9 +815,9 @@ async fn metrics(State(app): State<App>) -> Response {
 async fn root(State(app): State<App>, request: axum::extract::Request) -> Response {
     use axum::handler::Handler;
     let first = app.models.names().next().map_or_else(|| app.models.get(""), |name| app.models.get(name));
-    match first.map(|model| model.head()) {
-        Ok(Head::Sequence { labels: 1 }) => Handler::call(answers::rerank, request, app).await,
-        Ok(Head::Sequence { .. }) => Handler::call(answers::predict, request, app).await,
+    match first {
+        Ok(model) if model.can(Ability::Rerank) => Handler::call(answers::rerank, request, app).await,
+        Ok(model) if model.can(Ability::Task(Task::Classify)) => Handler::call(answers::predict, request, app).await,
         Ok(_) => Handler::call(embed, request, app).await,
         Err(error) => error.into_response(),
     }

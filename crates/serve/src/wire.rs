@@ -3,12 +3,13 @@
 
 use std::fmt;
 
+use henson_infer::{Ability, Task};
 use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 /// A request's body, what a model must be able to do for it, and the model that it names.
 pub(crate) trait Request: DeserializeOwned + Send + 'static {
-    const ABILITY: &'static str;
+    const ABILITY: Ability;
     /// Whether clients of other servers send it, with names of those servers' models.
     const OTHERS_SEND_IT: bool;
 
@@ -16,9 +17,9 @@ pub(crate) trait Request: DeserializeOwned + Send + 'static {
 }
 
 macro_rules! requests {
-    ($($name:ident => $ability:literal, $others:literal;)*) => {
+    ($($name:ident => $ability:expr, $others:literal;)*) => {
         $(impl Request for $name {
-            const ABILITY: &'static str = $ability;
+            const ABILITY: Ability = $ability;
             const OTHERS_SEND_IT: bool = $others;
 
             fn model(&self) -> Option<&str> {
@@ -41,20 +42,20 @@ macro_rules! requests {
 }
 
 requests!(
-    EmbedRequest => "embed", true;
-    EmbedAllRequest => "embed_all", true;
-    OpenAiRequest => "embed", true;
-    SimilarityRequest => "similarity", true;
-    TokenizeRequest => "tokenize", true;
-    DecodeRequest => "decode", true;
-    FillRequest => "fill", false;
-    PredictRequest => "predict", true;
-    RerankRequest => "rerank", true;
-    TagRequest => "tag", false;
-    AnswerRequest => "answer", false;
-    ChooseRequest => "choose", false;
-    AttentionRequest => "inside", false;
-    NeighboursRequest => "inside", false;
+    EmbedRequest => Ability::Embed, true;
+    EmbedAllRequest => Ability::EmbedAll, true;
+    OpenAiRequest => Ability::Embed, true;
+    SimilarityRequest => Ability::Similarity, true;
+    TokenizeRequest => Ability::Tokenize, true;
+    DecodeRequest => Ability::Decode, true;
+    FillRequest => Ability::Fill, false;
+    PredictRequest => Ability::Task(Task::Classify), true;
+    RerankRequest => Ability::Rerank, true;
+    TagRequest => Ability::Task(Task::Tag), false;
+    AnswerRequest => Ability::Task(Task::Answer), false;
+    ChooseRequest => Ability::Task(Task::Choose), false;
+    AttentionRequest => Ability::Inside, false;
+    NeighboursRequest => Ability::Inside, false;
 );
 
 /// What to embed: a text, or the ids of one.
