@@ -11,6 +11,7 @@ use henson_data::{
     Corpus, InstanceSettings, Instances, Loader, Masking, Objective, Packing, Place, Split, Vocabulary, WordMarks,
 };
 use henson_kernels::philox::Stream;
+use henson_text::{Template, Tokenizer};
 
 fn main() -> Result<(), Box<dyn Error>> {
     if let Some(directory) = std::env::args().nth(1) {
@@ -39,6 +40,10 @@ fn made_up(sizes: &[(usize, usize)]) -> Arc<Corpus> {
 
 fn measure(name: &str, corpus: Arc<Corpus>) -> Result<(), Box<dyn Error>> {
     println!("{name}: {} documents, {} sentences, {} pieces", corpus.documents(), corpus.sentences(), corpus.pieces());
+    let template = match corpus.tokenizer_directory() {
+        Some(directory) => Tokenizer::open(directory)?.template().clone(),
+        None => Template::bert(2, 3),
+    };
     let default = InstanceSettings::default;
     let mlm = InstanceSettings { objective: Objective::Mlm, ..default() };
     for (what, settings) in [
@@ -47,9 +52,10 @@ fn measure(name: &str, corpus: Arc<Corpus>) -> Result<(), Box<dyn Error>> {
         ("whole words", InstanceSettings { masking: Masking::Words, ..default() }),
         ("spans", InstanceSettings { masking: Masking::Spans, ..default() }),
         ("single", mlm.clone()),
+        ("sentences", InstanceSettings { packing: Packing::FullSentences, ..mlm.clone() }),
         ("blocks", InstanceSettings { packing: Packing::Blocks, ..mlm }),
     ] {
-        let instances = Arc::new(Instances::new(corpus.clone(), settings, 1)?);
+        let instances = Arc::new(Instances::new(corpus.clone(), template.clone(), settings, 1)?);
         let start = Instant::now();
         let epoch = instances.epoch(0, 1)?;
         let counting = start.elapsed();

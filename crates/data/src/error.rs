@@ -100,6 +100,18 @@ pub enum DataError {
     #[error("the vocabulary has no pieces but special ones: train a tokenizer on text (henson tokenizer train)")]
     NoPieces,
 
+    /// A template of another tokenizer than the corpus was built with.
+    #[error(
+        "the tokenizer's template inserts the token {id}, and the corpus was built with a vocabulary of {size} tokens: \
+         expected the tokenizer that the corpus was built with"
+    )]
+    ForeignTemplate {
+        /// The token.
+        id: u32,
+        /// How many tokens the corpus knows.
+        size: u32,
+    },
+
     /// A corpus that has too few documents for what is to be learnt.
     #[error(
         "the corpus has {documents} documents with text and a weight above 0, {needed} are needed (random next sentences \

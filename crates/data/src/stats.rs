@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use henson_text::Template;
 use serde::Serialize;
 
 use crate::shard::Counts;
-use crate::{Corpus, DataError};
+use crate::{Corpus, Cut, DataError};
 
 /// What a corpus is like.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -55,23 +56,12 @@ pub struct SourceStats {
     pub unknown: Option<u64>,
 }
 
-/// How texts become sequences, here without chance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Arrangement {
-    /// Sentences of a document until the length is reached or passed, in two segments; what is too much is cut off.
-    Pairs,
-    /// As many whole sentences of a document as fit.
-    Documents,
-    /// All documents in a row, cut into blocks.
-    Blocks,
-}
-
 /// How full sequences would be.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PackingStats {
-    /// How texts become sequences.
-    pub arrangement: Arrangement,
+    /// How texts become sequences, here without chance.
+    #[serde(rename = "arrangement")]
+    pub cut: Cut,
     /// The most pieces of a sequence.
     pub sequence_length: usize,
     /// How many sequences there would be in an epoch.
@@ -79,22 +69,24 @@ pub struct PackingStats {
     /// How full they would be, special pieces included; 1 is full.
     pub fullness: f64,
     /// The share of pieces that would be cut off.
-    pub cut: f64,
+    #[serde(rename = "cut")]
+    pub cut_off: f64,
 }
 
-/// Reads all of a corpus. `unknown` is the id of the unknown piece. `progress` hears of documents that were read; where
+/// Reads all of a corpus. `template` says how many special tokens sequences have, `unknown` is the id of the unknown piece. `progress` hears of documents that were read; where
 /// it returns false, this stops.
 pub fn stats(
     corpus: &Corpus,
+    template: &Template,
     unknown: Option<u32>,
     sequence_lengths: &[usize],
     progress: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Stats, DataError> {
     let (mut documents, mut sentences) = (Tally::default(), Tally::default());
-    let arrangements = [Arrangement::Pairs, Arrangement::Documents, Arrangement::Blocks];
+    let cuts = [Cut::Pairs, Cut::Documents, Cut::FullSentences, Cut::Blocks];
     let mut packings: Vec<Packer> = Vec::new();
     for &length in sequence_lengths {
-        packings.extend(arrangements.map(|arrangement| Packer::new(arrangement, length)));
+        packings.extend(cuts.map(|cut| Packer::new(cut, cut.specials(template), length)));
     }
     let mut reader = corpus.reader();
     let (mut sources, mut ids, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
@@ -177,85 +169,92 @@ impl Tally {
 }
 
 struct Packer {
-    arrangement: Arrangement,
+    of: Cut,
+    specials: u64,
     length: usize,
     sequences: u64,
+    /// Pieces of the sequence that is not full yet: a cut within documents has none between two documents.
+    open: u64,
     /// Pieces that are kept and that are cut off.
     kept: u64,
-    cut: u64,
+    cut_off: u64,
 }
 
 impl Packer {
-    fn new(arrangement: Arrangement, length: usize) -> Self {
-        Self { arrangement, length, sequences: 0, kept: 0, cut: 0 }
-    }
-
-    fn specials(&self) -> u64 {
-        if self.arrangement == Arrangement::Pairs { 3 } else { 2 }
+    fn new(of: Cut, specials: usize, length: usize) -> Self {
+        Self { of, specials: specials as u64, length, sequences: 0, open: 0, kept: 0, cut_off: 0 }
     }
 
     /// Pieces of text in a sequence.
     fn room(&self) -> u64 {
-        (self.length as u64).saturating_sub(self.specials()).max(1)
+        (self.length as u64).saturating_sub(self.specials).max(1)
     }
 
     fn add(&mut self, sentences: &[u64]) {
         let room = self.room();
-        match self.arrangement {
-            Arrangement::Pairs => {
-                let mut open = 0;
+        match self.of {
+            Cut::Pairs => {
                 for sentence in sentences {
-                    open += sentence;
-                    if open >= room {
-                        self.sequence(room, open - room);
-                        open = 0;
+                    self.open += sentence;
+                    if self.open >= room {
+                        self.cut_off += self.open - room;
+                        self.open = room;
+                        self.close();
                     }
                 }
-                self.sequence(open, 0);
+                self.close();
             }
-            Arrangement::Documents => {
-                let mut open = 0;
-                for &sentence in sentences {
-                    if open + sentence > room {
-                        self.sequence(open, 0);
-                        open = sentence;
-                        // One that does not fit is divided.
-                        while open > room {
-                            self.sequence(room, 0);
-                            open -= room;
-                        }
-                    } else {
-                        open += sentence;
-                    }
-                }
-                self.sequence(open, 0);
+            Cut::Documents => {
+                self.whole_sentences(sentences, 0);
+                self.close();
             }
+            Cut::FullSentences => self.whole_sentences(sentences, u64::from(self.open > 0)),
             // With a separator after each document.
-            Arrangement::Blocks => self.kept += sentences.iter().sum::<u64>() + 1,
+            Cut::Blocks => self.kept += sentences.iter().sum::<u64>() + 1,
         }
     }
 
-    fn sequence(&mut self, kept: u64, cut: u64) {
-        if kept > 0 {
-            self.sequences += 1;
-            self.kept += kept;
-            self.cut += cut;
+    /// As many as fit, after a separator where there is one.
+    fn whole_sentences(&mut self, sentences: &[u64], mut separator: u64) {
+        let room = self.room();
+        for &sentence in sentences {
+            if self.open + separator + sentence > room {
+                self.close();
+                self.open = sentence;
+                // One that does not fit is divided.
+                while self.open > room {
+                    let rest = self.open - room;
+                    self.open = room;
+                    self.close();
+                    self.open = rest;
+                }
+            } else {
+                self.open += separator + sentence;
+            }
+            separator = 0;
         }
+    }
+
+    /// Ends a sequence.
+    fn close(&mut self) {
+        self.sequences += u64::from(self.open > 0);
+        self.kept += std::mem::take(&mut self.open);
     }
 
     fn finish(mut self) -> PackingStats {
-        if self.arrangement == Arrangement::Blocks {
+        self.close();
+        if self.of == Cut::Blocks {
             self.kept = self.kept.saturating_sub(1);
             self.sequences = self.kept.div_ceil(self.room());
         }
         let places = self.sequences * self.length.max(1) as u64;
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         PackingStats {
-            arrangement: self.arrangement,
+            cut: self.of,
             sequence_length: self.length,
             sequences: self.sequences,
-            fullness: share(self.kept + self.specials() * self.sequences, places),
-            cut: share(self.cut, self.kept + self.cut),
+            fullness: share(self.kept + self.specials * self.sequences, places),
+            cut_off: share(self.cut_off, self.kept + self.cut_off),
         }
     }
 }
@@ -273,9 +272,13 @@ mod tests {
         Corpus::from_documents(vocabulary, &[vec![vec![5; 3], vec![6; 2], vec![7; 4]], vec![long]])
     }
 
+    fn bert() -> Template {
+        Template::bert(2, 3)
+    }
+
     #[test]
     fn counts_and_lengths() {
-        let stats = stats(&corpus(), Some(1), &[], &mut |_| true).unwrap();
+        let stats = stats(&corpus(), &bert(), Some(1), &[], &mut |_| true).unwrap();
         assert_eq!(stats.counts, Counts { documents: 2, sentences: 4, pieces: 21 });
         assert_eq!((stats.unknown, stats.sources[0].unknown), (Some(3), Some(3)));
         let Lengths { mean, percentiles, longest, histogram } = stats.sentence_lengths;
@@ -284,18 +287,27 @@ mod tests {
         assert_eq!(histogram, [0, 2, 1, 1]);
         assert_eq!((Lengths::bin(0), Lengths::bin(3)), (1..=1, 8..=15));
         assert_eq!(stats.document_lengths.percentiles, [9, 9, 12, 12]);
-        assert!(matches!(super::stats(&corpus(), None, &[], &mut |_| false), Err(DataError::Stopped)));
+        assert!(matches!(super::stats(&corpus(), &bert(), None, &[], &mut |_| false), Err(DataError::Stopped)));
     }
 
     #[test]
     fn packing() {
-        let stats = stats(&corpus(), None, &[8], &mut |_| true).unwrap();
-        let [pairs, documents, blocks] = &stats.packing[..] else { panic!() };
+        let stats = stats(&corpus(), &bert(), None, &[8], &mut |_| true).unwrap();
+        let [pairs, documents, full_sentences, blocks] = &stats.packing[..] else { panic!() };
         // Room for 5: 3 + 2 and 4; 12 loses 7.
         assert_eq!((pairs.sequences, pairs.fullness), (3, (5 + 4 + 5 + 9) as f64 / 24.0));
-        assert_eq!(pairs.cut, 7.0 / 21.0);
+        assert_eq!(pairs.cut_off, 7.0 / 21.0);
         // Room for 6: 3 + 2, 4; 6 + 6.
-        assert_eq!((documents.sequences, documents.fullness, documents.cut), (4, (21 + 8) as f64 / 32.0, 0.0));
+        assert_eq!((documents.sequences, documents.fullness, documents.cut_off), (4, (21 + 8) as f64 / 32.0, 0.0));
+        // 3 + 2, then 4; 12 does not fit beside it. Of shorter ones two share a sequence.
+        assert_eq!((full_sentences.sequences, full_sentences.fullness), (4, (21 + 8) as f64 / 32.0));
+        let mut packer = Packer::new(Cut::FullSentences, 2, 12);
+        [&[3, 2][..], &[4], &[5]].into_iter().for_each(|sentences| packer.add(sentences));
+        let PackingStats { sequences, fullness, .. } = packer.finish();
+        assert_eq!((sequences, fullness), (2, (5 + 1 + 4 + 5 + 4) as f64 / 24.0));
+        // Room for 4, since RoBERTa's pairs have a special token more: 5 loses 1, 12 loses 8.
+        let roberta = super::stats(&corpus(), &Template::roberta(2, 3), None, &[8], &mut |_| true).unwrap();
+        assert_eq!(roberta.packing[0].cut_off, 9.0 / 21.0);
         // 9, a separator, 12.
         assert_eq!((blocks.sequences, blocks.fullness), (4, (22 + 8) as f64 / 32.0));
     }

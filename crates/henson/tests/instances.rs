@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use henson_data::{Corpus, InstanceSettings, Instances, Objective, Split};
+use henson_text::{Template, Tokenizer};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -48,6 +49,10 @@ fn corpus(directory: &TempDir) -> String {
     out
 }
 
+fn template(corpus: &Corpus) -> Template {
+    Tokenizer::open(corpus.tokenizer_directory().unwrap()).unwrap().template().clone()
+}
+
 #[test]
 fn show_tells_what_the_model_sees() {
     let directory = TempDir::new().unwrap();
@@ -57,7 +62,7 @@ fn show_tells_what_the_model_sees() {
 
     let settings = InstanceSettings { sequence_length: 32, ..InstanceSettings::default() };
     let opened = Arc::new(Corpus::open(Path::new(corpus), Split::Train).unwrap());
-    let epoch = Arc::new(Instances::new(opened, settings, 7).unwrap()).epoch(2, 1).unwrap();
+    let epoch = Arc::new(Instances::new(opened.clone(), template(&opened), settings, 7).unwrap()).epoch(2, 1).unwrap();
     let json = with(&["--epoch", "2", "--index", "3", "-n", "40", "--json"]);
     let text = with(&["--epoch", "2", "--index", "3", "-n", "40"]);
     let mut blocks = text.split("\n\n");
@@ -139,7 +144,7 @@ fn export_writes_the_first_batches() {
 
     let settings = InstanceSettings { sequence_length: 40, ..InstanceSettings::default() };
     let opened = Arc::new(Corpus::open(Path::new(corpus), Split::Train).unwrap());
-    let made = Arc::new(Instances::new(opened.clone(), settings.clone(), 3).unwrap());
+    let made = Arc::new(Instances::new(opened.clone(), template(&opened), settings.clone(), 3).unwrap());
     let mut stream = (0..).flat_map(|number| {
         let epoch = made.epoch(number, 1).unwrap();
         (0..epoch.count()).map(move |index| epoch.get(index).unwrap())
@@ -180,7 +185,7 @@ fn export_writes_the_first_batches() {
     let file = std::fs::read(&out).unwrap();
     let ((shape, ids), (_, labels)) = (tensor(&file, "batch.0000.input_ids"), tensor(&file, "batch.0000.labels"));
     let causal = InstanceSettings { objective: Objective::Causal, ..settings };
-    let epoch = Arc::new(Instances::new(opened, causal, 0).unwrap()).epoch(0, 1).unwrap();
+    let epoch = Arc::new(Instances::new(opened.clone(), template(&opened), causal, 0).unwrap()).epoch(0, 1).unwrap();
     for row in 0..4 {
         let length = epoch.get(row as u64).unwrap().ids.len();
         for column in 0..shape[1] {

@@ -108,7 +108,7 @@ impl Template {
     }
 
     /// Every id that the template inserts.
-    pub(crate) fn special_ids(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn special_ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.single.iter().chain(&self.pair).filter_map(|slot| match slot {
             Slot::Special { id, .. } => Some(*id),
             _ => None,

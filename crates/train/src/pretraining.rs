@@ -9,7 +9,7 @@ use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
 use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
 use henson_tensor::{Builder, DType, Device, Entry, Parameters, Pass, Tensor};
-use henson_text::Tokenizer;
+use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -110,9 +110,11 @@ impl Plan {
         let parameters = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
         let max_tokens = config.model.sizes().max_tokens;
 
+        let template = tokenizer.template();
         let first = recipe.instances(&recipe.phases.first().cloned().unwrap_or_default());
         let phases = recipe.resolve(|epochs| {
-            let instances = Arc::new(Instances::new(Arc::clone(&corpus), first.clone(), recipe.seed)?);
+            let instances =
+                Arc::new(Instances::new(Arc::clone(&corpus), template.clone(), first.clone(), recipe.seed)?);
             let mut sequences = 0.0;
             for epoch in 0..epochs.ceil() as u64 {
                 let share = (epochs - epoch as f64).min(1.0);
@@ -129,7 +131,8 @@ impl Plan {
             }
             // Each phase walks over the data by a seed of its own.
             let seed = recipe.seed.wrapping_add((number as u64) << 32);
-            instances.push(Arc::new(Instances::new(Arc::clone(&corpus), phase.instances.clone(), seed)?));
+            let settings = phase.instances.clone();
+            instances.push(Arc::new(Instances::new(Arc::clone(&corpus), template.clone(), settings, seed)?));
         }
         Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, parameters, start })
     }
@@ -301,7 +304,8 @@ impl Plan {
             settings.objective = Objective::Mlm;
         }
         let length = settings.sequence_length;
-        let instances = Arc::new(Instances::new(Arc::clone(corpus), settings, HELD_OUT_SEED)?);
+        let template = self.tokenizer.template().clone();
+        let instances = Arc::new(Instances::new(Arc::clone(corpus), template, settings, HELD_OUT_SEED)?);
         let epoch = instances.epoch(0, threads)?;
         let count = epoch.count().min(self.recipe.eval_sequences as u64);
         let instances: Vec<_> = (0..count).map(|index| epoch.get(index)).collect::<Result<_, _>>()?;
@@ -339,7 +343,8 @@ impl Plan {
     fn drawn_samples(&self, corpus: &Corpus, mask: u32) -> Result<Vec<Sample>> {
         let words = &corpus.vocabulary().words;
         // What a model of few positions has room for, without the special tokens.
-        let room = self.config.model.sizes().max_tokens.saturating_sub(2);
+        let (template, max_tokens) = (self.tokenizer.template(), self.config.model.sizes().max_tokens);
+        let room = max_tokens.saturating_sub(template.single_specials());
         let mut samples = Vec::new();
         let mut reader = corpus.reader();
         for n in 0..DRAWN_SAMPLES {
@@ -368,9 +373,9 @@ impl Plan {
             };
             ids[hidden] = mask;
             let text = self.tokenizer.decode(&ids, false)?;
-            let vocabulary = corpus.vocabulary();
-            let ids = [&[vocabulary.cls], &ids[..], &[vocabulary.sep]].concat();
-            samples.push(Sample { text, ids, positions: vec![hidden as u32 + 1] });
+            let pieces = Pieces { ids, ..Pieces::default() };
+            let features = template.single(&pieces, max_tokens)?;
+            samples.push(Sample { text, ids: features.ids, positions: vec![(features.first.start + hidden) as u32] });
         }
         Ok(samples)
     }

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use henson_kernels::threads::in_threads;
+use henson_text::Slot;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
 use super::walk::{Chunk, Cursor, Second, Walk};
-use super::{GROUP, Instance, Instances, Predicted};
+use super::{Corruption, GROUP, Instance, Instances, Predicted};
 use crate::{DataError, Document, Reader};
 
 /// How much work may lie between two marks: chunks and sentences. An instance is found with half of it on average,
@@ -60,12 +61,18 @@ struct Group {
     units: u64,
 }
 
-/// The chunk that becomes an instance, and whose it is. A block has no document.
+/// The chunk that becomes an instance, and whose it is. A sequence of a row has no document.
 struct Found {
     at: Copy,
     entry: u64,
-    document: Option<Document>,
-    chunk: Chunk,
+    chunk: Option<(Document, Chunk)>,
+}
+
+impl Found {
+    /// The number of the chunk in its document.
+    fn number(&self) -> u32 {
+        self.chunk.as_ref().map_or(0, |(_, chunk)| chunk.number)
+    }
 }
 
 /// What a thread makes instances with: its way to the documents, and memory that is used again.
@@ -100,7 +107,7 @@ impl Epoch {
         let order = Permutation::new(0, 0);
         let mut this =
             Self { instances: instances.clone(), keys, count: 0, entries: 0, marks: vec![], plain: false, order };
-        if instances.blocks.is_some() && instances.weights.are_one() {
+        if instances.row.is_some() && instances.weights.are_one() {
             this.count = instances.units() as u64;
         } else {
             let mut units = 0;
@@ -114,7 +121,7 @@ impl Epoch {
                 units += group.units;
             }
             this.plain = instances.weights.are_one() && this.entries == instances.corpus.documents() as u64;
-            let needed = instances.settings.documents_needed() as u64;
+            let needed = instances.cut.documents_needed() as u64;
             if units < needed {
                 return Err(DataError::EpochTooSmall { epoch, documents: units, needed });
             }
@@ -152,55 +159,68 @@ impl Epoch {
     fn make_in_order(&self, index: u64, Maker { reader, scratch }: &mut Maker<'_>) -> Result<Instance, DataError> {
         assert!(index < self.count, "instance {index} of {}", self.count);
         let found = self.find(index, reader)?;
-        let instances = &*self.instances;
-        let vocabulary = instances.corpus.vocabulary();
-        let mut ids = Vec::with_capacity(instances.settings.sequence_length);
-        ids.push(vocabulary.cls);
-        let mut document = found.at.unit;
-        let mut random_document = None;
-        let mut first_segment = None;
-        if let Some(blocks) = &instances.blocks {
-            document = blocks.read(reader, &instances.weights, vocabulary.sep, found.at.unit, &mut ids)?;
-        }
-        if let Some(from) = found.document {
-            let mut first = found.chunk.first.clone();
-            let (other, mut second) = match &found.chunk.second {
-                Second::None => (from, 0..0),
-                Second::Next(second) => (from, second.clone()),
-                Second::Random { target } => {
-                    let (number, other, second) =
-                        self.random_second(&found, target.saturating_sub(first.len()), reader)?;
-                    random_document = Some(number);
-                    (other, second)
-                }
-            };
-            self.truncate(&found, &mut first, &mut second);
-            reader.read(&from, first, &mut ids)?;
-            if !second.is_empty() {
-                ids.push(vocabulary.sep);
-                first_segment = Some(ids.len());
-                reader.read(&other, second, &mut ids)?;
-            }
-        }
-        ids.push(vocabulary.sep);
-        let mut segments = vec![0; ids.len()];
-        if let Some(length) = first_segment {
-            segments[length..].fill(1);
-        }
-        let predicted = match &instances.hiding {
-            Some(hiding) => {
-                let mut draws = draws::of_chunk(self.keys.masks, found.at, found.chunk.number);
-                hiding.hide(&instances.settings, vocabulary, &mut draws, &mut ids, scratch)
-            }
-            // From left to right: every piece tells the next.
-            None => (0..).zip(&ids[1..]).map(|(position, target)| Predicted { position, target: *target }).collect(),
+        let mut instance = match &found.chunk {
+            Some((document, chunk)) => self.of_chunk(&found, document, chunk, reader)?,
+            None => self.of_row(found.at.unit, reader)?,
         };
-        let next_sentence = match found.chunk.second {
+        let Instances { settings, corpus, corruption, .. } = &*self.instances;
+        instance.predicted = match corruption {
+            Corruption::Masks(masks) => {
+                let mut draws = draws::of_chunk(self.keys.masks, found.at, found.number());
+                masks.hide(settings, corpus.vocabulary(), &mut draws, &mut instance.ids, scratch)
+            }
+            Corruption::None => {
+                let next = (0..).zip(instance.ids.iter().skip(1));
+                next.map(|(position, target)| Predicted { position, target: *target }).collect()
+            }
+        };
+        Ok(instance)
+    }
+
+    /// One or two segments of documents, with nothing hidden.
+    fn of_chunk(
+        &self,
+        found: &Found,
+        document: &Document,
+        chunk: &Chunk,
+        reader: &mut Reader<'_>,
+    ) -> Result<Instance, DataError> {
+        let Instances { settings, template, .. } = &*self.instances;
+        let mut first = chunk.first.clone();
+        let (mut second_document, mut second, mut random_document) = (*document, 0..0, None);
+        let next_sentence = match &chunk.second {
             Second::None => None,
-            Second::Next(_) => Some(0),
-            Second::Random { .. } => Some(1),
+            Second::Next(next) => {
+                second = next.clone();
+                Some(0)
+            }
+            Second::Random { target } => {
+                let number;
+                (number, second_document, second) =
+                    self.random_second(found, target.saturating_sub(first.len()), reader)?;
+                random_document = Some(number);
+                Some(1)
+            }
         };
-        Ok(Instance { ids, segments, predicted, next_sentence, document, random_document })
+        self.truncate(found, &mut first, &mut second);
+        let slots = if next_sentence.is_some() { template.pair_slots() } else { template.single_slots() };
+        let (ids, segments) = lay_out(slots, settings.sequence_length, |text, ids| match text {
+            Text::First => reader.read(document, first.clone(), ids),
+            Text::Second => reader.read(&second_document, second.clone(), ids),
+        })?;
+        let predicted = Vec::new();
+        Ok(Instance { ids, segments, predicted, next_sentence, document: found.at.unit, random_document })
+    }
+
+    /// A sequence of the row, with nothing hidden.
+    fn of_row(&self, sequence: usize, reader: &mut Reader<'_>) -> Result<Instance, DataError> {
+        let Instances { settings, corpus, template, row, weights, .. } = &*self.instances;
+        let (row, mut document) = (row.as_ref().ok_or_else(|| self.changed())?, 0);
+        let (ids, segments) = lay_out(template.single_slots(), settings.sequence_length, |_, ids| {
+            document = row.read(reader, corpus, weights, sequence, ids)?;
+            Ok(())
+        })?;
+        Ok(Instance { ids, segments, predicted: Vec::new(), next_sentence: None, document, random_document: None })
     }
 
     /// Sentences of another document of this epoch, from a random one on until `target` pieces are reached or passed.
@@ -211,7 +231,7 @@ impl Epoch {
         target: usize,
         reader: &mut Reader<'_>,
     ) -> Result<(usize, Document, Range<usize>), DataError> {
-        let mut draws = draws::of_chunk(self.keys.second, found.at, found.chunk.number);
+        let mut draws = draws::of_chunk(self.keys.second, found.at, found.number());
         let copies = u64::from(self.copies(found.at.unit, None));
         let own = found.entry - u64::from(found.at.copy);
         let draw = draws::below(&mut draws, self.entries - copies);
@@ -241,11 +261,11 @@ impl Epoch {
 
     /// Takes pieces off the longer segment (B where both are equal) until the two fit, each at the front or the back.
     fn truncate(&self, found: &Found, first: &mut Range<usize>, second: &mut Range<usize>) {
-        let room = self.instances.settings.room();
+        let room = self.instances.room;
         if first.len() + second.len() <= room {
             return;
         }
-        let mut coins = Coins::new(draws::of_chunk(self.keys.truncation, found.at, found.chunk.number));
+        let mut coins = Coins::new(draws::of_chunk(self.keys.truncation, found.at, found.number()));
         while first.len() + second.len() > room {
             let longer = if first.len() > second.len() { &mut *first } else { &mut *second };
             if coins.toss() {
@@ -259,7 +279,7 @@ impl Epoch {
     /// The chunk of instance `index`, in the order of the documents: the last mark before it, then a short walk.
     fn find(&self, index: u64, reader: &mut Reader<'_>) -> Result<Found, DataError> {
         if self.marks.is_empty() {
-            return Ok(whole(Copy { unit: index as usize, copy: 0 }, index));
+            return Ok(Found { at: Copy { unit: index as usize, copy: 0 }, entry: index, chunk: None });
         }
         let mark = self.marks[self.marks.partition_point(|mark| mark.instance <= index) - 1];
         let Mark { mut instance, mut entry, mut at, mut cursor } = mark;
@@ -270,13 +290,13 @@ impl Epoch {
                     let mut walk = self.walk(from, at, cursor);
                     while let Some(chunk) = walk.next(reader)? {
                         if instance == index {
-                            return Ok(Found { at, entry, document, chunk });
+                            return Ok(Found { at, entry, chunk: Some((from, chunk)) });
                         }
                         instance += 1;
                     }
                 } else {
                     if instance == index {
-                        return Ok(whole(at, entry));
+                        return Ok(Found { at, entry, chunk: None });
                     }
                     instance += 1;
                 }
@@ -314,21 +334,22 @@ impl Epoch {
     }
 
     fn walk(&self, document: Document, at: Copy, cursor: Cursor) -> Walk {
-        Walk::new(document, &self.instances.settings, self.keys.walk, at, cursor)
+        let Instances { settings, room, .. } = &*self.instances;
+        Walk::new(document, settings, *room, self.keys.walk, at, cursor)
     }
 
-    /// The document that a unit is, unless it is a block.
+    /// The document that a unit is, unless it is a sequence of a row.
     fn document(&self, unit: usize, reader: &mut Reader<'_>) -> Result<Option<Document>, DataError> {
-        self.instances.blocks.is_none().then(|| reader.document(unit)).transpose()
+        self.instances.row.is_none().then(|| reader.document(unit)).transpose()
     }
 
     /// How often a unit comes in this epoch.
     fn copies(&self, unit: usize, document: Option<Document>) -> u32 {
-        let Instances { weights, blocks, .. } = &*self.instances;
+        let Instances { weights, row, .. } = &*self.instances;
         if document.is_some_and(|document| document.is_empty()) {
             return 0;
         }
-        let source = blocks.as_ref().map_or_else(|| weights.source_of(unit), |blocks| blocks.source_of(unit));
+        let source = row.as_ref().map_or_else(|| weights.source_of(unit), |row| row.source_of(unit));
         weights.copies(self.keys.copies, unit, source)
     }
 
@@ -379,15 +400,44 @@ impl Epoch {
     }
 }
 
-/// A block as a whole.
-fn whole(at: Copy, entry: u64) -> Found {
-    Found { at, entry, document: None, chunk: Chunk { number: 0, first: 0..0, second: Second::None } }
+/// One of the two texts of a template.
+enum Text {
+    First,
+    Second,
+}
+
+/// The ids and segments of a sequence: a template's special tokens around the texts that `append` adds.
+fn lay_out(
+    slots: &[Slot],
+    length: usize,
+    mut append: impl FnMut(Text, &mut Vec<u32>) -> Result<(), DataError>,
+) -> Result<(Vec<u32>, Vec<u32>), DataError> {
+    let (mut ids, mut segments) = (Vec::with_capacity(length), Vec::with_capacity(length));
+    for slot in slots {
+        let segment = match *slot {
+            Slot::Special { id, segment } => {
+                ids.push(id);
+                segment
+            }
+            Slot::First { segment } => {
+                append(Text::First, &mut ids)?;
+                segment
+            }
+            Slot::Second { segment } => {
+                append(Text::Second, &mut ids)?;
+                segment
+            }
+        };
+        segments.resize(ids.len(), segment);
+    }
+    Ok((ids, segments))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Corpus, InstanceSettings, Vocabulary, WordMarks};
+    use henson_text::Template;
 
     /// However long documents are, and however many of them are small, no instance is far from a mark.
     #[test]
@@ -400,7 +450,7 @@ mod tests {
         let corpus = Arc::new(Corpus::from_documents(vocabulary, &documents));
         for objective in [crate::Objective::MlmNsp, crate::Objective::Mlm] {
             let settings = InstanceSettings { objective, short_sequences: 0.0, ..InstanceSettings::default() };
-            let instances = Arc::new(Instances::new(corpus.clone(), settings, 1).unwrap());
+            let instances = Arc::new(Instances::new(corpus.clone(), Template::bert(0, 1), settings, 1).unwrap());
             let epoch = Epoch::new(&instances, 0, 1).unwrap();
             let mut ends = epoch.marks[1..].iter().map(|mark| mark.instance).chain([epoch.count]);
             assert!(epoch.marks.iter().all(|mark| ends.next().unwrap() - mark.instance <= BETWEEN_MARKS as u64));

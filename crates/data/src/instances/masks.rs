@@ -1,6 +1,7 @@
 //! What is hidden in a sequence, and behind what.
 
 use henson_kernels::philox::Stream;
+use henson_text::Template;
 
 use super::Predicted;
 use super::settings::{InstanceSettings, Masking};
@@ -11,10 +12,12 @@ use crate::{DataError, Vocabulary};
 const SPAN_STOPS: f64 = 0.2;
 const LONGEST_SPAN: usize = 10;
 
-/// What hiding must know of a vocabulary.
+/// What masks must know of a vocabulary and a template.
 #[derive(Debug)]
-pub(super) struct Hiding {
+pub(super) struct Masks {
     mask: u32,
+    /// Ids that are never masked, ascending: those that a template inserts, and what stands between documents.
+    layout: Vec<u32>,
     /// How many ids are not special.
     ordinary: u32,
     /// For each special id in ascending order, how many ordinary ones are below it.
@@ -29,8 +32,8 @@ pub(crate) struct Scratch {
     hidden: Vec<bool>,
 }
 
-impl Hiding {
-    pub(super) fn new(vocabulary: &Vocabulary) -> Result<Self, DataError> {
+impl Masks {
+    pub(super) fn new(vocabulary: &Vocabulary, template: &Template) -> Result<Self, DataError> {
         let mask = vocabulary.mask.ok_or(DataError::NoMask)?;
         let mut special: Vec<u32> = vocabulary.special.iter().copied().filter(|id| *id < vocabulary.size).collect();
         special.sort_unstable();
@@ -40,10 +43,14 @@ impl Hiding {
             return Err(DataError::NoPieces);
         }
         let ordinary_below = special.iter().enumerate().map(|(i, id)| id - i as u32).collect();
-        Ok(Self { mask, ordinary, ordinary_below })
+        let mut layout: Vec<u32> = template.special_ids().chain([vocabulary.sep]).collect();
+        layout.sort_unstable();
+        layout.dedup();
+        Ok(Self { mask, layout, ordinary, ordinary_below })
     }
 
-    /// Hides pieces of a sequence and returns what they were, by position. `[CLS]` and `[SEP]` are never hidden.
+    /// Hides pieces of a sequence and returns what they were, by position. Special tokens of the layout, such as
+    /// `[CLS]` and `[SEP]`, are never hidden.
     ///
     /// Pieces and whole words go as in create_pretraining_data.py: in random order until there are enough; a word that
     /// would be one too many is passed over. Two differences, neither of which touches the counts: a random piece is
@@ -57,7 +64,7 @@ impl Hiding {
         scratch: &mut Scratch,
     ) -> Vec<Predicted> {
         let budget = settings.predictions(ids.len());
-        find_units(vocabulary, settings.masking != Masking::Pieces, ids, &mut scratch.units);
+        self.find_units(vocabulary, settings.masking != Masking::Pieces, ids, &mut scratch.units);
         match settings.masking {
             Masking::Pieces | Masking::Words => self.hide_units(settings, budget, draws, ids, &mut scratch.units),
             Masking::Spans => self.hide_spans(settings, budget, draws, ids, scratch),
@@ -175,6 +182,26 @@ impl Hiding {
             }
         }
     }
+
+    /// The words of a sequence, or its pieces one by one; no special token of the layout is part of any.
+    fn find_units(&self, vocabulary: &Vocabulary, words: bool, ids: &[u32], units: &mut Vec<(u32, u32)>) {
+        units.clear();
+        // In most vocabularies special ids are the lowest, so that one comparison is enough.
+        let last = self.layout.last().copied().unwrap_or(0);
+        let mut previous = None;
+        for (position, id) in ids.iter().enumerate() {
+            if *id <= last && self.layout.contains(id) {
+                previous = None;
+                continue;
+            }
+            let begins = !words || vocabulary.words.begins(previous, *id);
+            previous = Some(*id);
+            match units.last_mut() {
+                Some(unit) if !begins => unit.1 += 1,
+                _ => units.push((position as u32, position as u32 + 1)),
+            }
+        }
+    }
 }
 
 /// What becomes of a hidden piece.
@@ -198,24 +225,6 @@ fn span_length(draws: &mut Stream) -> usize {
         share *= 1.0 - SPAN_STOPS;
     }
     LONGEST_SPAN
-}
-
-/// The words of a sequence, or its pieces one by one; neither `[CLS]` nor `[SEP]` is part of any.
-fn find_units(vocabulary: &Vocabulary, words: bool, ids: &[u32], units: &mut Vec<(u32, u32)>) {
-    units.clear();
-    let mut previous = None;
-    for (position, id) in ids.iter().enumerate() {
-        if *id == vocabulary.cls || *id == vocabulary.sep {
-            previous = None;
-            continue;
-        }
-        let begins = !words || vocabulary.words.begins(previous, *id);
-        previous = Some(*id);
-        match units.last_mut() {
-            Some(unit) if !begins => unit.1 += 1,
-            _ => units.push((position as u32, position as u32 + 1)),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -245,10 +254,10 @@ mod tests {
         let special = vec![0, 1, 5, 6, 7, 19];
         let words = crate::WordMarks::Begin(vec![true; 20]);
         let vocabulary = Vocabulary { size: 20, cls: 0, sep: 1, mask: Some(5), special: special.clone(), words };
-        let hiding = Hiding::new(&vocabulary).unwrap();
+        let masks = Masks::new(&vocabulary, &Template::bert(0, 1)).unwrap();
         let mut draws = Stream::new(4, 0, 0);
         let mut counts = [0; 20];
-        (0..14_000).for_each(|_| counts[hiding.instead(Fate::Random, 2, &mut draws) as usize] += 1);
+        (0..14_000).for_each(|_| counts[masks.instead(Fate::Random, 2, &mut draws) as usize] += 1);
         for id in 0..20 {
             let expected = if special.contains(&id) { 0..1 } else { 860..1140 };
             assert!(expected.contains(&counts[id as usize]), "{id}: {counts:?}");
@@ -261,14 +270,14 @@ mod tests {
         let words = crate::WordMarks::Begin(vec![true; 40]);
         let vocabulary = Vocabulary { size: 40, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words };
         let settings = InstanceSettings { masking: Masking::Spans, max_predictions: Some(2), ..Default::default() };
-        let hiding = Hiding::new(&vocabulary).unwrap();
+        let masks = Masks::new(&vocabulary, &Template::bert(0, 1)).unwrap();
         let mut scratch = Scratch::default();
         let ids: Vec<u32> = [0, 5, 1].into_iter().chain(6..34).chain([1]).collect();
         let mut both = 0;
         for i in 0..20_000 {
             let mut ids = ids.clone();
             let mut draws = Stream::new(5, 0, i);
-            let predicted = hiding.hide(&settings, &vocabulary, &mut draws, &mut ids, &mut scratch);
+            let predicted = masks.hide(&settings, &vocabulary, &mut draws, &mut ids, &mut scratch);
             assert_eq!(predicted.len(), 2);
             both += usize::from(predicted[0].target == 5 && predicted[1].target == 6);
         }

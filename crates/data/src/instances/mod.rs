@@ -1,6 +1,6 @@
 //! Instances: what a model sees in pre-training, each a pure function of (seed, epoch, index).
 //!
-//! Documents are cut by a [walk](walk) over the lengths of their sentences, which is BERT's own loop
+//! An instance is a cut times a corruption, laid out by a tokenizer's template. Documents are cut by a [walk](walk) over the lengths of their sentences, which is BERT's own loop
 //! (create_pretraining_data.py) with counter-based draws. Once an epoch all documents are counted, and a mark is kept for
 //! every 64 of them and inside long ones; then an instance by its number is a permutation, a binary search, a short walk
 //! from a mark, and only there its pieces are read, truncated and hidden.
@@ -8,10 +8,10 @@
 //! Deliberately absent: a list of instances, a shuffled copy, any state. The number of instances differs from epoch to
 //! epoch, because pairs are drawn anew; so training counts steps.
 
-mod blocks;
 mod draws;
 mod epoch;
 mod masks;
+mod row;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -20,13 +20,15 @@ mod weights;
 
 use std::sync::Arc;
 
+use henson_text::Template;
+
 pub use epoch::Epoch;
 pub(crate) use epoch::Maker;
-pub use settings::{InstanceSettings, Masking, Objective, Packing};
+pub use settings::{Cut, InstanceSettings, Masking, Objective, Packing};
 
 use crate::{Corpus, DataError};
-use blocks::Blocks;
-use masks::Hiding;
+use masks::Masks;
+use row::Row;
 use weights::Weights;
 
 /// How many documents are counted as one: between two marks lie at most so many.
@@ -36,21 +38,34 @@ const GROUP: usize = 64;
 #[derive(Debug)]
 pub struct Instances {
     corpus: Arc<Corpus>,
+    /// What surrounds texts with special tokens.
+    template: Template,
     settings: InstanceSettings,
+    cut: Cut,
+    /// How many pieces of text a sequence takes.
+    room: usize,
     seed: u64,
     weights: Weights,
     /// Where text is packed across documents.
-    blocks: Option<Blocks>,
-    /// Where something is hidden at all.
-    hiding: Option<Hiding>,
+    row: Option<Row>,
+    corruption: Corruption,
+}
+
+/// What is changed in a sequence, and what is to be predicted.
+#[derive(Debug)]
+enum Corruption {
+    /// Some pieces are masked, and these are predicted.
+    Masks(Masks),
+    /// Nothing is changed: each piece predicts the next.
+    None,
 }
 
 /// What a model sees, and what it shall say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The pieces, `[CLS]` and `[SEP]` included, some of them hidden.
+    /// The pieces, special tokens included, some of them hidden.
     pub ids: Vec<u32>,
-    /// 0 for the first segment and its specials, 1 for the second.
+    /// The segment of each, as the template has it: in BERT's, 0 for the first segment and its specials, 1 for the second.
     pub segments: Vec<u32>,
     /// What is to be predicted, by position.
     pub predicted: Vec<Predicted>,
@@ -72,20 +87,32 @@ pub struct Predicted {
 }
 
 impl Instances {
-    /// Refuses settings that make no sense, and those that the corpus or its vocabulary cannot serve.
-    pub fn new(corpus: Arc<Corpus>, settings: InstanceSettings, seed: u64) -> Result<Self, DataError> {
+    /// Instances laid out by a template, that of the corpus' tokenizer. Refuses settings that make no sense, and those
+    /// that the corpus or its vocabulary cannot serve.
+    pub fn new(
+        corpus: Arc<Corpus>,
+        template: Template,
+        settings: InstanceSettings,
+        seed: u64,
+    ) -> Result<Self, DataError> {
         let weights = Weights::of(&corpus)?;
-        Self::weighted(corpus, settings, seed, weights)
+        Self::weighted(corpus, template, settings, seed, weights)
     }
 
     fn weighted(
         corpus: Arc<Corpus>,
+        template: Template,
         settings: InstanceSettings,
         seed: u64,
         weights: Weights,
     ) -> Result<Self, DataError> {
         settings.check()?;
-        let needed = settings.documents_needed();
+        let (cut, room) = (settings.cut(), settings.room(&template)?);
+        let size = corpus.vocabulary().size;
+        if let Some(id) = template.special_ids().find(|id| *id >= size) {
+            return Err(DataError::ForeignTemplate { id, size });
+        }
+        let needed = cut.documents_needed();
         let (mut reader, mut documents) = (corpus.reader(), 0);
         for number in 0..corpus.documents() {
             let usable = weights.of_source(weights.source_of(number)) > 0.0 && !reader.document(number)?.is_empty();
@@ -98,11 +125,15 @@ impl Instances {
             return Err(DataError::TooFewDocuments { documents, needed });
         }
         drop(reader);
-        let blocks = settings.packing == Packing::Blocks;
-        let blocks = blocks.then(|| Blocks::new(&corpus, &weights, settings.room())).transpose()?;
-        let hides = settings.objective != Objective::Causal;
-        let hiding = hides.then(|| Hiding::new(corpus.vocabulary())).transpose()?;
-        Ok(Self { corpus, settings, seed, weights, blocks, hiding })
+        let row = match cut {
+            Cut::Pairs | Cut::Documents => None,
+            Cut::FullSentences | Cut::Blocks => Some(Row::new(&corpus, &weights, room, cut == Cut::FullSentences)?),
+        };
+        let corruption = match settings.objective.masks() {
+            true => Corruption::Masks(Masks::new(corpus.vocabulary(), &template)?),
+            false => Corruption::None,
+        };
+        Ok(Self { corpus, template, settings, cut, room, seed, weights, row, corruption })
     }
 
     /// Counts an epoch on so many threads. Takes some nanoseconds a sentence; afterwards every instance is at hand.
@@ -126,8 +157,8 @@ impl Instances {
         self.seed
     }
 
-    /// How many things there are that an epoch is made of: documents or blocks.
+    /// How many things there are that an epoch is made of: documents, or sequences of a row.
     fn units(&self) -> usize {
-        self.blocks.as_ref().map_or(self.corpus.documents(), Blocks::count)
+        self.row.as_ref().map_or(self.corpus.documents(), Row::count)
     }
 }

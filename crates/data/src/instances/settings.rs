@@ -1,5 +1,8 @@
-//! How instances are cut and hidden: the settings that a recipe can make.
+//! How instances are made: the settings that a recipe can make. An objective is a cut (how documents become sequences)
+//! times a corruption (what is changed in them and predicted); [`InstanceSettings::cut`] and
+//! [`Objective::masks`] are that table.
 
+use henson_text::Template;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +12,7 @@ use crate::DataError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceSettings {
-    /// The most pieces of a sequence, `[CLS]` and `[SEP]` included.
+    /// The most pieces of a sequence, special tokens included.
     pub sequence_length: usize,
     /// What is to be learnt.
     pub objective: Objective,
@@ -49,11 +52,54 @@ pub enum Objective {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
-    /// Whole sentences of one document, as many as fit.
+    /// Whole sentences of one document, as many as fit (DOC-SENTENCES in RoBERTa).
     #[default]
+    #[serde(alias = "doc-sentences")]
     Documents,
+    /// Whole sentences of documents in a row, as many as fit, with `[SEP]` between documents (FULL-SENTENCES in
+    /// RoBERTa).
+    FullSentences,
     /// All documents in a row with `[SEP]` between them, cut into blocks of the full length.
     Blocks,
+}
+
+/// How documents become sequences: what an objective and a packing amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cut {
+    /// Two segments, each of whole sentences of one document.
+    Pairs,
+    /// One segment of whole sentences of one document.
+    Documents,
+    /// One segment of whole sentences, which may cross documents.
+    FullSentences,
+    /// One segment of a fixed length, which may cross documents and cut sentences.
+    Blocks,
+}
+
+impl Cut {
+    /// How many special tokens a template adds to each sequence.
+    pub fn specials(self, template: &Template) -> usize {
+        match self {
+            Cut::Pairs => template.pair_specials(),
+            Cut::Documents | Cut::FullSentences | Cut::Blocks => template.single_specials(),
+        }
+    }
+
+    /// How many documents an epoch needs: a random second segment comes from another one.
+    pub(super) fn documents_needed(self) -> usize {
+        if self == Cut::Pairs { 2 } else { 1 }
+    }
+}
+
+impl Objective {
+    /// Whether tokens are masked and predicted; else nothing is changed, and each token predicts the next.
+    pub fn masks(self) -> bool {
+        match self {
+            Objective::MlmNsp | Objective::Mlm => true,
+            Objective::Causal => false,
+        }
+    }
 }
 
 /// Which pieces are hidden together.
@@ -93,16 +139,11 @@ impl InstanceSettings {
     /// Refuses what makes no sense.
     pub fn check(&self) -> Result<(), DataError> {
         let refuse = |name, value: String, problem| Err(DataError::InstanceSetting { name, value, problem });
-        // Two pieces must have room: one for each segment, or one beside a separator of documents.
-        let shortest = self.specials() + 2;
-        if !(shortest..=LONGEST).contains(&self.sequence_length) {
-            let problem = format!("expected {shortest} to {LONGEST} pieces, {} of them special", self.specials());
-            return refuse("sequence_length", self.sequence_length.to_string(), problem);
-        }
-        if self.objective == Objective::MlmNsp && self.packing == Packing::Blocks {
+        if self.objective == Objective::MlmNsp && self.packing != Packing::Documents {
+            let name = if self.packing == Packing::Blocks { "blocks" } else { "full-sentences" };
             let problem =
                 "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
-            return refuse("packing", "blocks".to_owned(), problem.to_owned());
+            return refuse("packing", name.to_owned(), problem.to_owned());
         }
         if !(0.0..=1.0).contains(&self.short_sequences) {
             return refuse("short_sequences", self.short_sequences.to_string(), "expected a share, 0 to 1".to_owned());
@@ -129,18 +170,25 @@ impl InstanceSettings {
         share.max(1).min(self.max_predictions.unwrap_or(usize::MAX))
     }
 
-    /// How many pieces of a sequence are `[CLS]` and `[SEP]`.
-    pub(super) fn specials(&self) -> usize {
-        if self.objective == Objective::MlmNsp { 3 } else { 2 }
+    /// How documents become sequences.
+    pub fn cut(&self) -> Cut {
+        match (self.objective, self.packing) {
+            (Objective::MlmNsp, _) => Cut::Pairs,
+            (Objective::Mlm | Objective::Causal, Packing::Documents) => Cut::Documents,
+            (Objective::Mlm | Objective::Causal, Packing::FullSentences) => Cut::FullSentences,
+            (Objective::Mlm | Objective::Causal, Packing::Blocks) => Cut::Blocks,
+        }
     }
 
-    /// How many documents an epoch needs: a random second segment comes from another one.
-    pub(super) fn documents_needed(&self) -> usize {
-        if self.objective == Objective::MlmNsp { 2 } else { 1 }
-    }
-
-    /// How many pieces of text a sequence takes.
-    pub(super) fn room(&self) -> usize {
-        self.sequence_length - self.specials()
+    /// How many pieces of text a sequence takes beside its special tokens; an error where that is too few or too many.
+    pub(super) fn room(&self, template: &Template) -> Result<usize, DataError> {
+        let specials = self.cut().specials(template);
+        // Two pieces must have room: one for each segment, or one beside a separator of documents.
+        let shortest = specials + 2;
+        if (shortest..=LONGEST).contains(&self.sequence_length) {
+            return Ok(self.sequence_length - specials);
+        }
+        let problem = format!("expected {shortest} to {LONGEST} pieces, {specials} of them special");
+        Err(DataError::InstanceSetting { name: "sequence_length", value: self.sequence_length.to_string(), problem })
     }
 }

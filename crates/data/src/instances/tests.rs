@@ -3,12 +3,17 @@
 use std::sync::Arc;
 
 use henson_kernels::philox::Stream;
+use henson_text::Template;
 
 use super::draws::Copy;
 use super::walk::{Cursor, Second, Walk};
 use super::weights::Weights;
 use super::{Epoch, Instance, InstanceSettings, Instances, Objective, Packing};
 use crate::{Corpus, DataError, Loader, Place, Vocabulary, WordMarks};
+
+fn bert() -> Template {
+    Template::bert(2, 3)
+}
 
 fn corpus(documents: &[Vec<Vec<u32>>]) -> Arc<Corpus> {
     let size = 60_000;
@@ -31,8 +36,8 @@ fn a_walk_consumes_every_sentence_once() {
             (0..document.sentences()).map(|i| reader.sentence(&document, i).unwrap().end).collect();
         for objective in [Objective::MlmNsp, Objective::Mlm] {
             let settings = InstanceSettings { sequence_length: 24, objective, ..InstanceSettings::default() };
-            let copy = Copy { unit: case, copy: 0 };
-            let mut walk = Walk::new(document, &settings, 77, copy, Cursor::default());
+            let (room, copy) = (settings.room(&bert()).unwrap(), Copy { unit: case, copy: 0 });
+            let mut walk = Walk::new(document, &settings, room, 77, copy, Cursor::default());
             let mut consumed = 0;
             while let Some(chunk) = walk.next(&mut reader).unwrap() {
                 assert!(!chunk.first.is_empty() && chunk.first.start == consumed);
@@ -47,8 +52,8 @@ fn a_walk_consumes_every_sentence_once() {
                 }
                 assert_eq!(walk.cursor.position, consumed);
                 // A walk that goes on from here is the same.
-                let mut again = Walk::new(document, &settings, 77, copy, walk.cursor);
-                let mut rest = Walk::new(document, &settings, 77, copy, Cursor::default());
+                let mut again = Walk::new(document, &settings, room, 77, copy, walk.cursor);
+                let mut rest = Walk::new(document, &settings, room, 77, copy, Cursor::default());
                 for _ in 0..=chunk.number {
                     rest.next(&mut reader).unwrap();
                 }
@@ -67,7 +72,7 @@ fn weighted(weights: &[f64], settings: InstanceSettings, sentences: usize) -> Ar
     };
     let documents: Vec<Vec<Vec<u32>>> = (0..600 * weights.len()).map(document).collect();
     let weights = Weights { sources: weights.iter().enumerate().map(|(i, weight)| (600 * (i + 1), *weight)).collect() };
-    Arc::new(Instances::weighted(corpus(&documents), settings, 3, weights).unwrap())
+    Arc::new(Instances::weighted(corpus(&documents), bert(), settings, 3, weights).unwrap())
 }
 
 fn in_order(epoch: &Epoch) -> Vec<Instance> {
@@ -122,14 +127,18 @@ fn weights_are_shares_of_copies() {
 }
 
 #[test]
-fn weights_of_blocks() {
+fn weights_of_rows() {
+    // 13 positions a document with its separator, 28 a block.
+    of_row(Packing::Blocks, 600.0 * 13.0 / 28.0);
+    // Two documents a sequence: the next sentence would be too much.
+    of_row(Packing::FullSentences, 300.0);
+}
+
+/// `sequences`: how many begin in a source of weight 1.
+fn of_row(packing: Packing, sequences: f64) {
     let weights = [1.0, 0.0, 0.5, 3.0];
-    let settings = InstanceSettings {
-        sequence_length: 30,
-        objective: Objective::Mlm,
-        packing: Packing::Blocks,
-        ..InstanceSettings::default()
-    };
+    let objective = Objective::Mlm;
+    let settings = InstanceSettings { sequence_length: 30, objective, packing, ..InstanceSettings::default() };
     let made = weighted(&weights, settings, 2);
     let epoch = made.epoch(0, 2).unwrap();
     let mut counts = [0.0_f64; 4];
@@ -138,11 +147,9 @@ fn weights_of_blocks() {
         let targets = instance.predicted.iter().map(|predicted| predicted.target);
         assert!(targets.into_iter().all(|id| !(1205..2405).contains(&id)), "text of weight 0");
     }
-    // 13 positions a document with its separator, 28 a block.
-    let blocks = 600.0 * 13.0 / 28.0;
-    assert!((counts[0] - blocks).abs() <= 1.0 && counts[1] == 0.0 && (counts[3] - 3.0 * blocks).abs() <= 3.0);
-    assert_near(counts[2], blocks, 0.5);
-    // Every block by its number in the epoch's order, too.
+    assert!((counts[0] - sequences).abs() <= 1.0 && counts[1] == 0.0 && (counts[3] - 3.0 * sequences).abs() <= 3.0);
+    assert_near(counts[2], sequences, 0.5);
+    // Every sequence by its number in the epoch's order, too.
     let mut shuffled: Vec<Instance> = (0..epoch.count()).map(|index| epoch.get(index).unwrap()).collect();
     shuffled.sort_by_key(|instance| instance.document);
     assert!(shuffled.iter().map(|i| i.document).eq(in_order(&epoch).iter().map(|i| i.document)));
@@ -155,7 +162,7 @@ fn an_epoch_that_weights_leave_empty() {
     let settings = InstanceSettings { objective: Objective::Mlm, ..InstanceSettings::default() };
     let of_seed = |seed| {
         let weights = Weights { sources: vec![(3, 0.5)] };
-        Arc::new(Instances::weighted(corpus(&documents), settings.clone(), seed, weights).unwrap())
+        Arc::new(Instances::weighted(corpus(&documents), bert(), settings.clone(), seed, weights).unwrap())
     };
     let fit = |made: &Arc<Instances>| {
         let counts = [0, 1, 2].map(|epoch| made.epoch(epoch, 1).map_or(0, |epoch| epoch.count()));
@@ -178,7 +185,7 @@ fn weights_that_make_no_sense_are_refused() {
     let pairs = InstanceSettings::default();
     let refused = |weights: Vec<(usize, f64)>| {
         let documents = vec![vec![vec![9; 10]]; 4];
-        Instances::weighted(corpus(&documents), pairs.clone(), 0, Weights { sources: weights }).map(|_| ())
+        Instances::weighted(corpus(&documents), bert(), pairs.clone(), 0, Weights { sources: weights }).map(|_| ())
     };
     assert!(matches!(refused(vec![(1, 1.0), (4, 0.0)]), Err(DataError::TooFewDocuments { documents: 1, needed: 2 })));
     assert!(refused(vec![(2, 1.0), (4, 0.0)]).is_ok());

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::draws::{self, Copy};
-use super::settings::{InstanceSettings, Objective};
+use super::{Cut, InstanceSettings};
 use crate::{DataError, Document, Reader};
 
 /// Where a walk stands in its document: everything that is needed to go on from there.
@@ -55,14 +55,20 @@ pub(super) struct Walk {
 
 impl Walk {
     /// Goes on at `cursor`, or begins with the default one.
-    pub(super) fn new(document: Document, settings: &InstanceSettings, key: u64, copy: Copy, cursor: Cursor) -> Self {
-        let room = settings.room();
+    pub(super) fn new(
+        document: Document,
+        settings: &InstanceSettings,
+        room: usize,
+        key: u64,
+        copy: Copy,
+        cursor: Cursor,
+    ) -> Self {
         let mut target = room;
         let mut draws = draws::of_copy(key, copy);
         if draws::happens(&mut draws, settings.short_sequences) {
             target = 2 + draws.below(room as u32 - 1) as usize;
         }
-        Self { document, copy, key, pairs: settings.objective == Objective::MlmNsp, room, target, cursor }
+        Self { document, copy, key, pairs: settings.cut() == Cut::Pairs, room, target, cursor }
     }
 
     /// BERT's pairs (create_pretraining_data.py, create_instances_from_document): sentences are collected until the
@@ -119,35 +125,48 @@ impl Walk {
     /// Whole sentences until the target is reached or would be passed. One that is longer than the target stands
     /// alone; one that does not even fit into a sequence is cut, and the next chunk goes on with its rest.
     fn single(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
-        let begin = self.cursor;
-        let (mut sentence, mut end) = (begin.sentence, begin.position);
-        'sentences: while sentence < self.document.sentences() && end - begin.position < self.target {
-            for &stop in reader.ends(&self.document, sentence)? {
-                let length = (stop as usize).saturating_sub(begin.position);
-                if end == begin.position && length > self.room {
-                    end = begin.position + self.room;
-                    break 'sentences;
-                }
-                if end > begin.position && length > self.target {
-                    break 'sentences;
-                }
-                end = end.max(stop as usize);
-                sentence += 1;
-                if end - begin.position >= self.target {
-                    break;
-                }
-            }
-        }
-        if end == begin.position {
+        let Cursor { sentence, position, chunk } = self.cursor;
+        let (sentence, end) = whole_sentences(reader, &self.document, (sentence, position), self.target, self.room)?;
+        if end == position {
             return Ok(None);
         }
-        reader.check(&self.document, end)?;
-        self.cursor = Cursor { sentence, position: end, chunk: begin.chunk + 1 };
-        Ok(Some(Chunk { number: begin.chunk, first: begin.position..end, second: Second::None }))
+        self.cursor = Cursor { sentence, position: end, chunk: chunk + 1 };
+        Ok(Some(Chunk { number: chunk, first: position..end, second: Second::None }))
     }
 
     /// The next chunk, if there is one.
     pub(super) fn next(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
         if self.pairs { self.pair(reader) } else { self.single(reader) }
     }
+}
+
+/// How far whole sentences from (sentence, piece) on reach within `target` pieces, as (sentence, piece). Where even the
+/// first is longer than that, it is taken nevertheless, but of it at most `alone` pieces.
+pub(super) fn whole_sentences(
+    reader: &mut Reader<'_>,
+    document: &Document,
+    (mut sentence, begin): (usize, usize),
+    target: usize,
+    alone: usize,
+) -> Result<(usize, usize), DataError> {
+    let mut end = begin;
+    'sentences: while sentence < document.sentences() && end - begin < target {
+        for &stop in reader.ends(document, sentence)? {
+            let length = (stop as usize).saturating_sub(begin);
+            if end == begin && length > target.max(alone) {
+                end = begin + alone;
+                break 'sentences;
+            }
+            if end > begin && length > target {
+                break 'sentences;
+            }
+            end = end.max(stop as usize);
+            sentence += 1;
+            if end - begin >= target {
+                break;
+            }
+        }
+    }
+    reader.check(document, end)?;
+    Ok((sentence, end))
 }

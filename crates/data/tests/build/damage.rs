@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use henson_data::{Corpus, DataError, InstanceSettings, Instances, Loader, Place, Split, Vocabulary, WordMarks};
+use henson_text::Template;
 use proptest::prelude::*;
 
 use crate::support::{contents, options, run, some_documents, texts, write};
@@ -116,7 +117,7 @@ fn truncated_while_a_loader_reads() {
     let corpus = Arc::new(Corpus::open(&out, Split::Train).unwrap());
     let shard = out.join("train-00000.shard");
     assert!(std::fs::metadata(&shard).unwrap().len() > 1 << 20, "many blocks");
-    let instances = Arc::new(Instances::new(corpus, InstanceSettings::default(), 1).unwrap());
+    let instances = Arc::new(Instances::new(corpus, Template::bert(0, 1), InstanceSettings::default(), 1).unwrap());
     for threads in [1, 3] {
         let mut loader = Loader::new(Arc::clone(&instances), Place::default(), 1, 1, threads, 2).unwrap();
         assert!(threads == 3 || loader.next().is_ok());

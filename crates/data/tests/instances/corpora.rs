@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use henson_data::{Corpus, Epoch, Instance, InstanceSettings, Instances, Vocabulary, WordMarks};
 use henson_kernels::philox::Stream;
+use henson_text::Template;
 
 pub(crate) const CLS: u32 = 2;
 pub(crate) const SEP: u32 = 3;
@@ -15,6 +16,10 @@ pub(crate) const FIRST: u32 = 5;
 pub(crate) fn vocabulary(size: u32) -> Vocabulary {
     let words = WordMarks::Begin((0..size).map(begins).collect());
     Vocabulary { size, cls: CLS, sep: SEP, mask: Some(MASK), special: (0..FIRST).collect(), words }
+}
+
+pub(crate) fn bert() -> Template {
+    Template::bert(CLS, SEP)
 }
 
 pub(crate) fn begins(id: u32) -> bool {
@@ -47,7 +52,7 @@ pub(crate) fn corpus(documents: &Documents) -> Arc<Corpus> {
 }
 
 pub(crate) fn instances(documents: &Documents, settings: &InstanceSettings, seed: u64) -> Arc<Instances> {
-    Arc::new(Instances::new(corpus(documents), settings.clone(), seed).unwrap())
+    Arc::new(Instances::new(corpus(documents), bert(), settings.clone(), seed).unwrap())
 }
 
 /// All instances of an epoch, in the order of the documents.

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use henson_data::{
     Corpus, DataError, InstanceSettings, Instances, Loader, Masking, Objective, Packing, Place, Vocabulary,
 };
+use henson_text::Template;
 use proptest::prelude::*;
 
-use crate::corpora::{CLS, FIRST, SEP, vocabulary};
+use crate::corpora::{CLS, FIRST, SEP, bert, vocabulary};
 
 fn any_settings() -> impl Strategy<Value = InstanceSettings> {
     let names = (
         prop_oneof![Just(Objective::MlmNsp), Just(Objective::Mlm), Just(Objective::Causal)],
-        prop_oneof![Just(Packing::Documents), Just(Packing::Blocks)],
+        prop_oneof![Just(Packing::Documents), Just(Packing::FullSentences), Just(Packing::Blocks)],
         prop_oneof![Just(Masking::Pieces), Just(Masking::Words), Just(Masking::Spans)],
         prop_oneof![Just([0.8, 0.1, 0.1]), Just([0.0, 0.0, 1.0]), Just([0.0, 1.0, 0.0]), Just([1.0, 0.0, 0.0])],
     );
@@ -52,8 +53,9 @@ proptest! {
         let with_text = documents.iter().filter(|document| !document.concat().is_empty()).count();
         let pairs = settings.objective == Objective::MlmNsp;
         let (least_documents, shortest) = if pairs { (2, 5) } else { (1, 3) };
-        let Ok(instances) = Instances::new(corpus, settings.clone(), seed) else {
-            prop_assert!(settings.check().is_err() || with_text < least_documents);
+        let Ok(instances) = Instances::new(corpus, bert(), settings.clone(), seed) else {
+            let long_enough = settings.sequence_length >= if pairs { 5 } else { 4 };
+            prop_assert!(settings.check().is_err() || !long_enough || with_text < least_documents);
             return Ok(());
         };
         let instances = Arc::new(instances);
@@ -87,7 +89,7 @@ fn refusals_say_what_to_do() {
     let documents = |count: usize| vec![vec![vec![FIRST; 9]; 3]; count];
     let refused = |settings: InstanceSettings, vocabulary: Vocabulary, documents: &[Vec<Vec<u32>>]| {
         let corpus = Arc::new(Corpus::from_documents(vocabulary, documents));
-        Instances::new(corpus, settings, 0).map(|_| ()).unwrap_err()
+        Instances::new(corpus, bert(), settings, 0).map(|_| ()).unwrap_err()
     };
     let default = InstanceSettings::default;
     let mlm = InstanceSettings { objective: Objective::Mlm, ..default() };
@@ -101,13 +103,25 @@ fn refusals_say_what_to_do() {
     assert!(matches!(refused(mlm.clone(), vocabulary(12), &[]), DataError::TooFewDocuments { documents: 0, .. }));
     assert!(matches!(refused(default(), no_mask.clone(), &documents(2)), DataError::NoMask));
     assert!(matches!(refused(mlm, only_special, &documents(2)), DataError::NoPieces));
-    assert!(Instances::new(Arc::new(Corpus::from_documents(no_mask, &documents(1))), causal, 0).is_ok());
+    assert!(Instances::new(Arc::new(Corpus::from_documents(no_mask, &documents(1))), bert(), causal, 0).is_ok());
+
+    let laid_out = |template: Template, sequence_length| {
+        let corpus = Arc::new(Corpus::from_documents(vocabulary(12), &documents(2)));
+        let settings = InstanceSettings { sequence_length, ..default() };
+        Instances::new(corpus, template, settings, 0).map(|_| ())
+    };
+    assert!(matches!(laid_out(Template::bert(2, 12), 32), Err(DataError::ForeignTemplate { id: 12, size: 12 })));
+    // Four special tokens and a piece of each text.
+    assert!(laid_out(Template::roberta(CLS, SEP), 6).is_ok());
+    let error = laid_out(Template::roberta(CLS, SEP), 5).unwrap_err().to_string();
+    assert!(error.starts_with("sequence_length = 5") && error.contains("4 of them special"), "{error}");
 
     let settings = [
         ("sequence_length = 4", InstanceSettings { sequence_length: 4, ..default() }),
         ("sequence_length = 3", InstanceSettings { sequence_length: 3, objective: Objective::Mlm, ..default() }),
         ("sequence_length = 18446744073709551615", InstanceSettings { sequence_length: usize::MAX, ..default() }),
         ("packing = blocks", InstanceSettings { packing: Packing::Blocks, ..default() }),
+        ("packing = full-sentences", InstanceSettings { packing: Packing::FullSentences, ..default() }),
         ("short_sequences = -0.1", InstanceSettings { short_sequences: -0.1, ..default() }),
         ("short_sequences = NaN", InstanceSettings { short_sequences: f64::NAN, ..default() }),
         ("mask_probability = 0", InstanceSettings { mask_probability: 0.0, ..default() }),
@@ -143,6 +157,8 @@ fn settings_in_words() {
         words(r#"{"masking":"spans","objective":"causal","packing":"blocks"}"#).unwrap().masking,
         Masking::Spans
     );
+    assert_eq!(words(r#"{"packing":"full-sentences"}"#).unwrap().packing, Packing::FullSentences);
+    assert_eq!(words(r#"{"packing":"doc-sentences"}"#).unwrap().packing, Packing::Documents);
     assert_eq!(words("{}").unwrap(), InstanceSettings::default());
     assert!(words(r#"{"masking":"words"}"#).is_err());
 }

@@ -6,4 +6,5 @@ mod loader;
 mod masks;
 mod pairs;
 mod reference;
+mod roberta;
 mod singles;

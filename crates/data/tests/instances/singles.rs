@@ -77,10 +77,61 @@ fn blocks_are_the_documents_in_a_row() {
     }
 }
 
+/// FULL-SENTENCES as one would write it down: a list of sequences, filled one sentence after the other.
+#[test]
+fn full_sentences_are_packed_across_documents() {
+    let mut all = documents(1, 300, (1, 8), (1, 12));
+    all.extend(documents(2, 3, (1, 3), (40, 90)));
+    all.extend(documents(3, 40, (1, 2), (1, 4)));
+    all[0] = vec![];
+    all[7].insert(1, vec![]);
+    all[77] = vec![vec![], vec![]];
+    for sequence_length in [4, 5, 16, 33, 101, 100_000] {
+        let room = sequence_length - 2;
+        let (mut packed, mut open) = (Vec::new(), Vec::new());
+        for document in &all {
+            let sentences = document.iter().filter(|sentence| !sentence.is_empty());
+            for (number, sentence) in sentences.enumerate() {
+                let separator = if number == 0 && !open.is_empty() { vec![SEP] } else { vec![] };
+                if open.len() + separator.len() + sentence.len() <= room {
+                    open = [open, separator, sentence.clone()].concat();
+                    continue;
+                }
+                packed.push(std::mem::replace(&mut open, sentence.clone()));
+                // Longer than a sequence: it is cut.
+                while open.len() > room {
+                    let rest = open.split_off(room);
+                    packed.push(std::mem::replace(&mut open, rest));
+                }
+            }
+        }
+        packed.push(open);
+        packed.retain(|sequence: &Vec<u32>| !sequence.is_empty());
+
+        let settings = settings(Objective::Mlm, Packing::FullSentences, sequence_length);
+        let made = instances(&all, &settings, 8);
+        let epoch = made.epoch(0, 1).unwrap();
+        let found = in_order(&epoch);
+        assert_eq!(found.len(), packed.len(), "{sequence_length}");
+        for (instance, expected) in found.iter().zip(&packed) {
+            let mut ids = instance.ids.clone();
+            instance.predicted.iter().for_each(|predicted| ids[predicted.position as usize] = predicted.target);
+            assert_eq!(ids, [&[CLS], &expected[..], &[SEP]].concat());
+            assert!(instance.predicted.iter().all(|predicted| predicted.target != SEP));
+            assert!(all[instance.document].concat().contains(&expected[0]));
+            assert!(instance.next_sentence.is_none() && instance.segments.iter().all(|segment| *segment == 0));
+        }
+        // The next epoch has the same sequences with other masks.
+        let next = in_order(&made.epoch(1, 2).unwrap());
+        assert!(next.iter().map(originals).eq(found.iter().map(originals)));
+        assert!(found.len() < 20 || next != found);
+    }
+}
+
 #[test]
 fn causal_instances_tell_the_next_piece() {
     let all = documents(1, 30, (1, 8), (1, 12));
-    for packing in [Packing::Documents, Packing::Blocks] {
+    for packing in [Packing::Documents, Packing::FullSentences, Packing::Blocks] {
         let settings = settings(Objective::Causal, packing, 24);
         for instance in in_order(&instances(&all, &settings, 8).epoch(0, 1).unwrap()) {
             assert_eq!(instance.predicted.len(), instance.ids.len() - 1);

@@ -31,8 +31,9 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
 fn data(flags: &BenchData) -> anyhow::Result<()> {
     let corpus = Arc::new(Corpus::open(&flags.data, Split::Train)?);
     let settings = InstanceSettings { sequence_length: flags.seq, ..InstanceSettings::default() };
+    let template = super::data::tokenizer(&corpus)?.template().clone();
     let opened = Instant::now();
-    let instances = Arc::new(Instances::new(corpus, settings, 0)?);
+    let instances = Arc::new(Instances::new(corpus, template, settings, 0)?);
     let mut loader = Loader::new(instances, Place::default(), flags.batch, 1, flags.threads, 4)?;
     loader.next()?;
     let first_ms = opened.elapsed().as_secs_f64() * 1e3;

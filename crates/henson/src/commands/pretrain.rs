@@ -231,10 +231,7 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
 fn needed(plan: &Plan) -> u64 {
     let of_phase = |phase: &henson_train::ResolvedPhase| {
         let tokens = phase.batch_size / phase.accumulation * phase.instances.sequence_length;
-        let predicted = match phase.instances.objective {
-            henson_data::Objective::Causal => 1.0,
-            _ => phase.instances.mask_probability,
-        };
+        let predicted = if phase.instances.objective.masks() { phase.instances.mask_probability } else { 1.0 };
         let recipe = &plan.recipe;
         let sizes = plan.config.model.sizes();
         memory(&sizes, plan.parameters(), tokens, predicted, recipe.dtype.into(), recipe.recompute).training

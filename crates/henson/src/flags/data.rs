@@ -186,7 +186,10 @@ pub(crate) enum ObjectiveName {
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PackingName {
     /// Whole sentences of one document
+    #[value(alias = "doc-sentences")]
     Documents,
+    /// Whole sentences, across documents
+    FullSentences,
     /// Blocks of one length, across documents
     Blocks,
 }
@@ -260,6 +263,7 @@ impl InstanceFlags {
             },
             packing: match self.packing {
                 PackingName::Documents => Packing::Documents,
+                PackingName::FullSentences => Packing::FullSentences,
                 PackingName::Blocks => Packing::Blocks,
             },
             short_sequences: self.short_sequences,

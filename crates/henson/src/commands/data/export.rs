@@ -4,8 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
-use henson_data::{Loader, Objective, Part, Place};
-use henson_text::Tokenizer;
+use henson_data::{Loader, Part, Place};
 use serde_json::{Map, Value, json};
 
 use super::{all_cores, instances};
@@ -21,10 +20,9 @@ pub(crate) fn run(flags: &DataExport) -> anyhow::Result<()> {
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     anyhow::ensure!(parent.is_dir(), "cannot write {}: there is no directory {}", out.display(), parent.display());
 
-    let instances = instances(&flags.data, &flags.instances)?;
-    let causal = instances.settings().objective == Objective::Causal;
-    let tokenizer = instances.corpus().tokenizer_directory().map(Tokenizer::open).transpose()?;
-    let padding = tokenizer.and_then(|tokenizer| Some(tokenizer.special().pad.as_ref()?.id)).unwrap_or(0);
+    let (instances, tokenizer) = instances(&flags.data, &flags.instances)?;
+    let causal = !instances.settings().objective.masks();
+    let padding = tokenizer.special().pad.as_ref().map_or(0, |padding| padding.id);
     let mut file = File { padding: padding.into(), header: Map::new(), data: Vec::new() };
     let (mut pieces, mut predicted) = (0, 0);
     let mut loader = Loader::new(instances.clone(), Place::default(), flags.batch_size, 1, all_cores(), 4)?;

@@ -2,9 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use anyhow::Context;
-use henson_data::{Corpus, Instance, Objective};
-use henson_text::Tokenizer;
+use henson_data::{Corpus, Instance};
 use serde::Serialize;
 
 use super::{all_cores, instances};
@@ -48,10 +46,8 @@ enum Shown {
 }
 
 pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
-    let instances = instances(&flags.data, &flags.instances)?;
+    let (instances, tokenizer) = instances(&flags.data, &flags.instances)?;
     let corpus = instances.corpus();
-    let directory = corpus.tokenizer_directory().context("the corpus has no tokenizer")?;
-    let tokenizer = Tokenizer::open(directory)?;
     let epoch = instances.epoch(flags.epoch, all_cores())?;
     anyhow::ensure!(
         flags.index < epoch.count(),
@@ -61,7 +57,7 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
         epoch.count()
     );
     let piece = |id: u32| tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"));
-    let causal = instances.settings().objective == Objective::Causal;
+    let causal = !instances.settings().objective.masks();
     // https://no-color.org: any value but an empty one.
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colour = io::stdout().is_terminal() && !unwanted;
@@ -109,7 +105,8 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
                 _ => text.into_owned(),
             });
         }
-        let used = if instance.next_sentence.is_some() { 2 } else { 1 };
+        // Templates with one segment have both texts in it.
+        let used = if instance.segments.iter().any(|segment| *segment > 0) { 2 } else { 1 };
         segments[..used].iter().try_for_each(|segment| output::line_with_colours(segment))?;
         output::line("")?;
     }

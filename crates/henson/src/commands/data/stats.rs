@@ -1,7 +1,6 @@
 //! `henson data stats`.
 
-use henson_data::{Corpus, Lengths, Split, Stats, stats};
-use henson_text::Tokenizer;
+use henson_data::{Corpus, Cut, Lengths, Split, Stats, stats};
 use serde::Serialize;
 
 use crate::flags::data::DataStats;
@@ -26,10 +25,10 @@ pub(crate) fn run(flags: &DataStats) -> anyhow::Result<()> {
         if flags.verify {
             corpus.verify()?;
         }
-        let tokenizer = corpus.tokenizer_directory().map(Tokenizer::open).transpose()?;
-        let unknown = tokenizer.and_then(|tokenizer| Some(tokenizer.special().unk.as_ref()?.id));
+        let tokenizer = super::tokenizer(&corpus)?;
+        let unknown = tokenizer.special().unk.as_ref().map(|unknown| unknown.id);
         let mut progress = Progress::new("documents", Some(corpus.documents() as u64));
-        let stats = stats(&corpus, unknown, &SEQUENCE_LENGTHS, &mut |document| {
+        let stats = stats(&corpus, tokenizer.template(), unknown, &SEQUENCE_LENGTHS, &mut |document| {
             progress.at(document as u64, document);
             true
         })?;
@@ -84,20 +83,21 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
     lengths("sentence", &stats.sentence_lengths)?;
     lengths("document", &stats.document_lengths)?;
     output::line(
-        "\n  how full sequences would be, before chance\n    length  arrangement   sequences    full     cut",
+        "\n  how full sequences would be, before chance\n    length  arrangement      sequences    full     cut",
     )?;
     for packing in &stats.packing {
-        let name = match packing.arrangement {
-            henson_data::Arrangement::Pairs => "pairs",
-            henson_data::Arrangement::Documents => "documents",
-            henson_data::Arrangement::Blocks => "blocks",
+        let name = match packing.cut {
+            Cut::Pairs => "pairs",
+            Cut::Documents => "documents",
+            Cut::FullSentences => "full-sentences",
+            Cut::Blocks => "blocks",
         };
         output::line(&format!(
-            "    {:>6}  {name:<11} {:>11} {:>6.1}% {:>6.1}%",
+            "    {:>6}  {name:<14} {:>11} {:>6.1}% {:>6.1}%",
             packing.sequence_length,
             thousands(packing.sequences),
             100.0 * packing.fullness,
-            100.0 * packing.cut
+            100.0 * packing.cut_off
         ))?;
     }
     output::line("")
