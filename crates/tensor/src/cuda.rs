@@ -193,7 +193,8 @@ impl CudaDevice {
             self.gpu.synchronise()?;
             uploads.used = 0;
         }
-        uploads.pinned.bytes_mut()[uploads.used..][..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: copies from parts that were used before are under way, or were waited for; none from this one.
+        unsafe { uploads.pinned.bytes_mut(uploads.used..uploads.used + bytes.len()) }.copy_from_slice(bytes);
         // SAFETY: this part of the pinned memory is not written again before the GPU was waited for, and is dropped with it.
         unsafe { self.gpu.write_later(&uploads.pinned, uploads.used, target)? };
         uploads.used += bytes.len().next_multiple_of(64);
@@ -210,7 +211,8 @@ impl CudaDevice {
             return None;
         }
         let place = filling.bytes;
-        slots[*next].pinned.bytes_mut()[place..][..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: `start_feed` waited for the last copy from this slot; the next begins when it is filled.
+        unsafe { slots[*next].pinned.bytes_mut(place..place + bytes.len()) }.copy_from_slice(bytes);
         filling.bytes = (place + bytes.len()).next_multiple_of(INPUT_ALIGNMENT);
         filling.signature.push((bytes.len() as u64) << 2 | dtype as u64);
         Some((Arc::clone(arena), place))
@@ -430,8 +432,11 @@ impl Reading {
             ReadingInner::Cuda(pending) => {
                 let Some(slot) = &pending.slot else { return Ok(Vec::new()) };
                 slot.event.synchronise()?;
-                let mut words =
-                    slot.pinned.bytes().chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+                // The numbers, and the word that tells of faults.
+                let count = pending.kinds.iter().map(|(_, count)| count).sum::<usize>() + 1;
+                // SAFETY: the event comes after the copies.
+                let bytes = unsafe { slot.pinned.bytes(0..4 * count) };
+                let mut words = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
                 let mut numbers = Vec::new();
                 for (dtype, count) in pending.kinds.iter().copied() {
                     let number =

@@ -11,7 +11,7 @@ use henson_kernels::cuda::{self, View};
 use henson_kernels::memory::Buffer as Block;
 
 use crate::cuda::{CudaDevice, native};
-use crate::{DType, Device, Native, Result, TensorError};
+use crate::{DType, Device, Native, Result, TensorError, memory};
 
 /// Up to four sizes, the outermost first.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -76,7 +76,7 @@ impl Tensor {
         let shape = shape.into();
         let bytes = shape.elements().saturating_mul(dtype.size());
         let storage = match device {
-            Device::Cpu(cpu) => Storage::Host(cpu.memory.take(bytes)?),
+            Device::Cpu(cpu) => Storage::Host(memory::take(&cpu.memory, bytes)?),
             Device::Cuda(cuda) => Storage::Cuda(cuda.take(bytes)?, Arc::clone(cuda)),
         };
         Ok(Self { storage, offset: 0, shape, dtype })

@@ -39,7 +39,8 @@ pub(crate) fn memory(checks: &mut Checks<'_>) -> Result<()> {
 
     // A copy beside the work, which waits for it.
     let mut pinned = gpu.pinned(4096)?;
-    pinned.bytes_mut()[64..4064].copy_from_slice(bytemuck::cast_slice(&x));
+    // SAFETY: no copy has begun.
+    unsafe { pinned.bytes_mut(64..4064) }.copy_from_slice(bytemuck::cast_slice(&x));
     let (target, sum, event) = (gpu.zeros(1000, DType::F32)?, gpu.zeros(1000, DType::F32)?, gpu.event()?);
     gpu.synchronise()?;
     // SAFETY: the pinned memory lives and stays as it is to the end of this function; the target is not used before.

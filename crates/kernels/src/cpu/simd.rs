@@ -60,32 +60,20 @@ pub trait Simd: Copy + 'static {
     unsafe fn largest(v: Self::V) -> f32;
 
     /// acc + a.low·b.low + a.high·b.high for lanes that each hold two bf16; only where `BF16_DOT`.
-    unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
-        let _ = (a, b);
-        acc
-    }
+    unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
 
     /// Asks for a cache line that will be read soon; any address is allowed.
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        let _ = p;
-    }
+    unsafe fn prefetch(p: *const u8);
 
     /// Asks for a cache line that will be written soon; any address is allowed.
-    #[inline(always)]
-    unsafe fn prefetch_to_write(p: *const u8) {
-        let _ = p;
-    }
+    unsafe fn prefetch_to_write(p: *const u8);
 
     /// Exchanges rows and columns of the first LANES×LANES numbers, one row a vector.
     unsafe fn transpose(rows: &mut [Self::V; 16]);
 
     /// Lanes that hold two bf16 each: `low[i]` in the lower half, `high[i]` in the upper; the first `n` of them, zeros
     /// after that. Only where `BF16_DOT`.
-    unsafe fn load_pairs(low: *const bf16, high: *const bf16, n: usize) -> Self::V {
-        let _ = (low, high, n);
-        Self::splat(0.0)
-    }
+    unsafe fn load_pairs(low: *const bf16, high: *const bf16, n: usize) -> Self::V;
 
     /// Draws 128 numbers of 16 bits with Philox, from the counters `counter`, `counter` + 1, … in its first word, and
     /// sets the bits of those that are at least `threshold`: the low halves of words first, 32 bits in a word.
@@ -274,6 +262,19 @@ impl Simd for Portable {
     type V = [f32; 4];
 
     #[inline(always)]
+    unsafe fn dot_pairs(_: Self::V, _: Self::V, _: Self::V) -> Self::V {
+        unreachable!("dot_pairs: only where BF16_DOT")
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(_: *const bf16, _: *const bf16, _: usize) -> Self::V {
+        unreachable!("load_pairs: only where BF16_DOT")
+    }
+    /// Portable code has no such hint.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_to_write(_: *const u8) {}
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
         [x; 4]
     }
@@ -412,6 +413,14 @@ mod x86 {
         const BF16_DOT: bool = false;
         type V = __m256;
 
+        #[inline(always)]
+        unsafe fn dot_pairs(_: Self::V, _: Self::V, _: Self::V) -> Self::V {
+            unreachable!("dot_pairs: only where BF16_DOT")
+        }
+        #[inline(always)]
+        unsafe fn load_pairs(_: *const bf16, _: *const bf16, _: usize) -> Self::V {
+            unreachable!("load_pairs: only where BF16_DOT")
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self::V {
             _mm256_set1_ps(x)

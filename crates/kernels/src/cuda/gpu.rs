@@ -15,7 +15,7 @@ use super::compile::{Architecture, Compiler, Source};
 use super::error::{Check, CudaError, Result};
 use super::library::{Library, Search};
 use super::matmul::Blas;
-use super::memory::{Block, Pinned, Pool};
+use super::memory::{self, Block, Pinned, Pool};
 use crate::philox::DROPOUT_ROUNDS;
 
 /// What numbers in device memory are.
@@ -473,7 +473,7 @@ impl Gpu {
         context.bind()?;
         let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let pool = Pool::default();
-        let fault = pool.take(&context, 4)?;
+        let fault = memory::take(&pool, &context, 4)?;
         // SAFETY: four bytes of our own.
         unsafe { result::memset_d8_sync(fault.address(), 0, 4) }.doing("clear memory")?;
         Ok(Self {
@@ -545,12 +545,12 @@ impl Gpu {
 
     /// A block of at least `bytes` from a pool, of undefined content.
     pub fn take(&self, pool: &Pool, bytes: usize) -> Result<Arc<Block>> {
-        pool.take(&self.context, bytes)
+        memory::take(pool, &self.context, bytes)
     }
 
     /// Room for `len` numbers of undefined content.
     pub fn empty(&self, len: usize, dtype: DType) -> Result<Buffer> {
-        Ok(Buffer { block: self.pool.take(&self.context, len * dtype.size())?, len, dtype })
+        Ok(Buffer { block: memory::take(&self.pool, &self.context, len * dtype.size())?, len, dtype })
     }
 
     /// Room for `len` zeros.
@@ -602,7 +602,8 @@ impl Gpu {
     /// # Safety
     /// The pinned memory must not be written or dropped until the copy is done.
     pub unsafe fn write_later(&self, from: &Pinned, start: usize, to: View<'_>) -> Result<()> {
-        let bytes = &from.bytes()[start..][..to.len * to.dtype.size()];
+        // SAFETY: read by copies only, as the caller promises.
+        let bytes = unsafe { from.bytes(start..start + to.len * to.dtype.size()) };
         self.bind()?;
         // SAFETY: the lengths are the same; the rest is the caller's promise.
         unsafe { result::memcpy_htod_async(to.address, bytes, self.stream.0) }.doing("copy to the GPU")
@@ -613,7 +614,8 @@ impl Gpu {
     /// # Safety
     /// The pinned memory must not be read, written or dropped until the copy is done.
     pub unsafe fn read_later(&self, from: View<'_>, to: &mut Pinned, start: usize) -> Result<()> {
-        let bytes = &mut to.bytes_mut()[start..][..from.len * from.dtype.size()];
+        // SAFETY: not in use by any other copy, as the caller promises.
+        let bytes = unsafe { to.bytes_mut(start..start + from.len * from.dtype.size()) };
         self.bind()?;
         // SAFETY: the lengths are the same; the rest is the caller's promise.
         unsafe { result::memcpy_dtoh_async(bytes, from.address, self.stream.0) }.doing("copy from the GPU")
@@ -683,7 +685,8 @@ impl Gpu {
     /// The pinned memory must not be written or dropped, and nothing queued before may still use `to`, until the event
     /// has come.
     pub unsafe fn copy_ahead(&self, from: &Pinned, start: usize, to: View<'_>, event: &Event) -> Result<()> {
-        let bytes = &from.bytes()[start..][..to.len * to.dtype.size()];
+        // SAFETY: read by copies only, as the caller promises.
+        let bytes = unsafe { from.bytes(start..start + to.len * to.dtype.size()) };
         self.bind()?;
         // SAFETY: the lengths are the same; the rest is the caller's promise.
         unsafe {
@@ -763,7 +766,7 @@ impl Gpu {
         let mut all = lock(&self.scratch);
         let blocks = all.entry(purpose).or_default();
         if blocks.last().is_none_or(|block| block.bytes() < bytes) {
-            blocks.push(self.pool.take(&self.context, bytes)?);
+            blocks.push(memory::take(&self.pool, &self.context, bytes)?);
         }
         Ok(blocks.last().map_or(0, |block| block.address()))
     }
