@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::CommandFactory;
-use henson_tasks::{Task, TaskKind};
+use henson_infer::Task as Ability;
+use henson_tasks::Task;
 use henson_train::report::numbers;
 pub(crate) use henson_train::report::numbers::duration;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
@@ -198,8 +199,8 @@ pub(crate) fn thousands(number: impl TryInto<u64>) -> String {
 
 /// A score of a task: shares in per cent with two digits, which answers are already, and correlations with four.
 pub(crate) fn score(task: &Task, name: &str, value: f64) -> String {
-    match (numbers::is_share(name), task.kind) {
-        (true, TaskKind::Qa) => format!("{value:.2}%"),
+    match (numbers::is_share(name), task.ability()) {
+        (true, Some(Ability::Answer)) => format!("{value:.2}%"),
         (true, _) => format!("{:.2}%", 100.0 * value),
         (false, _) => format!("{value:.4}"),
     }

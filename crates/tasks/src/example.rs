@@ -76,12 +76,7 @@ impl Set {
     /// How many examples have each label; of words with tags, how many words.
     pub fn label_counts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.labels.len()];
-        let all = self.examples.iter().flat_map(|example| match &example.target {
-            Target::Class(class) => std::slice::from_ref(class),
-            Target::Classes(classes) | Target::Tags(classes) => classes,
-            _ => &[],
-        });
-        for &label in all {
+        for &label in self.examples.iter().flat_map(|example| example.target.labels()) {
             if let Some(count) = counts.get_mut(label as usize) {
                 *count += 1;
             }
@@ -205,6 +200,25 @@ pub enum Target {
     Tags(Vec<u32>),
     /// The answers that count as right; none: the passage does not say.
     Answers(Vec<Answer>),
+}
+
+impl Target {
+    /// The numbers of its labels.
+    fn labels(&self) -> &[u32] {
+        match self {
+            Self::Class(class) => std::slice::from_ref(class),
+            Self::Classes(classes) | Self::Tags(classes) => classes,
+            Self::None | Self::Number(_) | Self::Answers(_) => &[],
+        }
+    }
+
+    pub(crate) fn labels_mut(&mut self) -> &mut [u32] {
+        match self {
+            Self::Class(class) => std::slice::from_mut(class),
+            Self::Classes(classes) | Self::Tags(classes) => classes,
+            Self::None | Self::Number(_) | Self::Answers(_) => &mut [],
+        }
+    }
 }
 
 /// An answer as the annotators gave it.

@@ -1,11 +1,11 @@
 //! Prepared examples through a model without gradients, in flat batches.
 
-use henson_infer::Problem;
 use henson_models::{Batch, Capture, Head, InputError, Model, Sequence};
 use henson_tensor::{Parameters, Pass, Tape};
 use henson_text::Features;
 
 use crate::prepare::{Prepared, Scores};
+use crate::task::Task;
 
 /// Tokens of a batch.
 const TOKENS: usize = 4096;
@@ -15,8 +15,8 @@ pub(crate) fn forward(
     model: &Model,
     parameters: &Parameters,
     tape: &mut Tape,
+    task: &Task,
     examples: &[Prepared],
-    problem: Problem,
     mut go_on: impl FnMut(usize) -> bool,
 ) -> Result<Vec<Scores>, InputError> {
     let mut scores = Vec::with_capacity(examples.len());
@@ -42,7 +42,7 @@ pub(crate) fn forward(
         for example in some {
             let (own, others) = logits.split_at(example.sequences().len());
             logits = others;
-            scores.push(example.scores(own, problem));
+            scores.push(task.form.scores(task.form.problem, example, own));
         }
     }
     Ok(scores)

@@ -19,6 +19,7 @@ mod error;
 mod example;
 mod features;
 mod finetune;
+mod forms;
 mod forward;
 pub mod metrics;
 mod predict;
@@ -38,8 +39,8 @@ pub use finetune::{
 };
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
-pub use prepare::{Instance, Lengths, Wanted, instances};
+pub use prepare::{Instance, Lengths, instances};
 pub use read::{Files, Reading, Trained, read};
 pub use score::{LabelScore, Mistake, Score, score};
 pub use tags::{Scheme, convert_tags};
-pub use task::{Split, TASKS, Task, TaskKind};
+pub use task::{Split, TASKS, Task};

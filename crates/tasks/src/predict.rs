@@ -2,22 +2,21 @@
 
 use std::ops::ControlFlow;
 
-use henson_infer::{EmbedSettings, Model};
-use henson_models::Head;
+use henson_infer::Model;
 use henson_tensor::Tape;
 use henson_train::TrainError;
 
 use crate::error::TaskError;
-use crate::example::{Example, Input, Set};
-use crate::finetune::{predictions_of, problem_of};
+use crate::example::{Example, Set};
+use crate::forms::Said;
 use crate::forward::forward;
 use crate::predictions::Prediction;
-use crate::prepare::{Lengths, Scores, prepare_all};
+use crate::prepare::{Lengths, Prepared, Scores, prepare_all};
 use crate::read::{Reading, listed};
-use crate::task::{Task, TaskKind};
+use crate::task::Task;
 
 /// Examples that are laid out and computed at a time.
-const TOGETHER: usize = 512;
+pub(crate) const TOGETHER: usize = 512;
 
 /// How predictions are made.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,9 +31,7 @@ pub struct PredictSettings {
 
 /// How a file is read for a model: where the labels are not official ones, they are the model's.
 pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
-    let learnt =
-        matches!(reading.task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Tag)
-            && reading.task.labels.is_empty();
+    let learnt = reading.task.form.fewest_labels > 0 && reading.task.labels.is_empty();
     if learnt && reading.files.labels.is_empty() {
         (reading.files.labels, reading.labels_of_model) = (model.labels(), true);
     }
@@ -50,13 +47,19 @@ pub fn predict(
     settings: &PredictSettings,
     mut each: impl FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Prediction>, TaskError> {
-    if set.task.kind == TaskKind::Embed {
-        return compare(models, set, settings, each);
-    }
+    set.task.form.predict_set(models, set, settings, &mut each)
+}
+
+/// The same by the models' own heads.
+pub(crate) fn predict_set(
+    models: &[Model],
+    set: &Set,
+    settings: &PredictSettings,
+    each: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Vec<Prediction>, TaskError> {
     let orders: Vec<Vec<usize>> = models.iter().map(|model| label_order(model, set)).collect::<Result<_, _>>()?;
-    let problem = problem_of(set.task.kind);
     let lengths_of = |model: &Model| {
-        let own = Lengths::of_model(model, set.task.kind);
+        let own = Lengths::of_model(model, set.task);
         Lengths {
             most: settings.max_length.map_or(own.most, |most| most.min(model.most_tokens())),
             windows: settings.windows.unwrap_or(own.windows),
@@ -65,21 +68,20 @@ pub fn predict(
     };
     let mut lengths: Vec<Lengths> = models.iter().map(lengths_of).collect();
     // Logits of answers are averaged piece by piece: all models read a passage in the windows of the first.
-    if set.task.kind == TaskKind::Qa {
+    if set.task.form.averages_positions {
         (1..lengths.len()).for_each(|i| lengths[i] = lengths[0]);
     }
     let mut predictions = Vec::with_capacity(set.examples.len());
     let mut tape = Tape::new();
     for examples in set.examples.chunks(TOGETHER) {
-        let references: Vec<&Example> = examples.iter().collect();
         let mut joined: Option<Vec<Scores>> = None;
         let mut prepared = Vec::new();
         for ((model, order), lengths) in models.iter().zip(&orders).zip(&lengths) {
             let threads = model.parameters().device().threads();
-            let own = prepare_all(model.tokenizer(), &references, lengths, threads).map_err(TrainError::from)?;
+            let own = prepare_all(set.task, model.tokenizer(), examples, lengths, threads).map_err(TrainError::from)?;
             let done = predictions.len();
             let mut stopped = false;
-            let mut scores = forward(model.network(), model.parameters(), &mut tape, &own, problem, |more| {
+            let mut scores = forward(model.network(), model.parameters(), &mut tape, set.task, &own, |more| {
                 stopped = each(done + more / models.len()).is_break();
                 !stopped
             })
@@ -87,14 +89,14 @@ pub fn predict(
             if stopped {
                 return Err(TaskError::Stopped);
             }
-            if let Some(broken) = scores.iter().position(|scores| !scores.is_finite()) {
+            if let Some(broken) = scores.iter().position(|scores| scores.iter().flatten().any(|x| !x.is_finite())) {
                 return Err(henson_infer::InferError::NotFinite { text: done + broken + 1 }.into());
             }
-            scores.iter_mut().for_each(|scores| scores.reorder(order));
+            scores.iter_mut().for_each(|scores| reorder(scores, order));
             match &mut joined {
                 None => joined = Some(scores),
                 Some(joined) => {
-                    if !joined.iter_mut().zip(&scores).all(|(to, from)| to.add(from, 1.0)) {
+                    if !joined.iter_mut().zip(&scores).all(|(to, from)| add(to, from)) {
                         let (first, second) = (models[0].path().to_owned(), model.path().to_owned());
                         return Err(TaskError::Ensemble { first, second });
                     }
@@ -103,70 +105,55 @@ pub fn predict(
             prepared = own;
         }
         let mut scores = joined.unwrap_or_default();
-        scores.iter_mut().for_each(|scores| scores.scale(1.0 / models.len() as f32));
+        let share = 1.0 / models.len() as f32;
+        scores.iter_mut().flatten().flatten().for_each(|score| *score *= share);
         predictions.extend(predictions_of(set, examples, &prepared, scores, settings.no_answer));
     }
     Ok(predictions)
 }
 
-/// How alike the two texts of each example are, by vectors that are made as each model's directory says.
-fn compare(
-    models: &[Model],
+/// Scores as predictions for some examples of a set.
+pub(crate) fn predictions_of(
     set: &Set,
-    settings: &PredictSettings,
-    mut each: impl FnMut(usize) -> ControlFlow<()>,
-) -> Result<Vec<Prediction>, TaskError> {
-    let mut all: Vec<Prediction> = Vec::with_capacity(set.examples.len());
-    for (number, model) in models.iter().enumerate() {
-        let own = EmbedSettings::of_directory(model.path())?;
-        let most_tokens = settings.max_length.or(own.most_tokens);
-        for (i, examples) in set.examples.chunks(TOGETHER).enumerate() {
-            let done = i * TOGETHER;
-            if each((number * set.examples.len() + done) / models.len()).is_break() {
-                return Err(TaskError::Stopped);
-            }
-            let texts = examples.iter().flat_map(|example| match &example.input {
-                Input::Alike { first, second, .. } => [first.as_str(), second.as_str()],
-                _ => [""; 2],
-            });
-            let texts: Vec<&str> = texts.collect();
-            // Both texts of a pair have its number.
-            let numbers: Vec<usize> = (0..texts.len()).map(|i| done + i / 2 + 1).collect();
-            let vectors = model
-                .embed(&texts, EmbedSettings { most_tokens, ..own }, settings.windows.unwrap_or(false))
-                .map_err(|error| error.numbered(&numbers))?;
-            for (k, pair) in vectors.chunks_exact(2).enumerate() {
-                let [first, second] = [&pair[0].vector, &pair[1].vector];
-                let prediction = Prediction::similarity(first.clone(), second.clone());
-                match (all.get_mut(done + k), prediction) {
-                    // Vectors of different models are in different spaces.
-                    (Some(Prediction::Similarity { cosine, vectors }), Prediction::Similarity { cosine: more, .. }) => {
-                        *cosine += (more - *cosine) / (number + 1) as f64;
-                        *vectors = None;
-                    }
-                    (_, prediction) => all.push(prediction),
-                }
-            }
-        }
+    examples: &[Example],
+    prepared: &[Prepared],
+    scores: Vec<Scores>,
+    no_answer: Option<f64>,
+) -> Vec<Prediction> {
+    let each = examples.iter().zip(prepared).zip(scores);
+    let said = |((example, prepared), scores)| Said { set, example, prepared, scores, no_answer };
+    each.map(|each| set.task.form.predict(said(each))).collect()
+}
+
+/// Adds another model's scores. False where the two are of different shapes.
+fn add(to: &mut Scores, from: &Scores) -> bool {
+    to.len() == from.len()
+        && to.iter_mut().zip(from).all(|(to, from)| {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+            to.len() == from.len()
+        })
+}
+
+/// Puts labels into another order: place i gets what stood at `order[i]`. Empty leaves all as it is.
+fn reorder(scores: &mut Scores, order: &[usize]) {
+    for row in scores.iter_mut().filter(|row| row.len() == order.len()) {
+        *row = order.iter().map(|from| row[*from]).collect();
     }
-    Ok(all)
 }
 
 /// For each label of the set its number in the model, by name or by meaning. Empty: the same, or nothing to order.
 fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
-    let labels = match (model.network().head(), set.task.kind) {
-        (Head::Sequence { labels: 1 }, TaskKind::Regress) => return Ok(Vec::new()),
-        (Head::Span, TaskKind::Qa) | (Head::Choice, TaskKind::Choice) => return Ok(Vec::new()),
-        (Head::Sequence { .. }, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel)
-        | (Head::Token { .. }, TaskKind::Tag) => model.labels(),
-        (head, _) => {
-            return Err(TaskError::OtherLabels {
-                path: model.path().to_owned(),
-                model: format!("of another kind ({})", model.config().model.class(head)),
-                data: format!("those of task {}", set.task.name),
-            });
-        }
-    };
+    let (head, form, labels) = (model.network().head(), set.task.form, model.labels());
+    if head != form.head(labels.len()) {
+        return Err(TaskError::OtherLabels {
+            path: model.path().to_owned(),
+            model: format!("of another kind ({})", model.config().model.class(head)),
+            data: format!("those of task {}", set.task.name),
+        });
+    }
+    if form.fewest_labels == 0 {
+        return Ok(Vec::new());
+    }
     let task: &'static Task = set.task;
     let place =
         |i: usize| labels.iter().position(|label| *label == set.labels[i] || label == task.meaning(&set.labels, i));

@@ -3,28 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::TaskError;
+use henson_infer::Task as Ability;
 
-/// What is predicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TaskKind {
-    /// One of several labels for a text.
-    Classify,
-    /// One of several labels for two texts.
-    Pair,
-    /// A number for a text or two.
-    Regress,
-    /// Any number of labels for a text or two.
-    Multilabel,
-    /// A label for each word.
-    Tag,
-    /// The part of a passage that answers a question.
-    Qa,
-    /// The best of several continuations.
-    Choice,
-    /// How alike two texts are, by vectors that each has for itself.
-    Embed,
-}
+use crate::error::TaskError;
+use crate::forms::{ANSWER, CHOOSE, CLASSIFY, EMBED, ENTITIES, Form, MULTILABEL, PAIR, REGRESS, WORDS};
 
 /// A part of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,17 +31,17 @@ impl Split {
 }
 
 /// A benchmark or a general form.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Task {
     /// What `--task` calls it.
     pub name: &'static str,
-    /// What is predicted.
-    pub kind: TaskKind,
+    /// What is predicted, and how.
+    pub(crate) form: &'static Form,
     /// The directory that its files have in the benchmark's archive.
     pub directory: &'static str,
-    /// Names of the files to train on, to choose by and to report on, as they are distributed; a `*` stands for anything.
-    /// Each may also be compressed.
-    pub files: [&'static [&'static str]; 3],
+    /// Names of the files to train on, to choose by and to report on, as they are distributed, with spaces between them; a `*`
+    /// stands for anything. Each may also be compressed.
+    pub files: [&'static str; 3],
     /// The labels as the files write them, in the order of their numbers (those of GLUE as `transformers`' examples train
     /// it, from the `datasets` library); empty: learnt from the file.
     pub labels: &'static [&'static str],
@@ -76,7 +58,7 @@ pub struct Task {
 }
 
 /// The names that columns may have in a task's own files, the first that is there wins.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct TaskColumns {
     pub(crate) first: &'static [&'static str],
     pub(crate) second: &'static [&'static str],
@@ -86,7 +68,19 @@ pub(crate) struct TaskColumns {
     pub(crate) without_header: Option<(usize, usize, usize)>,
 }
 
+/// Names are unique.
+impl PartialEq for Task {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
 impl Task {
+    /// What a model with its head can be asked; none where that is a plain encoder, whose vectors are compared.
+    pub fn ability(&self) -> Option<Ability> {
+        Ability::of_head(self.form.head(2))
+    }
+
     /// The task of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         TASKS.iter().find(|task| task.name == name)
@@ -106,7 +100,7 @@ impl Task {
         };
         for place in &places {
             let names = names_in(place);
-            for pattern in patterns {
+            for pattern in patterns.split(' ') {
                 let found: Vec<&String> = names.iter().filter(|name| matches(pattern, uncompressed(name))).collect();
                 match found[..] {
                     [] => {}
@@ -118,7 +112,7 @@ impl Task {
                 }
             }
         }
-        let mut looked = patterns.join(", ");
+        let mut looked = patterns.replace(' ', ", ");
         if !self.directory.is_empty() {
             looked += &format!(" (also in {}/)", self.directory);
         }
@@ -146,68 +140,22 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-const GLUE_FILES: [&[&str]; 3] = [&["train.tsv"], &["dev.tsv"], &["test.tsv"]];
+const GLUE_FILES: [&str; 3] = ["train.tsv", "dev.tsv", "test.tsv"];
 
 /// Any table.
-const TABLES: [&[&str]; 3] = [
-    &["train.tsv", "train.csv", "train.jsonl", "train.parquet", "train.txt"],
-    &[
-        "dev.tsv",
-        "dev.csv",
-        "dev.jsonl",
-        "dev.parquet",
-        "dev.txt",
-        "validation.tsv",
-        "validation.csv",
-        "validation.jsonl",
-        "validation.parquet",
-        "val.tsv",
-        "val.csv",
-        "val.jsonl",
-        "val.parquet",
-    ],
-    &["test.tsv", "test.csv", "test.jsonl", "test.parquet", "test.txt"],
+const TABLES: [&str; 3] = [
+    "train.tsv train.csv train.jsonl train.parquet train.txt",
+    "dev.tsv dev.csv dev.jsonl dev.parquet dev.txt validation.tsv validation.csv validation.jsonl validation.parquet \
+     val.tsv val.csv val.jsonl val.parquet",
+    "test.tsv test.csv test.jsonl test.parquet test.txt",
 ];
 
 /// Column files: CoNLL-2003's own names, and those that people use.
-const SENTENCES: [&[&str]; 3] = [
-    &[
-        "eng.train",
-        "train.txt",
-        "train.conll",
-        "train.bio",
-        "train.tsv",
-        "train.jsonl",
-        "train.parquet",
-        "*-ud-train.conllu",
-        "train.conllu",
-    ],
-    &[
-        "eng.testa",
-        "testa.txt",
-        "valid.txt",
-        "dev.txt",
-        "dev.conll",
-        "dev.bio",
-        "dev.tsv",
-        "dev.jsonl",
-        "dev.parquet",
-        "validation.parquet",
-        "*-ud-dev.conllu",
-        "dev.conllu",
-    ],
-    &[
-        "eng.testb",
-        "testb.txt",
-        "test.txt",
-        "test.conll",
-        "test.bio",
-        "test.tsv",
-        "test.jsonl",
-        "test.parquet",
-        "*-ud-test.conllu",
-        "test.conllu",
-    ],
+const SENTENCES: [&str; 3] = [
+    "eng.train train.txt train.conll train.bio train.tsv train.jsonl train.parquet *-ud-train.conllu train.conllu",
+    "eng.testa testa.txt valid.txt dev.txt dev.conll dev.bio dev.tsv dev.jsonl dev.parquet validation.parquet \
+     *-ud-dev.conllu dev.conllu",
+    "eng.testb testb.txt test.txt test.conll test.bio test.tsv test.jsonl test.parquet *-ud-test.conllu test.conllu",
 ];
 
 const IDS: &[&str] = &["index", "id", "idx", "pairID", "pair_ID", "guid"];
@@ -218,36 +166,33 @@ const ANY_FIRST: &[&str] =
 const ANY_SECOND: &[&str] = &["sentence2", "text2", "hypothesis", "question2", "sentence", "sentence_B", "second"];
 const ANY_LABEL: &[&str] = &["label", "labels", "class", "category", "gold_label", "score", "answer", "target"];
 
-const NO_COLUMNS: TaskColumns = TaskColumns { first: &[], second: &[], label: &[], id: IDS, without_header: None };
+type Names = &'static [&'static str];
 
-const ANY: TaskColumns =
-    TaskColumns { first: ANY_FIRST, second: ANY_SECOND, label: ANY_LABEL, id: IDS, without_header: None };
+const fn columns(first: Names, second: Names, label: Names, id: Names) -> TaskColumns {
+    TaskColumns { first, second, label, id, without_header: None }
+}
+
+const NO_COLUMNS: TaskColumns = columns(&[], &[], &[], IDS);
+const ANY: TaskColumns = columns(ANY_FIRST, ANY_SECOND, ANY_LABEL, IDS);
 
 const BINARY: &[&str] = &["0", "1"];
 const ENTAILS: &[&str] = &["entailment", "not_entailment"];
 const NLI: &[&str] = &["entailment", "neutral", "contradiction"];
 
-const NLI_COLUMNS: TaskColumns = TaskColumns {
-    first: &["sentence1", "premise"],
-    second: &["sentence2", "hypothesis"],
-    label: &["gold_label", "label"],
-    id: &["index", "pairID", "idx"],
-    without_header: None,
-};
+const NLI_COLUMNS: TaskColumns = columns(
+    &["sentence1", "premise"],
+    &["sentence2", "hypothesis"],
+    &["gold_label", "label"],
+    &["index", "pairID", "idx"],
+);
 
-const SENTENCES_1_2: TaskColumns = TaskColumns {
-    first: &["sentence1"],
-    second: &["sentence2"],
-    label: &["label"],
-    id: &["index", "idx"],
-    without_header: None,
-};
+const SENTENCES_1_2: TaskColumns = columns(&["sentence1"], &["sentence2"], &["label"], &["index", "idx"]);
 
 /// What most tasks have in common.
-const fn task(name: &'static str, kind: TaskKind, metric: &'static str) -> Task {
+const fn task(name: &'static str, form: &'static Form, metric: &'static str) -> Task {
     Task {
         name,
-        kind,
+        form,
         directory: "",
         files: TABLES,
         labels: &[],
@@ -261,14 +206,14 @@ const fn task(name: &'static str, kind: TaskKind, metric: &'static str) -> Task 
 
 const fn glue(
     name: &'static str,
-    kind: TaskKind,
+    form: &'static Form,
     directory: &'static str,
     labels: &'static [&'static str],
     metric: &'static str,
     submission: &'static str,
     columns: TaskColumns,
 ) -> Task {
-    Task { directory, files: GLUE_FILES, labels, submission: Some(submission), columns, ..task(name, kind, metric) }
+    Task { directory, files: GLUE_FILES, labels, submission: Some(submission), columns, ..task(name, form, metric) }
 }
 
 /// All tasks. In dev and test files GLUE's columns have the same names as in those to train on, but for CoLA's, whose test
@@ -278,7 +223,7 @@ pub static TASKS: [Task; 24] = [
         meanings: &["unacceptable", "acceptable"],
         ..glue(
             "cola",
-            TaskKind::Classify,
+            &CLASSIFY,
             "CoLA",
             BINARY,
             "matthews",
@@ -296,42 +241,30 @@ pub static TASKS: [Task; 24] = [
         meanings: &["negative", "positive"],
         ..glue(
             "sst2",
-            TaskKind::Classify,
+            &CLASSIFY,
             "SST-2",
             BINARY,
             "accuracy",
             "SST-2.tsv",
-            TaskColumns {
-                first: &["sentence"],
-                second: &[],
-                label: &["label"],
-                id: &["index", "idx"],
-                without_header: None,
-            },
+            columns(&["sentence"], &[], &["label"], &["index", "idx"]),
         )
     },
     Task {
         meanings: &["not_equivalent", "equivalent"],
-        files: [&["train.tsv", "msr_paraphrase_train.txt"], &["dev.tsv"], &["test.tsv", "msr_paraphrase_test.txt"]],
+        files: ["train.tsv msr_paraphrase_train.txt", "dev.tsv", "test.tsv msr_paraphrase_test.txt"],
         ..glue(
             "mrpc",
-            TaskKind::Pair,
+            &PAIR,
             "MRPC",
             BINARY,
             "f1",
             "MRPC.tsv",
-            TaskColumns {
-                first: &["#1 String", "sentence1"],
-                second: &["#2 String", "sentence2"],
-                label: &["Quality", "label"],
-                id: &["index", "idx"],
-                without_header: None,
-            },
+            columns(&["#1 String", "sentence1"], &["#2 String", "sentence2"], &["Quality", "label"], &["index", "idx"]),
         )
     },
     glue(
         "stsb",
-        TaskKind::Regress,
+        &REGRESS,
         "STS-B",
         &[],
         "pearson",
@@ -342,122 +275,108 @@ pub static TASKS: [Task; 24] = [
         meanings: &["not_duplicate", "duplicate"],
         ..glue(
             "qqp",
-            TaskKind::Pair,
+            &PAIR,
             "QQP",
             BINARY,
             "f1",
             "QQP.tsv",
-            TaskColumns {
-                first: &["question1"],
-                second: &["question2"],
-                label: &["is_duplicate", "label"],
-                id: &["id", "index", "idx"],
-                without_header: None,
-            },
+            columns(&["question1"], &["question2"], &["is_duplicate", "label"], &["id", "index", "idx"]),
         )
     },
     Task {
         files: [
-            &["train.tsv", "multinli_1.0_train.jsonl"],
-            &["dev_matched.tsv", "multinli_1.0_dev_matched.jsonl"],
-            &["test_matched.tsv"],
+            "train.tsv multinli_1.0_train.jsonl",
+            "dev_matched.tsv multinli_1.0_dev_matched.jsonl",
+            "test_matched.tsv",
         ],
-        ..glue("mnli", TaskKind::Pair, "MNLI", NLI, "accuracy", "MNLI-m.tsv", NLI_COLUMNS)
+        ..glue("mnli", &PAIR, "MNLI", NLI, "accuracy", "MNLI-m.tsv", NLI_COLUMNS)
     },
     Task {
         files: [
-            &["train.tsv", "multinli_1.0_train.jsonl"],
-            &["dev_mismatched.tsv", "multinli_1.0_dev_mismatched.jsonl"],
-            &["test_mismatched.tsv"],
+            "train.tsv multinli_1.0_train.jsonl",
+            "dev_mismatched.tsv multinli_1.0_dev_mismatched.jsonl",
+            "test_mismatched.tsv",
         ],
-        ..glue("mnli-mismatched", TaskKind::Pair, "MNLI", NLI, "accuracy", "MNLI-mm.tsv", NLI_COLUMNS)
+        ..glue("mnli-mismatched", &PAIR, "MNLI", NLI, "accuracy", "MNLI-mm.tsv", NLI_COLUMNS)
     },
     glue(
         "qnli",
-        TaskKind::Pair,
+        &PAIR,
         "QNLI",
         ENTAILS,
         "accuracy",
         "QNLI.tsv",
         TaskColumns { first: &["question"], second: &["sentence"], ..SENTENCES_1_2 },
     ),
-    glue("rte", TaskKind::Pair, "RTE", ENTAILS, "accuracy", "RTE.tsv", SENTENCES_1_2),
+    glue("rte", &PAIR, "RTE", ENTAILS, "accuracy", "RTE.tsv", SENTENCES_1_2),
     Task {
         meanings: &["not_entailment", "entailment"],
-        ..glue("wnli", TaskKind::Pair, "WNLI", BINARY, "accuracy", "WNLI.tsv", SENTENCES_1_2)
+        ..glue("wnli", &PAIR, "WNLI", BINARY, "accuracy", "WNLI.tsv", SENTENCES_1_2)
     },
     Task {
         directory: "snli_1.0",
         files: [
-            &["snli_1.0_train.jsonl", "snli_1.0_train.txt", "train.tsv", "train.jsonl"],
-            &["snli_1.0_dev.jsonl", "snli_1.0_dev.txt", "dev.tsv", "dev.jsonl"],
-            &["snli_1.0_test.jsonl", "snli_1.0_test.txt", "test.tsv", "test.jsonl"],
+            "snli_1.0_train.jsonl snli_1.0_train.txt train.tsv train.jsonl",
+            "snli_1.0_dev.jsonl snli_1.0_dev.txt dev.tsv dev.jsonl",
+            "snli_1.0_test.jsonl snli_1.0_test.txt test.tsv test.jsonl",
         ],
         labels: NLI,
         columns: NLI_COLUMNS,
-        ..task("snli", TaskKind::Pair, "accuracy")
+        ..task("snli", &PAIR, "accuracy")
     },
     Task {
-        files: [&["train-v1.1.json"], &["dev-v1.1.json"], &["test-v1.1.json"]],
+        files: ["train-v1.1.json", "dev-v1.1.json", "test-v1.1.json"],
         submission: Some("predictions.json"),
         columns: NO_COLUMNS,
-        ..task("squad1", TaskKind::Qa, "f1")
+        ..task("squad1", &ANSWER, "f1")
     },
     Task {
-        files: [&["train-v2.0.json"], &["dev-v2.0.json"], &["test-v2.0.json"]],
+        files: ["train-v2.0.json", "dev-v2.0.json", "test-v2.0.json"],
         submission: Some("predictions.json"),
         columns: NO_COLUMNS,
         may_be_unanswerable: true,
-        ..task("squad2", TaskKind::Qa, "f1")
+        ..task("squad2", &ANSWER, "f1")
     },
-    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("ner", TaskKind::Tag, "f1") },
-    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("pos", TaskKind::Tag, "accuracy") },
+    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("ner", &ENTITIES, "f1") },
+    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("pos", &WORDS, "accuracy") },
     Task {
-        files: [&["train.csv"], &["val.csv"], &["test.csv"]],
-        columns: TaskColumns {
-            first: &["sent1"],
-            second: &["sent2"],
-            label: &["label"],
-            id: &[""],
-            without_header: None,
-        },
-        ..task("swag", TaskKind::Choice, "accuracy")
+        files: ["train.csv", "val.csv", "test.csv"],
+        columns: columns(&["sent1"], &["sent2"], &["label"], &[""]),
+        ..task("swag", &CHOOSE, "accuracy")
     },
-    task("classify", TaskKind::Classify, "accuracy"),
-    task("pair", TaskKind::Pair, "accuracy"),
-    task("regress", TaskKind::Regress, "pearson"),
-    task("multilabel", TaskKind::Multilabel, "f1"),
-    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("tag", TaskKind::Tag, "f1") },
+    task("classify", &CLASSIFY, "accuracy"),
+    task("pair", &PAIR, "accuracy"),
+    task("regress", &REGRESS, "pearson"),
+    task("multilabel", &MULTILABEL, "f1"),
+    Task { files: SENTENCES, columns: NO_COLUMNS, ..task("tag", &ENTITIES, "f1") },
     Task {
         files: [
-            &["train.json", "train.jsonl", "train.parquet"],
-            &["dev.json", "dev.jsonl", "validation.parquet"],
-            &["test.json", "test.jsonl", "test.parquet"],
+            "train.json train.jsonl train.parquet",
+            "dev.json dev.jsonl validation.parquet",
+            "test.json test.jsonl test.parquet",
         ],
         submission: Some("predictions.json"),
         columns: NO_COLUMNS,
         may_be_unanswerable: true,
-        ..task("qa", TaskKind::Qa, "f1")
+        ..task("qa", &ANSWER, "f1")
     },
     Task {
-        columns: TaskColumns {
-            first: &["context", "question", "sent1", "premise", "text"],
-            second: &["sent2"],
-            label: &["label", "answer", "answerKey"],
-            id: IDS,
-            without_header: None,
-        },
-        ..task("choice", TaskKind::Choice, "accuracy")
+        columns: columns(
+            &["context", "question", "sent1", "premise", "text"],
+            &["sent2"],
+            &["label", "answer", "answerKey"],
+            IDS,
+        ),
+        ..task("choice", &CHOOSE, "accuracy")
     },
     Task {
-        columns: TaskColumns {
-            first: &["sentence1", "anchor", "query", "text1", "question1", "premise", "sentence_A", "question", "text"],
-            second: &["sentence2", "positive", "text2", "question2", "hypothesis", "sentence_B", "answer", "second"],
-            label: &["score"],
-            id: IDS,
-            without_header: None,
-        },
-        ..task("embed", TaskKind::Embed, "spearman")
+        columns: columns(
+            &["sentence1", "anchor", "query", "text1", "question1", "premise", "sentence_A", "question", "text"],
+            &["sentence2", "positive", "text2", "question2", "hypothesis", "sentence_B", "answer", "second"],
+            &["score"],
+            IDS,
+        ),
+        ..task("embed", &EMBED, "spearman")
     },
 ];
 

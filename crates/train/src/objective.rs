@@ -4,7 +4,7 @@
 //! Legend: B sequences, T tokens, P predicted tokens.
 
 use henson_models::{Batch, Capture, Model};
-use henson_tensor::{Pass, Result, Tensor};
+use henson_tensor::{Layout, Pass, Result, Tensor, Var};
 
 /// What masked-LM pre-training predicts in a batch.
 #[derive(Clone, Debug)]
@@ -58,74 +58,35 @@ pub fn pre_training(
     Ok(PreTrainingLoss { masked, next_sentence })
 }
 
-/// Labels of whole sequences.
+/// What the logits of a task's head are held against.
 #[derive(Clone, Debug)]
-pub enum SequenceLabels {
-    /// B class numbers, with a weight each on request.
+pub enum Targets {
+    /// Class numbers of sequences or tokens, with a weight each on request; 0 leaves one out. Of multiple choice, where a sequence
+    /// has one logit, which of an example's sequences.
     Classes(Tensor, Option<Tensor>),
     /// B numbers to come close to.
     Numbers(Tensor),
-    /// B×labels of 0 or 1.
-    Several(Tensor),
+    /// B×labels of 0 or 1, with a weight each on request.
+    Several(Tensor, Option<Tensor>),
+    /// The first and last token of each answer within its sequence (B×2), with weights (B×2); 0 leaves one out.
+    Spans(Tensor, Tensor),
 }
 
-/// Classification, regression or several labels at once, by the pooled first token.
-pub fn sequence(
-    model: &Model,
-    pass: &mut Pass<'_>,
-    batch: &Batch,
-    labels: &SequenceLabels,
-    scale: f32,
-) -> Result<Tensor> {
-    let logits = model.logits(pass, batch, None)?;
-    match labels {
-        SequenceLabels::Classes(labels, weights) => {
-            let classes = logits.tensor().columns();
-            Ok(pass.cross_entropy(logits, classes, labels, weights.as_ref(), scale)?.0)
+impl Targets {
+    /// The loss of a head's logits.
+    pub fn loss(&self, pass: &mut Pass<'_>, mut logits: Var, layout: &Layout, scale: f32) -> Result<Tensor> {
+        match self {
+            Self::Classes(labels, weights) => {
+                if logits.tensor().columns() == 1 {
+                    let (examples, all) = (labels.shape().elements(), logits.tensor().shape().elements());
+                    logits = logits.reshape([examples, all / examples.max(1)])?;
+                }
+                let classes = logits.tensor().columns();
+                Ok(pass.cross_entropy(logits, classes, labels, weights.as_ref(), scale)?.0)
+            }
+            Self::Numbers(numbers) => pass.squared_error(logits, numbers, scale),
+            Self::Several(targets, weights) => pass.binary_cross_entropy(logits, targets, weights.as_ref(), scale),
+            Self::Spans(targets, weights) => pass.span_cross_entropy(logits, layout, targets, weights, scale),
         }
-        SequenceLabels::Numbers(numbers) => pass.squared_error(logits, numbers, scale),
-        SequenceLabels::Several(targets) => pass.binary_cross_entropy(logits, targets, None, scale),
     }
-}
-
-/// Tagging: T class numbers with T weights; 0 where a token carries no label.
-pub fn tokens(
-    model: &Model,
-    pass: &mut Pass<'_>,
-    batch: &Batch,
-    labels: &Tensor,
-    weights: &Tensor,
-    scale: f32,
-) -> Result<Tensor> {
-    let logits = model.logits(pass, batch, None)?;
-    let classes = logits.tensor().columns();
-    Ok(pass.cross_entropy(logits, classes, labels, Some(weights), scale)?.0)
-}
-
-/// Span answers: the first and last token of each answer within its sequence (B×2); a weight (B×2) of 0 leaves one out.
-pub fn spans(
-    model: &Model,
-    pass: &mut Pass<'_>,
-    batch: &Batch,
-    targets: &Tensor,
-    weights: &Tensor,
-    scale: f32,
-) -> Result<Tensor> {
-    let logits = model.logits(pass, batch, None)?;
-    pass.span_cross_entropy(logits, &batch.layout, targets, weights, scale)
-}
-
-/// Multiple choice: `choices` sequences an example, in order; one class number an example.
-pub fn choice(
-    model: &Model,
-    pass: &mut Pass<'_>,
-    batch: &Batch,
-    choices: usize,
-    labels: &Tensor,
-    scale: f32,
-) -> Result<Tensor> {
-    let logits = model.logits(pass, batch, None)?;
-    let examples = batch.layout.sequences() / choices.max(1);
-    let logits = logits.reshape([examples, choices])?;
-    Ok(pass.cross_entropy(logits, choices, labels, None, scale)?.0)
 }

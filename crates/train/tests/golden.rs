@@ -7,7 +7,7 @@ use henson_checkpoint::Config;
 use henson_models::{Batch, Capture, Head, Model, Sequence};
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
-use henson_train::objective::{self, Masked, Scales, SequenceLabels};
+use henson_train::objective::{self, Masked, Scales, Targets};
 use henson_train::{OptimizerSettings, Updater};
 use safetensors::SafeTensors;
 
@@ -117,6 +117,10 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
     let device = pass.device();
     let tensor = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers).unwrap();
     let value = |loss: Tensor| loss.to_vec::<f32>().unwrap()[0];
+    let of_targets = |pass: &mut Pass<'_>, targets: Targets, scale: f32| {
+        let logits = model.logits(pass, batch, None).unwrap();
+        value(targets.loss(pass, logits, &batch.layout, scale).unwrap())
+    };
     let sequences = batch.layout.sequences() as f32;
     match model.head() {
         Head::PreTraining | Head::MaskedLm => {
@@ -131,18 +135,15 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let text = std::fs::read_to_string(golden.directory.join("config.json")).unwrap();
             let (labels, scale) = if text.contains("regression") {
                 let numbers = golden.floats("input.labels");
-                (
-                    SequenceLabels::Numbers(Tensor::from_slice(device, [numbers.len()], &numbers).unwrap()),
-                    1.0 / sequences,
-                )
+                (Targets::Numbers(Tensor::from_slice(device, [numbers.len()], &numbers).unwrap()), 1.0 / sequences)
             } else if text.contains("multi_label") {
                 let numbers = golden.floats("input.labels");
                 let targets = Tensor::from_slice(device, [numbers.len()], &numbers).unwrap();
-                (SequenceLabels::Several(targets), 1.0 / (sequences * labels as f32))
+                (Targets::Several(targets, None), 1.0 / (sequences * labels as f32))
             } else {
-                (SequenceLabels::Classes(tensor(&golden.ids("input.labels")), None), 1.0 / sequences)
+                (Targets::Classes(tensor(&golden.ids("input.labels")), None), 1.0 / sequences)
             };
-            value(objective::sequence(model, pass, batch, &labels, scale).unwrap())
+            of_targets(pass, labels, scale)
         }
         Head::Token { .. } => {
             let labels = golden.integers("input.labels");
@@ -150,7 +151,7 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let classes: Vec<u32> = labels.iter().map(|l| u32::try_from(*l).unwrap_or(0)).collect();
             let weights_tensor = Tensor::from_slice(device, [weights.len()], &weights).unwrap();
             let scale = 1.0 / weights.iter().sum::<f32>();
-            value(objective::tokens(model, pass, batch, &tensor(&classes), &weights_tensor, scale).unwrap())
+            of_targets(pass, Targets::Classes(tensor(&classes), Some(weights_tensor)), scale)
         }
         Head::Span => {
             // transformers clamps negative positions to 0 and leaves out those beyond the end.
@@ -168,11 +169,11 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let shape = [targets.len(), 2];
             let targets = Tensor::from_slice::<u32>(device, shape, targets.as_flattened()).unwrap();
             let weights = Tensor::from_slice::<f32>(device, shape, weights.as_flattened()).unwrap();
-            value(objective::spans(model, pass, batch, &targets, &weights, 1.0).unwrap())
+            of_targets(pass, Targets::Spans(targets, weights), 1.0)
         }
         Head::Choice => {
             let labels = golden.ids("input.labels");
-            value(objective::choice(model, pass, batch, 3, &tensor(&labels), 1.0 / labels.len() as f32).unwrap())
+            of_targets(pass, Targets::Classes(tensor(&labels), None), 1.0 / labels.len() as f32)
         }
         Head::Encoder | Head::Pooler => {
             // The golden file's loss: mean(last²) + mean(pooled), seeded by hand.

@@ -356,6 +356,7 @@ fn classify(
         let mut engine = Engine::new(model, parameters, OptimizerSettings::default(), seed)?;
         let dev = Dev::new(set(test), &plan.tokenizer, &lengths, threads)?;
         let settings = LearnerSettings {
+            task,
             batch_size: BATCH,
             accumulation: 1,
             schedule,
@@ -365,15 +366,15 @@ fn classify(
             temperature: 0.05,
             class_weights: Vec::new(),
         };
-        let mut task = Learner::new(instances.clone(), Some(dev), settings)?;
+        let mut learner = Learner::new(instances.clone(), Some(dev), settings)?;
         for step in 0..steps {
             engine.gradients.zero();
-            task.step(&mut engine, step)?;
-            engine.updater.step(&mut engine.parameters, &engine.gradients, task.rate(step).0)?;
+            learner.step(&mut engine, step)?;
+            engine.updater.step(&mut engine.parameters, &engine.gradients, learner.rate(step).0)?;
             progress
                 .show(number as u64 * steps + step + 1, |_| format!("classifier {} of {}", number + 1, SEEDS.len()));
         }
-        let evaluation = task.evaluate(&mut engine, steps)?.context("there is nothing to score with")?;
+        let evaluation = learner.evaluate(&mut engine, steps)?.context("there is nothing to score with")?;
         scores.push(evaluation.metrics["accuracy"]);
     }
     progress.finish();

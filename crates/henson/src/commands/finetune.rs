@@ -9,7 +9,7 @@ use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_tasks::{
     Cell, Ended, FineTuneRecipe, Mistake, Plan, Results, Search, SearchEnded, Set, Split, Table, TaggerRecipe, Task,
-    TaskError, TaskKind, finetune, search,
+    TaskError, finetune, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch};
@@ -199,7 +199,7 @@ fn find_files(
         model.clone_from(name);
     }
     let found_at = if model.is_empty() {
-        let usual = if task.kind == TaskKind::Embed { BuiltIn::Sentences } else { BuiltIn::General };
+        let usual = if task.ability().is_none() { BuiltIn::Sentences } else { BuiltIn::General };
         let (built_in, found_at) = models::built_in(usual)?;
         built_in.name().clone_into(model);
         found_at
@@ -245,7 +245,7 @@ fn introduce(plan: &Plan, device: &Device) {
     }
     if plan.cut > 0 {
         let longer = plan.config.task.reading.is_some_and(|reading| reading.max_length < most);
-        let windows = plan.task.kind != TaskKind::Embed;
+        let windows = plan.task.ability().is_some();
         let ways = [(longer, "raise max_length"), (windows, "--set windows=true")];
         let ways: Vec<&str> = ways.iter().filter(|(helps, _)| *helps).map(|(_, way)| *way).collect();
         output::warn(&format!(

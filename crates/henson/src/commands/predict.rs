@@ -7,7 +7,7 @@ use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_infer::{Model, Task as Ability, Want};
 use henson_tasks::{
-    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskError, TaskKind, Trained, missing_documents, predict,
+    PredictSettings, Prediction, Reading, Set, Tagger, Task, TaskError, Trained, missing_documents, predict,
     prediction_files, read, reading_for,
 };
 
@@ -62,7 +62,7 @@ impl<'a> Asked<'a> {
         compute: &'a Compute,
         length: LengthFlags,
     ) -> anyhow::Result<Self> {
-        let is_embed = task.is_some_and(|task| task.kind == TaskKind::Embed);
+        let is_embed = task.is_some_and(|task| task.ability().is_none());
         let paths: Vec<PathBuf> = match names {
             // Nothing needs to be learnt to compare texts.
             [] if is_embed => vec![models::built_in(BuiltIn::Sentences)?.1],
@@ -114,8 +114,8 @@ impl<'a> Asked<'a> {
         no_answer: Option<f64>,
     ) -> anyhow::Result<(Set, Vec<Prediction>, f64)> {
         let device = self.compute.device()?;
-        let kind = self.task.kind;
-        if let Some(path) = self.paths.iter().find(|path| kind == TaskKind::Tag && Tagger::is_in(path)) {
+        let ability = self.task.ability();
+        if let Some(path) = self.paths.iter().find(|path| ability == Some(Ability::Tag) && Tagger::is_in(path)) {
             anyhow::ensure!(
                 self.paths.len() == 1,
                 "{} is a tagger on a frozen encoder, which is not averaged",
@@ -125,15 +125,7 @@ impl<'a> Asked<'a> {
             let (set, predictions) = self.tagged(&tagger, data, reading)?;
             return Ok((set, predictions, 0.0));
         }
-        let want = match kind {
-            TaskKind::Classify | TaskKind::Pair | TaskKind::Regress | TaskKind::Multilabel => {
-                Want::Task(Ability::Classify)
-            }
-            TaskKind::Tag => Want::Task(Ability::Tag),
-            TaskKind::Qa => Want::Task(Ability::Answer),
-            TaskKind::Choice => Want::Task(Ability::Choose),
-            TaskKind::Embed => Want::Encoder,
-        };
+        let want = ability.map_or(Want::Encoder, Want::Task);
         let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
         let opened: Vec<Model> = self.paths.iter().map(open).collect::<Result<_, _>>()?;
         let first = opened.first().context("there is a first model")?;

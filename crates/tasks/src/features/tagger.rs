@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use henson_checkpoint::{Beside, Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
-use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Want};
+use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Task as Ability, Want};
 use henson_tensor::{DType, Device, Isa};
 use henson_text::{TextError, WordWindows, join_words, split_words};
 use henson_train::TrainError;
@@ -15,10 +15,9 @@ use super::network::Network;
 use crate::bilstm::{BiLstm, Pair, Sequences};
 use crate::error::TaskError;
 use crate::example::{Input, Set, Words};
+use crate::forms::lay_out_words;
 use crate::predictions::Prediction;
-use crate::prepare::lay_out_words;
 use crate::read::{Reading, listed};
-use crate::task::TaskKind;
 
 /// The file that says what a tagger is.
 const DESCRIPTION: &str = "tagger.json";
@@ -147,7 +146,7 @@ impl Tagger {
         let own = self.labels();
         let place = |label: &String| set.labels.iter().position(|other| other == label).map(|place| place as u32);
         let order: Option<Vec<u32>> = own.iter().map(place).collect();
-        let Some(order) = order.filter(|_| set.task.kind == TaskKind::Tag) else {
+        let Some(order) = order.filter(|_| set.task.ability() == Some(Ability::Tag)) else {
             let (model, data) = (listed(own), listed(&set.labels));
             return Err(TaskError::OtherLabels { path: self.model.path().to_owned(), model, data });
         };

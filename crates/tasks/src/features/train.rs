@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use henson_checkpoint::write_atomic;
-use henson_infer::{Model, Want};
+use henson_infer::{Model, Task as Ability, Want};
 use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw};
 use henson_kernels::cpu::reduce::sum_of_squares;
 use henson_kernels::philox::Stream;
@@ -26,11 +26,11 @@ use crate::example::{Set, Target, Words};
 use crate::finetune::{
     Ended, Results, check_documents, check_recipe, chosen_by, code, degenerate, finished, listed, plain, read_both,
 };
+use crate::forms::lay_out_words;
 use crate::predictions::Prediction;
-use crate::prepare::lay_out_words;
 use crate::read::Reading;
 use crate::score::{Score, score};
-use crate::task::{Task, TaskKind};
+use crate::task::Task;
 
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x7a68;
@@ -56,7 +56,7 @@ impl TaggerPlan {
     pub fn new(recipe: TaggerRecipe) -> Result<Self, TaskError> {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-        if task.kind != TaskKind::Tag {
+        if task.ability() != Some(Ability::Tag) {
             let expected = "ner, pos or tag: the feature-based approach is for words with tags (freeze=true keeps the \
                             encoder of other tasks as it is)";
             return Err(TrainError::setting("task", task.name, expected).into());

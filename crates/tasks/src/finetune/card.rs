@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::plan::Plan;
 use super::run::{FoldScores, Results};
+use crate::forms::Form;
 use crate::score::Score;
-use crate::task::TaskKind;
 
 /// Labels that are listed.
 const LABELS: usize = 50;
@@ -17,29 +17,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
     };
     let recipe = &plan.recipe;
-    let (pipeline, class, command) = match plan.task.kind {
-        TaskKind::Classify | TaskKind::Multilabel => {
-            ("text-classification", "AutoModelForSequenceClassification", "classify --model DIR 'A text.'")
-        }
-        TaskKind::Pair | TaskKind::Regress => (
-            "text-classification",
-            "AutoModelForSequenceClassification",
-            "classify --model DIR --pair 'A text.' 'Another one.'",
-        ),
-        TaskKind::Tag => ("token-classification", "AutoModelForTokenClassification", "tag --model DIR 'A text.'"),
-        TaskKind::Qa => (
-            "question-answering",
-            "AutoModelForQuestionAnswering",
-            "answer --model DIR --question 'Who?' --passage 'A text.'",
-        ),
-        TaskKind::Choice => (
-            "multiple-choice",
-            "AutoModelForMultipleChoice",
-            "choose --model DIR --context 'A beginning' 'an end' 'another end'",
-        ),
-        TaskKind::Embed => ("sentence-similarity", "SentenceTransformer", "embed --model DIR 'A text.'"),
-    };
-    let library = if plan.task.kind == TaskKind::Embed { "sentence-transformers" } else { "transformers" };
+    let Form { library, pipeline, class, command, .. } = *plan.task.form;
     let (start, sizes) = (name(&recipe.model), plan.config.model.sizes());
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
@@ -69,7 +47,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         Some(dev) => text += &format!("- chosen by {}: {} examples\n", code(&name(&recipe.dev)), dev.examples.len()),
         None => {}
     }
-    if !plan.config.task.id2label.is_empty() && plan.task.kind != TaskKind::Regress {
+    if plan.task.form.fewest_labels > 0 {
         text += &format!("- labels: {}\n", listed(&plan.config.task.label_names()));
     }
     text += &format!(
@@ -109,8 +87,10 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
             );
         }
     }
-    let python = match plan.task.kind {
-        TaskKind::Embed => format!("from sentence_transformers import {class}\nvectors = {class}(DIR).encode(TEXTS)"),
+    let python = match library {
+        "sentence-transformers" => {
+            format!("from sentence_transformers import {class}\nvectors = {class}(DIR).encode(TEXTS)")
+        }
         _ => format!(
             "from transformers import AutoTokenizer, {class}\n\
              model, tokenizer = {class}.from_pretrained(DIR), AutoTokenizer.from_pretrained(DIR)"

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use henson_models::Head;
 use henson_train::{Result, Setting, TrainError, parse_settings};
 use toml::Table;
 
@@ -11,7 +12,6 @@ use super::recipe::FineTuneRecipe;
 use super::split;
 use crate::error::TaskError;
 use crate::example::Set;
-use crate::task::TaskKind;
 
 /// The settings that are chosen.
 const BY_SIZE: [&str; 7] =
@@ -135,10 +135,10 @@ pub(super) fn choose_estimate(recipe: &mut FineTuneRecipe, train: &Set) -> std::
 
 /// Chooses how to train by the number of sequences and the model's width, and says why in a line or two.
 pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String>, TaskError> {
-    let (sequences, width, kind) = (plan.instances(), plan.config.model.sizes().hidden_size, plan.task.kind);
+    let (sequences, width, form) = (plan.instances(), plan.config.model.sizes().hidden_size, plan.task.form);
     let has_estimate = plan.dev.is_some() || plan.recipe.folds > 0;
     let recipe = &mut plan.recipe;
-    let has_head = matches!(kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Regress);
+    let has_head = form.problem.is_some();
     if recipe.linear_head && !(has_head && has_estimate) {
         let expected = "false, but for a label, labels or a number of a text (classify, pair, multilabel, regress), with dev data \
                         or folds to compare by";
@@ -151,7 +151,7 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     let small = width <= SMALL_WIDTH;
     let mut chosen = Vec::new();
     // Of pairs, few updates are better than many: the model's vectors are good before.
-    let trains_head = kind != TaskKind::Embed;
+    let trains_head = form.head(1) != Head::Encoder;
     if recipe.is_chosen("batch_size") && trains_head && sequences < TINY {
         recipe.batch_size = TINY_BATCH;
         chosen.push(format!("batches of {TINY_BATCH}, for fewer than {TINY} sequences"));

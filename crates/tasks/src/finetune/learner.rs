@@ -2,23 +2,20 @@
 //!
 //! Sequences are never padded, and so never sorted by length either: a batch is one flat stream of whatever was drawn.
 
-use std::collections::BTreeMap;
-
-use henson_infer::Problem;
 use henson_kernels::philox::Stream;
-use henson_models::{Batch, Capture, Model, ModelConfig, Sequence};
-use henson_tensor::{Device, Parameters, Pass, Reading, Tape, Tensor, Var};
+use henson_models::{Batch, Capture, Model, ModelConfig};
+use henson_tensor::{Device, Parameters, Pass, Reading, Tape};
 use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
-use super::contrast::{self, Alike, Cosines};
-use crate::example::{Example, Set, Target};
+use crate::example::Set;
+use crate::forms::{Loss, Part};
 use crate::forward::forward;
+use crate::predict::predictions_of;
 use crate::predictions::Prediction;
-use crate::prepare::{Instance, Lengths, Prepared, Scores, Wanted, prepare_all};
+use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
 use crate::score::{Score, score};
-use crate::task::TaskKind;
 
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x5bff;
@@ -26,12 +23,11 @@ const SHUFFLE: u32 = 0x5bff;
 /// The score of a model whose metric is not a number, such as the correlation of a constant.
 const WORST: f64 = 1e9;
 
-/// A correlation below this one is none: numbers that have nothing to do with each other often have as much.
-const UNRELATED: f64 = 0.1;
-
 /// What instances are learnt with.
 #[derive(Clone, Debug)]
 pub struct LearnerSettings {
+    /// What is learnt.
+    pub task: &'static crate::Task,
     /// Instances of an update.
     pub batch_size: usize,
     /// Parts of a batch.
@@ -59,8 +55,7 @@ pub struct Dev {
 impl Dev {
     /// Lays out all examples, on several threads.
     pub fn new(set: Set, tokenizer: &Tokenizer, lengths: &Lengths, threads: usize) -> Result<Self> {
-        let examples: Vec<&Example> = set.examples.iter().collect();
-        let prepared = prepare_all(tokenizer, &examples, lengths, threads)?;
+        let prepared = prepare_all(set.task, tokenizer, &set.examples, lengths, threads)?;
         Ok(Self { set, prepared })
     }
 }
@@ -99,7 +94,8 @@ impl Learner {
     /// nothing alone, since its partner is told from others: where one is left over, it joins the batch before.
     pub fn steps_per_epoch(instances: &[Instance], batch_size: usize) -> u64 {
         let (count, size) = (instances.len(), batch_size.max(1));
-        let left_over = are_alike(instances.first()) && size > 1 && count > size && count % size == 1;
+        let left_over =
+            instances.first().is_some_and(Instance::is_contrast) && size > 1 && count > size && count % size == 1;
         (count.div_ceil(size) - usize::from(left_over)) as u64
     }
 
@@ -141,8 +137,7 @@ impl Learner {
         step: u64,
     ) -> Result<Option<Found>> {
         let Some(Dev { set, prepared }) = &self.dev else { return Ok(None) };
-        let kind = set.task.kind;
-        let scores = forward(model, parameters, tape, prepared, problem_of(kind), |_| true)?;
+        let scores = forward(model, parameters, tape, set.task, prepared, |_| true)?;
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
             // A model that never saw a question without an answer gives one to all.
@@ -157,29 +152,6 @@ impl Learner {
     }
 }
 
-/// What logits mean for a kind of task.
-pub(crate) fn problem_of(kind: TaskKind) -> Problem {
-    match kind {
-        TaskKind::Regress => Problem::Regression,
-        TaskKind::Multilabel => Problem::MultiLabel,
-        _ => Problem::SingleLabel,
-    }
-}
-
-/// Scores as predictions for some examples of a set.
-pub(crate) fn predictions_of(
-    set: &Set,
-    examples: &[Example],
-    prepared: &[Prepared],
-    scores: Vec<Scores>,
-    no_answer: Option<f64>,
-) -> Vec<Prediction> {
-    let outside = set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
-    let each = examples.iter().zip(prepared).zip(scores);
-    each.map(|((example, prepared), scores)| prepared.predict(example, set.task.kind, scores, outside, no_answer))
-        .collect()
-}
-
 /// The score that chooses the best model; for questions that may be unanswerable, with the best threshold.
 pub(crate) fn chosen_by(set: &Set, score: &Score) -> (&'static str, f64) {
     let names = if set.task.may_be_unanswerable { ["best_f1", set.task.metric] } else { [set.task.metric; 2] };
@@ -191,74 +163,36 @@ pub(crate) fn chosen_by(set: &Set, score: &Score) -> (&'static str, f64) {
 /// Why a model is no better than none, if so.
 pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -> Option<String> {
     let first = predictions.first()?;
-    let constant = predictions.iter().all(|prediction| match (prediction, first) {
-        (Prediction::Class { class, .. }, Prediction::Class { class: first, .. }) => class == first,
-        (Prediction::Classes { classes, .. }, Prediction::Classes { classes: first, .. }) => classes == first,
-        (Prediction::Number(number), Prediction::Number(first))
-        | (Prediction::Similarity { cosine: number, .. }, Prediction::Similarity { cosine: first, .. }) => {
-            (number - first).abs() < 1e-6
-        }
-        (Prediction::Tags(tags), Prediction::Tags(first)) => tags.iter().all(|tag| Some(tag) == first.first()),
-        (Prediction::Answer { text, .. }, Prediction::Answer { text: first, .. }) => text == first,
-        _ => false,
-    });
-    if constant && predictions.len() > 1 {
+    if predictions.len() > 1 && predictions.iter().all(|prediction| prediction.says_the_same(first)) {
         return Some("says the same to everything".to_owned());
     }
-    let declined = |threshold: f64| {
-        predictions.iter().all(
-            |prediction| matches!(prediction, Prediction::Answer { null_odds: Some(odds), .. } if *odds > threshold),
-        )
-    };
-    if set.task.may_be_unanswerable && score.get("best_f1_threshold").is_some_and(declined) {
-        return Some("does best where it answers nothing".to_owned());
-    }
-    // Two points are always on a line.
-    match score.get("pearson").filter(|_| predictions.len() > 2) {
-        Some(none) if none.is_nan() => {
-            return Some("has no correlation with the dev file, where all numbers are the same".to_owned());
-        }
-        Some(low) if low < UNRELATED => {
-            return Some(format!(
-                "has a correlation of {low:.3} with the numbers of the dev file, no better than chance"
-            ));
-        }
-        _ => {}
-    }
-    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    for example in &set.examples {
-        if let Target::Class(class) = example.target {
-            *counts.entry(class).or_default() += 1;
-        }
-    }
-    let majority = counts.into_values().max()? as f64 / set.examples.len() as f64;
-    let accuracy = score.get("accuracy")?;
-    (set.task.kind != TaskKind::Choice && accuracy < majority).then(|| {
-        format!("has an accuracy of {:.1}%, below the {:.1}% of the largest class", 100.0 * accuracy, 100.0 * majority)
-    })
+    set.task.form.degenerate(set, predictions, score)
 }
 
 impl Task for Learner {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
-        let (freeze, accumulation) = (self.settings.freeze, self.settings.accumulation);
-        let temperature = self.settings.temperature;
+        let LearnerSettings { task, freeze, accumulation, temperature, .. } = self.settings;
         let class_weights = self.settings.class_weights.clone();
         let instances = self.batch(step);
         let total: f32 = instances.iter().map(|instance| weight(instance, &class_weights)).sum();
         let scale = if total > 0.0 { 1.0 / total } else { 0.0 };
         let tokens = instances.iter().map(|instance| instance.tokens()).sum();
         let mut parts = Vec::new();
+        // That of a part's first sequence in the whole batch.
         let mut number = 0;
         for part in divided(instances, accumulation) {
             let fill = |device: &Device, config: &ModelConfig| {
-                Inputs::new(device, config, &part, &class_weights, scale, number)
+                let batch = Batch::new(device, config, &task.form.sequences(&part), number)?;
+                let (instances, tokens) = (part.as_slice(), batch.layout.tokens());
+                let part = Part { instances, class_weights: &class_weights, scale, temperature, tokens };
+                Ok(Inputs { loss: task.form.loss(device, &part)?, batch })
             };
             let reading = match freeze {
                 false => engine.learn(step, &[u64::from(scale.to_bits())], fill, |model, pass, inputs| {
                     let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
-                    Ok(vec![loss(model, pass, last, inputs, scale, temperature)?])
+                    Ok(vec![inputs.loss.of(model, pass, last, &inputs.batch.layout)?])
                 })?,
-                true => learn_head(engine, step, fill, scale, temperature)?,
+                true => learn_head(engine, step, fill)?,
             };
             parts.push(reading);
             number += part.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
@@ -295,8 +229,6 @@ fn learn_head(
     engine: &mut Engine,
     step: u64,
     fill: impl FnOnce(&Device, &ModelConfig) -> Result<Inputs>,
-    scale: f32,
-    temperature: f32,
 ) -> Result<Reading> {
     let training = engine.training(step);
     let Engine { model, parameters, gradients, tape, .. } = engine;
@@ -304,7 +236,7 @@ fn learn_head(
     let inputs = fill(&device, model.config())?;
     let last = model.encode(&mut Pass::inference(tape, parameters), &inputs.batch, Capture::default())?.last;
     let mut pass = Pass::training(tape, parameters, training);
-    let loss = loss(model, &mut pass, last, &inputs, scale, temperature)?;
+    let loss = inputs.loss.of(model, &mut pass, last, &inputs.batch.layout)?;
     pass.backward(gradients)?;
     Ok(device.read_later(&[&loss])?)
 }
@@ -312,18 +244,11 @@ fn learn_head(
 /// What an instance counts in the mean of a step.
 fn weight(instance: &Instance, class_weights: &[f32]) -> f32 {
     let of = |label: &u32| class_weights.get(*label as usize).copied().unwrap_or(1.0);
-    match &instance.wanted {
-        Wanted::Class(class) => of(class),
-        Wanted::Tags(labels) => labels.iter().flatten().map(of).sum(),
-        Wanted::Several(labels) => labels.len() as f32,
-        Wanted::Span(..) => 2.0,
-        Wanted::Number(_) | Wanted::Choice(_) | Wanted::Alike | Wanted::Cosine(_) => 1.0,
+    match (instance.labels.is_empty(), instance.is_contrast()) {
+        (false, _) => instance.labels.iter().flatten().map(of).sum(),
+        (true, false) => instance.numbers.len() as f32,
+        (true, true) => 1.0,
     }
-}
-
-/// Whether an instance, and so all of its set, is a pair that is told from others.
-fn are_alike(first: Option<&Instance>) -> bool {
-    first.is_some_and(|instance| instance.wanted == Wanted::Alike)
 }
 
 /// A batch in parts: so many as wanted, and such that all choices of a part have as many sequences.
@@ -331,7 +256,7 @@ fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Insta
     let count = instances.len();
     // Texts that are alike are told from all others, of how many sequences these may be. There must be some: the parts are as
     // equal as can be, and fewer where a part would have a single pair.
-    if are_alike(instances.first().copied()) {
+    if instances.first().is_some_and(|instance| instance.is_contrast()) {
         let parts = accumulation.min(count / 2).max(1);
         let borders: Vec<usize> = (0..=parts).map(|part| (part * count).div_ceil(parts)).collect();
         return borders.windows(2).map(|border| instances[border[0]..border[1]].to_vec()).collect();
@@ -345,159 +270,28 @@ fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Insta
 /// A part of a step on the device.
 struct Inputs {
     batch: Batch,
-    wanted: WantedOnDevice,
-}
-
-enum WantedOnDevice {
-    /// B labels, with weights.
-    Classes(Tensor, Tensor),
-    /// B.
-    Numbers(Tensor),
-    /// B×labels, with weights.
-    Several(Tensor, Tensor),
-    /// T labels, with weights.
-    Tags(Tensor, Tensor),
-    /// B×2 positions, with weights.
-    Spans(Tensor, Tensor),
-    /// One label for each group of so many sequences, with weights.
-    Choices(usize, Tensor, Tensor),
-    /// Which are alike.
-    Alike(Alike),
-    /// How alike they are.
-    Cosines(Cosines),
-}
-
-impl Inputs {
-    /// `number` is that of the part's first sequence in the whole batch. Weights carry the scale, which differs from step to
-    /// step.
-    fn new(
-        device: &Device,
-        config: &ModelConfig,
-        instances: &[&Instance],
-        class_weights: &[f32],
-        scale: f32,
-        number: u32,
-    ) -> Result<Self> {
-        let first = instances.first();
-        let alike = first.is_some_and(|instance| matches!(instance.wanted, Wanted::Alike | Wanted::Cosine(_)));
-        let in_turn = instances.iter().flat_map(|instance| &instance.sequences);
-        let sequences: Vec<Sequence<'_>> = match alike {
-            true => contrast::sequences(instances),
-            false => in_turn.map(|(ids, segments)| Sequence { ids, segments }).collect(),
-        };
-        let batch = Batch::new(device, config, &sequences, number)?;
-        let of = |label: &u32| class_weights.get(*label as usize).copied().unwrap_or(1.0) * scale;
-        let numbers = |numbers: &[f32]| Tensor::from_slice(device, [numbers.len()], numbers);
-        let labels = |labels: &[u32]| Tensor::from_slice(device, [labels.len()], labels);
-        let (mut classes, mut values, mut weights) = (Vec::new(), Vec::new(), Vec::new());
-        let mut tokens = 0;
-        for instance in instances {
-            match &instance.wanted {
-                Wanted::Class(class) => {
-                    classes.push(*class);
-                    weights.push(of(class));
-                }
-                Wanted::Choice(choice) => {
-                    classes.push(*choice);
-                    weights.push(scale);
-                }
-                Wanted::Number(number) | Wanted::Cosine(number) => values.push(*number),
-                Wanted::Several(several) => {
-                    values.extend(several);
-                    // What a label counts, it counts where it is right: PyTorch's `pos_weight`.
-                    let each =
-                        several.iter().zip(0..).map(|(right, label)| if *right > 0.0 { of(&label) } else { scale });
-                    weights.extend(each);
-                }
-                Wanted::Tags(tags) => {
-                    classes.extend(tags.iter().map(|tag| tag.unwrap_or(0)));
-                    weights.extend(tags.iter().map(|tag| tag.as_ref().map_or(0.0, of)));
-                }
-                Wanted::Span(first, last) => {
-                    classes.extend([first, last]);
-                    weights.extend([scale; 2]);
-                }
-                Wanted::Alike => {}
-            }
-            tokens += instance.tokens();
-        }
-        // What fills the batch up on a GPU, if anything.
-        let filled = classes.len() + batch.layout.tokens() - tokens;
-        let wanted = match instances.first().map(|instance| &instance.wanted) {
-            Some(Wanted::Number(_)) => WantedOnDevice::Numbers(numbers(&values)?),
-            Some(Wanted::Several(_)) => WantedOnDevice::Several(numbers(&values)?, numbers(&weights)?),
-            Some(Wanted::Tags(_)) => {
-                classes.resize(filled, 0);
-                weights.resize(filled, 0.0);
-                WantedOnDevice::Tags(labels(&classes)?, numbers(&weights)?)
-            }
-            Some(Wanted::Span(..)) => {
-                let rows = [instances.len(), 2];
-                WantedOnDevice::Spans(
-                    Tensor::from_slice(device, rows, &classes)?,
-                    Tensor::from_slice(device, rows, &weights)?,
-                )
-            }
-            Some(Wanted::Choice(_)) => {
-                let choices = instances.first().map_or(1, |instance| instance.sequences.len());
-                WantedOnDevice::Choices(choices, labels(&classes)?, numbers(&weights)?)
-            }
-            Some(Wanted::Cosine(_)) => WantedOnDevice::Cosines(Cosines::new(device, &values)?),
-            Some(Wanted::Alike) => WantedOnDevice::Alike(Alike::new(device, instances, scale)?),
-            Some(Wanted::Class(_)) | None => WantedOnDevice::Classes(labels(&classes)?, numbers(&weights)?),
-        };
-        Ok(Self { batch, wanted })
-    }
-}
-
-/// The loss of a part from the encoder's output: `scale` times the sum over what it predicts.
-fn loss(
-    model: &Model,
-    pass: &mut Pass<'_>,
-    last: Var,
-    inputs: &Inputs,
-    scale: f32,
-    temperature: f32,
-) -> Result<Tensor> {
-    let layout = &inputs.batch.layout;
-    Ok(match &inputs.wanted {
-        WantedOnDevice::Classes(labels, weights) => {
-            let logits = model.logits_of(pass, last, layout, None)?;
-            let classes = logits.tensor().columns();
-            pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
-        }
-        WantedOnDevice::Numbers(numbers) => {
-            let logits = model.logits_of(pass, last, layout, None)?;
-            pass.squared_error(logits, numbers, scale)?
-        }
-        WantedOnDevice::Several(targets, weights) => {
-            let logits = model.logits_of(pass, last, layout, None)?;
-            pass.binary_cross_entropy(logits, targets, Some(weights), 1.0)?
-        }
-        WantedOnDevice::Tags(labels, weights) => {
-            let logits = model.logits_of(pass, last, layout, None)?;
-            let classes = logits.tensor().columns();
-            pass.cross_entropy(logits, classes, labels, Some(weights), 1.0)?.0
-        }
-        WantedOnDevice::Spans(targets, weights) => {
-            let logits = model.logits_of(pass, last, layout, None)?;
-            pass.span_cross_entropy(logits, layout, targets, weights, 1.0)?
-        }
-        WantedOnDevice::Choices(choices, labels, weights) => {
-            let logits = model.logits_of(pass, last, layout, None)?;
-            let logits = logits.reshape([layout.sequences() / choices, *choices])?;
-            pass.cross_entropy(logits, *choices, labels, Some(weights), 1.0)?.0
-        }
-        WantedOnDevice::Alike(alike) => alike.loss(pass, &last, layout, temperature)?,
-        WantedOnDevice::Cosines(cosines) => cosines.loss(pass, &last, layout, scale)?,
-    })
+    loss: Box<dyn Loss>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::example::Input;
+    use crate::example::{Example, Input, Target};
     use henson_train::ScheduleKind;
+
+    fn settings(task: &str, batch_size: usize, accumulation: usize) -> LearnerSettings {
+        LearnerSettings {
+            task: crate::Task::named(task).unwrap(),
+            batch_size,
+            accumulation,
+            schedule: Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 10 },
+            seed: 3,
+            freeze: false,
+            may_decline: false,
+            temperature: 0.05,
+            class_weights: Vec::new(),
+        }
+    }
 
     #[test]
     fn models_that_learnt_nothing_are_told() {
@@ -546,33 +340,28 @@ mod tests {
 
     #[test]
     fn every_epoch_sees_every_instance_once_in_another_order() {
-        let instance = |class| Instance { sequences: vec![(vec![1], vec![0])], wanted: Wanted::Class(class) };
-        let settings = LearnerSettings {
-            batch_size: 4,
-            accumulation: 1,
-            schedule: Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 10 },
-            seed: 3,
-            freeze: false,
-            may_decline: false,
-            temperature: 0.05,
-            class_weights: Vec::new(),
-        };
+        let instance =
+            |class| Instance { sequences: vec![(vec![1], vec![0])], labels: vec![Some(class)], numbers: Vec::new() };
+        let settings = settings("classify", 4, 1);
         let mut learner = Learner::new((0..10).map(instance).collect(), None, settings).unwrap();
-        let mut epoch = |e: u64| -> Vec<Wanted> {
-            (0..3).flat_map(|s| learner.batch(3 * e + s).iter().map(|x| x.wanted.clone()).collect::<Vec<_>>()).collect()
+        let mut epoch = |e: u64| -> Vec<Option<u32>> {
+            (0..3).flat_map(|s| learner.batch(3 * e + s).iter().map(|x| x.labels[0]).collect::<Vec<_>>()).collect()
         };
         let (first, second) = (epoch(0), epoch(1));
         assert_ne!(first, second);
         assert_eq!(first, epoch(0));
         for order in [first, second] {
-            assert!((0..10).all(|class| order.contains(&Wanted::Class(class))) && order.len() == 10);
+            assert!((0..10).all(|class| order.contains(&Some(class))) && order.len() == 10);
         }
     }
 
     #[test]
     fn parts_are_alike_and_not_too_large() {
-        let instance =
-            |choices: usize| Instance { sequences: vec![(vec![1], vec![0]); choices], wanted: Wanted::Choice(0) };
+        let instance = |choices: usize| Instance {
+            sequences: vec![(vec![1], vec![0]); choices],
+            labels: vec![Some(0)],
+            numbers: vec![],
+        };
         let all: Vec<Instance> = [4, 3, 4, 5, 4, 4].into_iter().map(instance).collect();
         let sizes = |accumulation| -> Vec<(usize, usize)> {
             let parts = divided(all.iter().collect(), accumulation);
@@ -585,20 +374,9 @@ mod tests {
     /// Pairs that are told from others are never alone, in no part of any batch; and each is learnt from once an epoch.
     #[test]
     fn no_pair_is_alone() {
-        let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], wanted: Wanted::Alike };
+        let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], labels: vec![], numbers: vec![] };
         let epoch = |pairs: u32, batch_size, accumulation| -> Vec<Vec<Vec<u32>>> {
-            let schedule =
-                Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 9 };
-            let settings = LearnerSettings {
-                batch_size,
-                accumulation,
-                schedule,
-                seed: 0,
-                freeze: false,
-                may_decline: false,
-                temperature: 0.05,
-                class_weights: Vec::new(),
-            };
+            let settings = settings("embed", batch_size, accumulation);
             let mut learner = Learner::new((0..pairs).map(pair).collect(), None, settings).unwrap();
             let steps = Learner::steps_per_epoch(&learner.train, batch_size);
             let numbers = |part: &Vec<&Instance>| part.iter().map(|pair| pair.sequences[0].0[0]).collect();

@@ -7,12 +7,13 @@
 //! N rows, D features of a row, K outputs.
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
+use henson_infer as infer;
 use henson_models::{Batch, Head, LinearHead, Model, Sequence};
 use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape};
 use henson_train::{ModelFiles, Result as TrainResult};
 
 use super::plan::{Plan, copy_encoder};
-use crate::prepare::{Instance, Wanted};
+use crate::prepare::Instance;
 
 /// The weight of the squared weights (half of their sum) beside the summed loss, for features with a variance of 1. Within a point of
 /// the best of 1 to 10,000 on TREC with 4, 16 and 50 rows a class and 50 classes of 5.
@@ -116,26 +117,27 @@ impl Problem {
         let (instances, k) = (plan.training_instances(), plan.config.task.labels());
         let class_weights = plan.class_weights();
         let of = |label: usize| class_weights.get(label).map_or(1.0, |weight| f64::from(*weight));
-        let (mut targets, mut weights, mut loss) = (Vec::new(), Vec::new(), Loss::Classes);
+        let (mut targets, mut weights) = (Vec::new(), Vec::new());
         for instance in instances {
-            match &instance.wanted {
-                Wanted::Class(class) => {
-                    targets.extend((0..k).map(|label| f64::from(label == *class as usize)));
-                    weights.extend(vec![of(*class as usize); k]);
+            // One of the labels, several, or a number.
+            match instance.labels[..] {
+                [Some(class)] => {
+                    targets.extend((0..k).map(|label| f64::from(label == class as usize)));
+                    weights.extend(vec![of(class as usize); k]);
                 }
-                Wanted::Several(several) => {
-                    targets.extend(several.iter().map(|right| f64::from(*right)));
-                    weights.extend((0..k).map(|label| if several[label] > 0.0 { of(label) } else { 1.0 }));
-                    loss = Loss::Several;
+                _ => {
+                    let several = plan.task.form.problem == Some(infer::Problem::MultiLabel);
+                    let weight = |label, right: f32| if several && right > 0.0 { of(label) } else { 1.0 };
+                    targets.extend(instance.numbers.iter().map(|right| f64::from(*right)));
+                    weights.extend(instance.numbers.iter().enumerate().map(|(label, right)| weight(label, *right)));
                 }
-                Wanted::Number(number) => {
-                    targets.push(f64::from(*number));
-                    weights.push(1.0);
-                    loss = Loss::Number;
-                }
-                _ => {}
             }
         }
+        let loss = match plan.task.form.problem {
+            Some(infer::Problem::MultiLabel) => Loss::Several,
+            Some(infer::Problem::Regression) => Loss::Number,
+            _ => Loss::Classes,
+        };
         let l2 = if matches!(loss, Loss::Several) { L2_OF_SEVERAL } else { L2 };
         Self { loss, l2, d: features.len() / instances.len().max(1), k, features, targets, weights }
     }

@@ -2,7 +2,6 @@
 //! directory, and a search over many.
 
 mod card;
-mod contrast;
 mod defaults;
 mod learner;
 mod linear;
@@ -14,10 +13,10 @@ mod split;
 
 pub(crate) use card::{code, listed, plain};
 pub use learner::{Dev, Learner, LearnerSettings};
-pub(crate) use learner::{chosen_by, degenerate, predictions_of, problem_of};
+pub(crate) use learner::{chosen_by, degenerate};
 pub use plan::Plan;
 pub use plan::missing_documents;
-pub(crate) use plan::{check_documents, read_both};
+pub(crate) use plan::{check_documents, read_both, thin};
 pub use recipe::FineTuneRecipe;
 pub use run::{Ended, FoldScores, LinearScore, Results, finetune};
 pub(crate) use run::{check_recipe, finished};

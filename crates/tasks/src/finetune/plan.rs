@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, TaskConfig, TrainedReading, Weights, open_parameters};
-use henson_infer::EmbedSettings;
-use henson_models::{Family, Head, Model};
-use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters, Pooling};
+use henson_infer::Problem;
+use henson_models::{Family, Model};
+use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters};
 use henson_text::{Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
 use sha2::{Digest, Sha256};
@@ -18,7 +18,7 @@ use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::prepare::{Instance, Lengths, instances};
 use crate::read::{Files, Reading, listed, read};
-use crate::task::{Task, TaskKind};
+use crate::task::Task;
 
 /// A run before it begins.
 pub struct Plan {
@@ -52,13 +52,10 @@ impl Plan {
         recipe.check()?;
         let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
         let reading = Reading { files: recipe.files.clone(), ..Reading::new(task) };
-        // Of pairs, those with too low a score are left out first.
-        let limit = recipe.limit.filter(|_| task.kind != TaskKind::Embed);
+        let limit = recipe.limit.filter(|_| !task.form.picks_rows);
         let (mut train, mut dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
         let path = recipe.directory().to_owned();
-        if task.kind == TaskKind::Embed {
-            check_for_embed(&recipe, &path)?;
-        }
+        task.form.check(&recipe, &path)?;
         if recipe.document_context {
             check_documents(&train, dev.as_ref())?;
         }
@@ -72,8 +69,7 @@ impl Plan {
         let directory = ModelDirectory::open(&path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
         let config = config_for(Config::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
-        let weighted = matches!(task.kind, TaskKind::Classify | TaskKind::Pair | TaskKind::Tag | TaskKind::Multilabel);
-        if recipe.class_weights && !weighted {
+        if recipe.class_weights && task.form.class_weights(&train).is_none() {
             let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
         }
@@ -111,12 +107,9 @@ impl Plan {
     /// The same on these rows.
     fn on(&self, mut train: Set, dev: Option<Set>) -> Result<Self, TaskError> {
         let recipe = &self.recipe;
-        if self.task.kind == TaskKind::Embed {
-            keep_alike(&mut train, recipe)?;
-            thin(&mut train, recipe.limit);
-            check_parts(&train, recipe)?;
-            check_partners(&train, &self.config)?;
-        }
+        let sizes = self.config.model.sizes();
+        let dropout = sizes.dropout > 0.0 || sizes.attention_dropout > 0.0;
+        self.task.form.pick_rows(&mut train, recipe, dropout)?;
         let (instances, cut) =
             instances(&train, &self.tokenizer, &self.lengths, self.threads).map_err(TrainError::from)?;
         let mut plan = Self {
@@ -205,7 +198,7 @@ impl Plan {
             for (ids, _) in &instance.sequences {
                 ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
             }
-            hash.update(format!("{:?}", instance.wanted));
+            hash.update(self.task.form.digest(instance));
         }
         if let Some(dev) = &self.dev {
             dev.examples.iter().for_each(|example| hash.update(format!("{:?}{:?}", example.input, example.target)));
@@ -215,20 +208,18 @@ impl Plan {
 
     /// What is saved beside the weights.
     pub fn model_files(&self) -> TrainResult<ModelFiles> {
-        let mut files = self.tokenizer.files(Some(self.config.model.sizes().max_tokens))?;
-        if self.task.kind == TaskKind::Embed {
-            let most_tokens = Some(self.lengths.most);
-            let vectors = EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens };
-            files.extend(vectors.files(self.config.model.sizes().hidden_size));
-        }
-        Ok(ModelFiles { config: self.config.to_json()?, files })
+        let sizes = self.config.model.sizes();
+        let files = self.tokenizer.files(Some(sizes.max_tokens))?;
+        let mut files = ModelFiles { config: self.config.to_json()?, files };
+        self.task.form.add_files(&mut files, sizes.hidden_size, self.lengths.most);
+        Ok(files)
     }
 
     /// The model with its first weights: those of the directory, and a new head where it has none that fits.
     pub fn engine(&self, device: &Device) -> TrainResult<Engine> {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
-        let model = Model::build(&mut builder, &self.config.model, head_of(self.task, &self.config.task))?;
+        let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
         let parameters = started_from(recipe.directory(), &self.config, builder, device, recipe)?;
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
@@ -247,6 +238,7 @@ impl Plan {
             Some(set) => Some(Dev::new(set.clone(), &self.tokenizer, &self.lengths, self.threads)?),
         };
         let settings = LearnerSettings {
+            task: self.task,
             batch_size: self.recipe.batch_size,
             accumulation: self.recipe.accumulation,
             schedule: Schedule {
@@ -267,10 +259,9 @@ impl Plan {
 
     /// What each label counts; empty: all the same.
     pub(super) fn class_weights(&self) -> Vec<f32> {
-        match (self.recipe.class_weights, self.task.kind) {
-            (false, _) => Vec::new(),
-            (true, TaskKind::Multilabel) => odds_against(&self.train.label_counts(), self.train.examples.len()),
-            (true, _) => balanced(&self.train.label_counts()),
+        match self.recipe.class_weights {
+            true => self.task.form.class_weights(&self.train).unwrap_or_default(),
+            false => Vec::new(),
         }
     }
 
@@ -304,7 +295,7 @@ pub(crate) fn read_both(
 ) -> Result<(Set, Option<Set>), TaskError> {
     let (train_path, dev_path) = (PathBuf::from(train), PathBuf::from(dev));
     let mut train = read(&train_path, reading)?;
-    let needs_labels = train.task.kind != TaskKind::Embed;
+    let needs_labels = train.task.form.needs_targets;
     if needs_labels && !train.is_labelled() {
         return Err(TaskError::NoLabels {
             path: train_path,
@@ -330,9 +321,7 @@ pub(crate) fn read_both(
     if let Some(dev) = dev.as_ref().filter(|dev| needs_labels && !dev.is_labelled()) {
         return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is there to be scored on" });
     }
-    let has_labels = !matches!(train.task.kind, TaskKind::Regress | TaskKind::Qa | TaskKind::Choice | TaskKind::Embed);
-    let fewest = if train.task.kind == TaskKind::Multilabel { 1 } else { 2 };
-    if has_labels && train.labels.len() < fewest {
+    if train.labels.len() < train.task.form.fewest_labels {
         return Err(TaskError::FewLabels { path: train_path, found: format!("the labels {}", listed(&train.labels)) });
     }
     thin(&mut train, limit);
@@ -340,7 +329,7 @@ pub(crate) fn read_both(
 }
 
 /// Keeps so many examples alone, evenly spaced.
-fn thin(train: &mut Set, limit: Option<usize>) {
+pub(crate) fn thin(train: &mut Set, limit: Option<usize>) {
     if let Some(limit) = limit.filter(|limit| *limit < train.examples.len()) {
         let total = train.examples.len();
         let mut index = 0;
@@ -349,93 +338,6 @@ fn thin(train: &mut Set, limit: Option<usize>) {
             index * limit / total > (index - 1) * limit / total
         });
     }
-}
-
-/// What tuning for vectors cannot do.
-fn check_for_embed(recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
-    let own = EmbedSettings::of_directory(model)?.pooling;
-    let wrong = [
-        (recipe.freeze, "freeze", "true".to_owned(), "false: nothing but the encoder makes the vectors"),
-        (recipe.windows, "windows", "true".to_owned(), "false: pairs are learnt from the beginnings of their texts"),
-        (
-            recipe.batch_size < 2,
-            "batch_size",
-            recipe.batch_size.to_string(),
-            "at least 2: partners are told from others",
-        ),
-        (recipe.limit == Some(1), "limit", "1".to_owned(), "at least 2: partners are told from others"),
-        (own != Pooling::Mean, "model", recipe.model.clone(), "a model whose vectors are the means of their tokens"),
-    ];
-    match wrong.into_iter().find(|(wrong, ..)| *wrong) {
-        Some((_, key, got, expected)) => Err(TrainError::setting(key, got, expected).into()),
-        None => Ok(()),
-    }
-}
-
-/// Partners are told from others of the same part of a batch, so that none may have a single pair; scores are learnt pair by
-/// pair.
-fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
-    let (size, most) = (recipe.batch_size, recipe.batch_size / 2);
-    if train.is_labelled() || recipe.accumulation <= most {
-        return Ok(());
-    }
-    let expected = format!(
-        "at most {most}, half of batch_size ({size}): a part needs two pairs, since partners are told from others of it"
-    );
-    Err(TrainError::setting("accumulation", recipe.accumulation, expected).into())
-}
-
-/// Refuses pairs of a text with itself alone where nothing makes their two vectors differ.
-fn check_partners(train: &Set, config: &Config) -> Result<(), TaskError> {
-    let is_itself = |example: &Example| match &example.input {
-        Input::Alike { first, second, unlike } => first == second && unlike.is_none(),
-        _ => false,
-    };
-    let sizes = config.model.sizes();
-    let without_dropout = sizes.dropout == 0.0 && sizes.attention_dropout == 0.0;
-    if !without_dropout || train.is_labelled() || !train.examples.iter().all(is_itself) {
-        return Ok(());
-    }
-    let expected = "more than 0, since every pair is a text with itself and only dropout makes its two vectors differ: \
-                    --set dropout=0.1";
-    Err(TrainError::setting("dropout", 0, expected).into())
-}
-
-/// Leaves the pairs that mean the same, without their scores; or all with theirs as cosines, the least as 0 and the largest as 1.
-fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
-    let score_of = |example: &Example| match example.target {
-        Target::Number(score) => Some(score),
-        _ => None,
-    };
-    match (recipe.min_score, train.is_labelled()) {
-        (None, false) => {}
-        (Some(least), true) => {
-            train.examples.retain(|example| score_of(example).is_some_and(|score| score >= least));
-            train.examples.iter_mut().for_each(|example| example.target = Target::None);
-        }
-        (None, true) => {
-            let scores = || train.examples.iter().filter_map(score_of);
-            let (least, most) = (scores().fold(f64::MAX, f64::min), scores().fold(f64::MIN, f64::max));
-            if least >= most {
-                let reason = format!("all have the score {least}; leave the column out, or set min_score");
-                return Err(TaskError::Empty { path: train.path.clone(), task: train.task.name, reason });
-            }
-            for example in &mut train.examples {
-                if let Target::Number(score) = &mut example.target {
-                    *score = (*score - least) / (most - least);
-                }
-            }
-        }
-        (Some(least), false) => {
-            let expected = "nothing, since the training file has no scores (name their column by --label-column)";
-            return Err(TrainError::setting("min_score", least, expected).into());
-        }
-    }
-    if train.examples.len() < 2 {
-        let reason = format!("{} pairs are alike, and partners are told from others", train.examples.len());
-        return Err(TaskError::Empty { path: train.path.clone(), task: train.task.name, reason });
-    }
-    Ok(())
 }
 
 /// Refuses `document_context` where files do not say which sentences belong together.
@@ -483,18 +385,6 @@ fn sort(labels: &mut [String]) {
     }
 }
 
-fn head_of(task: &Task, config: &TaskConfig) -> Head {
-    match task.kind {
-        TaskKind::Classify | TaskKind::Pair | TaskKind::Multilabel | TaskKind::Regress => {
-            Head::Sequence { labels: config.labels() }
-        }
-        TaskKind::Tag => Head::Token { labels: config.labels() },
-        TaskKind::Qa => Head::Span,
-        TaskKind::Choice => Head::Choice,
-        TaskKind::Embed => Head::Encoder,
-    }
-}
-
 /// The config of the fine-tuned model, as `transformers` would write it.
 fn config_for(
     mut config: Config,
@@ -502,23 +392,17 @@ fn config_for(
     train: &Set,
     recipe: &FineTuneRecipe,
 ) -> Result<Config, TaskError> {
-    let names: Vec<String> = match task.kind {
-        TaskKind::Regress => vec!["LABEL_0".to_owned()],
-        TaskKind::Qa | TaskKind::Choice | TaskKind::Embed => Vec::new(),
-        _ => (0..train.labels.len()).map(|i| task.meaning(&train.labels, i).to_owned()).collect(),
-    };
-    let problem_type = match task.kind {
-        TaskKind::Classify | TaskKind::Pair => Some("single_label_classification".to_owned()),
-        TaskKind::Multilabel => Some("multi_label_classification".to_owned()),
-        TaskKind::Regress => Some("regression".to_owned()),
-        TaskKind::Tag | TaskKind::Qa | TaskKind::Choice | TaskKind::Embed => None,
-    };
-    let (tags, questions) = (task.kind == TaskKind::Tag, task.kind == TaskKind::Qa);
+    let names = task.form.label_names(train);
+    let problem_type = task.form.problem.map(|problem| match problem {
+        Problem::SingleLabel => "single_label_classification",
+        Problem::MultiLabel => "multi_label_classification",
+        Problem::Regression => "regression",
+    });
     let reading = TrainedReading {
         max_length: recipe.length(task, config.model.sizes().max_tokens),
-        windows: recipe.windows || tags || questions,
-        stride: questions.then_some(recipe.stride),
-        max_question: questions.then_some(recipe.max_question),
+        windows: recipe.windows || task.form.divides,
+        stride: None,
+        max_question: None,
         document_context: recipe.document_context,
         pairs: train.examples.first().and_then(|example| match example.input {
             Input::One(_) => Some(false),
@@ -533,12 +417,12 @@ fn config_for(
         id2label: names.iter().enumerate().map(|(i, name)| (i.to_string(), name.clone())).collect(),
         label2id: names.iter().enumerate().map(|(i, name)| (name.clone(), i)).collect(),
         num_labels: None,
-        problem_type,
-        reading: Some(reading),
+        problem_type: problem_type.map(str::to_owned),
+        reading: Some(task.form.reading(recipe, reading)),
         no_answer_threshold: may_say_so.then_some(0.0),
     };
     config.model.set_causal(false).map_err(TrainError::from)?;
-    config.set_head(head_of(task, &config.task));
+    config.set_head(task.form.head(config.task.labels()));
     if let Some(dropout) = recipe.dropout {
         config.model.set_dropout(dropout);
     }
@@ -600,24 +484,6 @@ fn rate_of(group: Group, layers: usize, recipe: &FineTuneRecipe) -> f32 {
     recipe.layer_decay.powi(below as i32 + 1) as f32
 }
 
-/// Weights with which all labels count the same together, with a mean of 1 over the examples.
-fn balanced(counts: &[usize]) -> Vec<f32> {
-    let present = counts.iter().filter(|count| **count > 0).count();
-    let total: usize = counts.iter().sum();
-    counts.iter().map(|count| if *count > 0 { total as f32 / (present * count) as f32 } else { 1.0 }).collect()
-}
-
-/// For labels of which a text may have several: how many texts are without one for each that has it, so that yes and no
-/// weigh the same together. 1 where none has it or all have it: then there is nothing to weigh against, and a weight of 0
-/// would leave nothing to learn.
-fn odds_against(counts: &[usize], texts: usize) -> Vec<f32> {
-    let odds = |count: &usize| match texts.saturating_sub(*count) {
-        without if without > 0 && *count > 0 => without as f32 / *count as f32,
-        _ => 1.0,
-    };
-    counts.iter().map(odds).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -637,14 +503,6 @@ mod tests {
             let frozen = FineTuneRecipe { freeze: true, ..recipe.clone() };
             assert_eq!(rate_of(group, 2, &frozen), if expected < 1.0 { 0.0 } else { 1.0 }, "{group:?}");
         }
-    }
-
-    #[test]
-    fn balanced_weights_make_labels_equal() {
-        let weights = balanced(&[90, 10, 0]);
-        assert!((weights[0] * 90.0 - weights[1] * 10.0).abs() < 1e-4 && weights[2] == 1.0);
-        assert!((weights[0] * 90.0 + weights[1] * 10.0 - 100.0).abs() < 1e-3);
-        assert_eq!(odds_against(&[10, 4, 0, 80, 81], 80), [7.0, 19.0, 1.0, 1.0, 1.0]);
     }
 
     #[test]

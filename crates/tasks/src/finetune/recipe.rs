@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::read::Files;
-use crate::task::{Task, TaskKind};
+use crate::task::Task;
 
 /// A fine-tuning run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -214,8 +214,7 @@ impl FineTuneRecipe {
 
     /// Tokens of a sequence for a task, within what the model takes.
     pub(crate) fn length(&self, task: &Task, most: usize) -> usize {
-        let usual = if task.kind == TaskKind::Qa { 384 } else { 128 };
-        self.max_length.unwrap_or(usual).min(most)
+        self.max_length.unwrap_or(task.form.usual_length).min(most)
     }
 
     pub(crate) fn optimizer(&self) -> OptimizerSettings {

@@ -1,7 +1,7 @@
 //! A part of the training file as dev data, where there is no dev file: rows held out once, or folds that take turns. What
 //! belongs together stays together, labels are spread evenly, and a seed decides alone. No model or score is known here.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use henson_kernels::philox::Stream;
 
@@ -135,38 +135,26 @@ fn stratum(example: &Example, counts: &[usize]) -> Stratum {
     }
 }
 
-/// What a row shares with those that it must not be divided from.
-#[derive(PartialEq, Eq, Hash)]
-enum Together<'a> {
-    Text(&'a str),
-    Texts(&'a str, &'a str),
-    Words(&'a [String]),
-    Document(u64),
-}
-
 /// The rows in groups, in the order of their first rows: those of a passage, a document, a beginning, the same texts.
 fn groups(set: &Set, by_document: bool) -> Vec<Group> {
-    let documents: BTreeMap<u64, ()> = set
-        .examples
-        .iter()
-        .filter_map(|example| match example.input {
-            Input::Words { document, .. } => Some((document, ())),
-            _ => None,
-        })
-        .collect();
+    let document = |example: &Example| match example.input {
+        Input::Words { document, .. } => Some(document),
+        _ => None,
+    };
+    let documents: BTreeSet<u64> = set.examples.iter().filter_map(document).collect();
     let by_document = by_document || documents.len() >= MANY_DOCUMENTS;
-    let mut numbers: HashMap<Together<'_>, usize> = HashMap::new();
+    let mut numbers: HashMap<(Option<u64>, Vec<&str>), usize> = HashMap::new();
     let mut groups: Vec<Group> = Vec::new();
     for (row, example) in set.examples.iter().enumerate() {
-        let together = match &example.input {
-            Input::One(text) => Together::Text(text),
-            Input::Pair(first, second) => Together::Texts(first, second),
-            Input::Words { document, .. } if by_document => Together::Document(*document),
-            Input::Words { words, .. } => Together::Words(words),
-            Input::Question { passage, .. } => Together::Text(passage),
-            Input::Choices { context, .. } => Together::Text(context),
-            Input::Alike { first, .. } => Together::Text(first),
+        let document = document(example).filter(|_| by_document);
+        let texts: Vec<&str> = match &example.input {
+            Input::Pair(first, second) => vec![first, second],
+            Input::Words { words, .. } if document.is_none() => words.iter().map(String::as_str).collect(),
+            Input::Words { .. } => Vec::new(),
+            Input::Question { passage: text, .. } => vec![text],
+            Input::One(text) | Input::Choices { context: text, .. } | Input::Alike { first: text, .. } => vec![text],
         };
+        let together = (document, texts);
         let number = *numbers.entry(together).or_insert(groups.len());
         if number == groups.len() {
             groups.push(Vec::new());

@@ -3,9 +3,7 @@
 //! A row that is wrong is the error, with its file and line; with `skip_bad` it is counted instead.
 
 mod files;
-mod questions;
-mod rows;
-mod sentences;
+pub(crate) mod rows;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,7 +15,7 @@ use serde_json::Value;
 
 use crate::error::TaskError;
 use crate::example::{Example, Set, Target};
-use crate::task::{Task, TaskKind};
+use crate::task::Task;
 
 pub use files::{Files, Trained};
 
@@ -44,41 +42,36 @@ impl Reading {
     pub fn new(task: &'static Task) -> Self {
         Self { task, files: Files::default(), labels_of_model: false, places_needed: true, labels_wanted: true }
     }
+
+    /// Whether a file has rows with keys.
+    pub(crate) fn has_rows(&self, path: &Path) -> bool {
+        let format = self.files.format.or_else(|| TableFormat::of(path));
+        matches!(format, Some(TableFormat::JsonLines | TableFormat::Parquet))
+    }
 }
 
 /// Reads a labelled file, or one without labels. Standard input where the path is `-`.
 pub fn read(path: &Path, reading: &Reading) -> Result<Set, TaskError> {
-    let collector = Collector::new(path, reading);
-    let rows = matches!(
-        reading.files.format.or_else(|| TableFormat::of(path)),
-        Some(TableFormat::JsonLines | TableFormat::Parquet)
-    );
-    let document = path.file_name().is_some_and(|name| {
+    reading.task.form.read(path, Collector::new(path, reading))
+}
+
+/// Whether a file is one JSON document by its name.
+pub(crate) fn is_document(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| {
         let name = name.to_string_lossy().to_lowercase();
         [".json", ".json.gz", ".json.zst"].iter().any(|ending| name.ends_with(ending))
-    });
-    match reading.task.kind {
-        TaskKind::Tag if !rows => sentences::read_columns(path, collector),
-        TaskKind::Tag => sentences::read_rows(path, collector),
-        TaskKind::Qa if document || !rows => questions::read_document(path, collector),
-        TaskKind::Qa => questions::read_rows(path, collector),
-        _ => rows::read(path, collector),
-    }
+    })
 }
 
 /// Gathers examples, counts what is wrong, and numbers the labels.
-struct Collector<'r> {
-    path: &'r Path,
-    reading: &'r Reading,
-    examples: Vec<Example>,
-    skipped: usize,
-    problems: Vec<String>,
-    undecided: usize,
+pub(crate) struct Collector<'r> {
+    pub(crate) path: &'r Path,
+    pub(crate) reading: &'r Reading,
+    /// What was read so far.
+    pub(crate) set: Set,
     /// Whether the first example had a label; all others must be alike.
     labelled: Option<bool>,
-    labels: Vec<String>,
     numbers: HashMap<String, u32>,
-    labels_are_final: bool,
 }
 
 impl<'r> Collector<'r> {
@@ -87,24 +80,14 @@ impl<'r> Collector<'r> {
             true => reading.task.labels.iter().map(|label| (*label).to_owned()).collect(),
             false => reading.files.labels.clone(),
         };
-        let numbers = labels.iter().zip(0..).map(|(label, number)| (label.clone(), number)).collect();
+        let numbers = labels.iter().cloned().zip(0..).collect();
         let labels_are_final = !labels.is_empty();
-        Self {
-            path,
-            reading,
-            examples: Vec::new(),
-            skipped: 0,
-            problems: Vec::new(),
-            undecided: 0,
-            labelled: None,
-            labels,
-            numbers,
-            labels_are_final,
-        }
+        let set = Set { path: path.to_owned(), labels_are_final, ..Set::new(reading.task, labels, Vec::new()) };
+        Self { path, reading, set, labelled: None, numbers }
     }
 
     /// Takes an example, or the reason why there is none.
-    fn take(&mut self, example: Result<Example, TaskError>) -> Result<(), TaskError> {
+    pub(crate) fn take(&mut self, example: Result<Example, TaskError>) -> Result<(), TaskError> {
         let example = example.and_then(|example| {
             let has_label = example.target != Target::None;
             match *self.labelled.get_or_insert(has_label) == has_label {
@@ -119,11 +102,11 @@ impl<'r> Collector<'r> {
             }
         });
         match example {
-            Ok(example) => self.examples.push(example),
+            Ok(example) => self.set.examples.push(example),
             Err(problem) if problem.is_row() && self.reading.files.skip_bad => {
-                self.skipped += 1;
-                if self.problems.len() < KEPT_PROBLEMS {
-                    self.problems.push(problem.to_string());
+                self.set.skipped += 1;
+                if self.set.problems.len() < KEPT_PROBLEMS {
+                    self.set.problems.push(problem.to_string());
                 }
             }
             Err(problem) => return Err(problem),
@@ -132,7 +115,7 @@ impl<'r> Collector<'r> {
     }
 
     /// A label's number.
-    fn number_of(&mut self, label: &str) -> Result<u32, String> {
+    pub(crate) fn number_of(&mut self, label: &str) -> Result<u32, String> {
         if let Some(number) = self.numbers.get(label) {
             return Ok(*number);
         }
@@ -143,22 +126,22 @@ impl<'r> Collector<'r> {
         {
             return Ok(number as u32);
         }
-        if self.labels_are_final {
-            return Err(format!("unknown label {label:?}: expected {}", listed(&self.labels)));
+        if self.set.labels_are_final {
+            return Err(format!("unknown label {label:?}: expected {}", listed(&self.set.labels)));
         }
-        let number = self.labels.len() as u32;
-        self.labels.push(label.to_owned());
+        let number = self.set.labels.len() as u32;
+        self.set.labels.push(label.to_owned());
         self.numbers.insert(label.to_owned(), number);
         Ok(number)
     }
 
     /// A cell with the names of what its numbers stand for: those of the file's schema, or the labels that were given. Where
     /// none of the names is a label here, the labels are the numbers themselves, as they are of models that were trained so.
-    fn named<'v>(&self, row: &Row, column: &Column, value: &'v Value) -> Cow<'v, Value> {
+    pub(crate) fn named<'v>(&self, row: &Row, column: &Column, value: &'v Value) -> Cow<'v, Value> {
         let given =
             Some(&self.reading.files.labels[..]).filter(|names| !names.is_empty() && !self.reading.labels_of_model);
         let Some(names) = row.class_names(column).or(given) else { return Cow::Borrowed(value) };
-        if self.labels_are_final && !names.iter().any(|name| self.is_label(name)) {
+        if self.set.labels_are_final && !names.iter().any(|name| self.is_label(name)) {
             return Cow::Borrowed(value);
         }
         Cow::Owned(self.with_names(value, names))
@@ -184,24 +167,26 @@ impl<'r> Collector<'r> {
 
     /// Takes the classes that a file's schema names as its labels, in the order of their numbers and whether they occur or
     /// not, unless the labels are known already.
-    fn adopt(&mut self, row: &Row, column: &Column) {
-        if let Some(names) = row.class_names(column).filter(|_| !self.labels_are_final && self.labels.is_empty()) {
-            self.labels = names.to_vec();
-            self.numbers = self.labels.iter().cloned().zip(0..).collect();
-            self.labels_are_final = true;
+    pub(crate) fn adopt(&mut self, row: &Row, column: &Column) {
+        if let Some(names) =
+            row.class_names(column).filter(|_| !self.set.labels_are_final && self.set.labels.is_empty())
+        {
+            self.set.labels = names.to_vec();
+            self.numbers = self.set.labels.iter().cloned().zip(0..).collect();
+            self.set.labels_are_final = true;
         }
     }
 
     /// The number of a class in a cell: its label, or in typed tables its number by the official order.
-    fn class(&mut self, value: &Value) -> Result<Option<u32>, String> {
+    pub(crate) fn class(&mut self, value: &Value) -> Result<Option<u32>, String> {
         let Some(label) = text(value)?.map(|label| label.trim().to_owned()) else { return Ok(None) };
-        if let (Value::Number(number), true) = (value, self.labels_are_final) {
+        if let (Value::Number(number), true) = (value, self.set.labels_are_final) {
             match number.as_i64() {
                 // How the `datasets` library writes that there is none.
                 Some(-1) => return Ok(None),
                 Some(class) if !self.numbers.contains_key(&label) => {
-                    let known = usize::try_from(class).is_ok_and(|class| class < self.labels.len());
-                    let problem = || format!("there is no label number {class}: expected {}", listed(&self.labels));
+                    let known = usize::try_from(class).is_ok_and(|class| class < self.set.labels.len());
+                    let problem = || format!("there is no label number {class}: expected {}", listed(&self.set.labels));
                     return if known { Ok(Some(class as u32)) } else { Err(problem()) };
                 }
                 _ => {}
@@ -214,51 +199,38 @@ impl<'r> Collector<'r> {
     }
 
     /// The set. Labels that were learnt are sorted: by their values where all are whole numbers, else by their letters.
-    fn finish(mut self, scheme: Option<crate::Scheme>) -> Result<Set, TaskError> {
-        if self.examples.is_empty() {
-            let reason = match self.skipped {
+    pub(crate) fn finish(mut self, scheme: Option<crate::Scheme>) -> Result<Set, TaskError> {
+        if self.set.examples.is_empty() {
+            let reason = match self.set.skipped {
                 0 => "it is empty".to_owned(),
-                skipped => format!("all {skipped} are wrong, first: {}", self.problems.join("; ")),
+                skipped => format!("all {skipped} are wrong, first: {}", self.set.problems.join("; ")),
             };
             return Err(TaskError::Empty { path: self.path.to_owned(), task: self.reading.task.name, reason });
         }
-        if !self.labels_are_final {
+        if !self.set.labels_are_final {
             self.sort_labels();
         }
-        Ok(Set {
-            task: self.reading.task,
-            path: self.path.to_owned(),
-            labels: self.labels,
-            labels_are_final: self.labels_are_final,
-            examples: self.examples,
-            skipped: self.skipped,
-            problems: self.problems,
-            undecided: self.undecided,
-            scheme,
-        })
+        Ok(Set { scheme, ..self.set })
     }
 
     fn sort_labels(&mut self) {
-        let mut order: Vec<usize> = (0..self.labels.len()).collect();
-        let values: Option<Vec<i64>> = self.labels.iter().map(|label| label.parse().ok()).collect();
+        let mut order: Vec<usize> = (0..self.set.labels.len()).collect();
+        let values: Option<Vec<i64>> = self.set.labels.iter().map(|label| label.parse().ok()).collect();
         match values {
-            Some(values) => order.sort_by_key(|&i| (values[i], &self.labels[i])),
-            None => order.sort_by_key(|&i| &self.labels[i]),
+            Some(values) => order.sort_by_key(|&i| (values[i], &self.set.labels[i])),
+            None => order.sort_by_key(|&i| &self.set.labels[i]),
         }
         let mut new_numbers = vec![0; order.len()];
         for (new, &old) in order.iter().enumerate() {
             new_numbers[old] = new as u32;
         }
-        self.labels = order.iter().map(|&old| std::mem::take(&mut self.labels[old])).collect();
-        for example in &mut self.examples {
-            match &mut example.target {
-                Target::Class(class) if !new_numbers.is_empty() => *class = new_numbers[*class as usize],
-                Target::Classes(classes) => {
-                    classes.iter_mut().for_each(|class| *class = new_numbers[*class as usize]);
-                    classes.sort_unstable();
-                }
-                Target::Tags(tags) => tags.iter_mut().for_each(|tag| *tag = new_numbers[*tag as usize]),
-                _ => {}
+        self.set.labels = order.iter().map(|&old| std::mem::take(&mut self.set.labels[old])).collect();
+        for target in self.set.examples.iter_mut().map(|example| &mut example.target) {
+            if !new_numbers.is_empty() {
+                target.labels_mut().iter_mut().for_each(|label| *label = new_numbers[*label as usize]);
+            }
+            if let Target::Classes(classes) = target {
+                classes.sort_unstable();
             }
         }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use henson_infer::{Model, Want};
 use henson_tasks::{
     Ended, FineTuneRecipe, Instance, Lengths, Plan, PredictSettings, Prediction, Reading, Results, Search, SearchEnded,
-    Set, Table, Wanted, finetune, instances, predict, read, reading_for, score, search,
+    Set, Table, finetune, instances, predict, read, reading_for, score, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Task as _, Watch, parse_settings};
@@ -299,10 +299,8 @@ fn sentences_are_read_amid_their_documents() {
         let (instances, cut) = instances(set, &tokenizer, &lengths, threads).unwrap();
         assert_eq!(cut, 0);
         let show = |instance: &Instance| {
-            let (Wanted::Tags(tags), [(ids, _)]) = (&instance.wanted, instance.sequences.as_slice()) else {
-                panic!("{instance:?}")
-            };
-            let each = ids.iter().zip(tags).map(|(id, tag)| match tag {
+            let [(ids, _)] = instance.sequences.as_slice() else { panic!("{instance:?}") };
+            let each = ids.iter().zip(&instance.labels).map(|(id, tag)| match tag {
                 Some(tag) => format!("{}/{}", tokenizer.token(*id).unwrap(), set.label(*tag)),
                 None => tokenizer.token(*id).unwrap(),
             });

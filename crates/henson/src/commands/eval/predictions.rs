@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use henson_tasks::{
-    LabelScore, Prediction, Reading, Score, Set, Task, TaskKind, read, read_null_odds, read_predictions, score,
-};
+use henson_tasks::{LabelScore, Prediction, Reading, Score, Set, Task, read, read_null_odds, read_predictions, score};
 use serde_json::{Value, json};
 
 use crate::built_in::BuiltIn;
@@ -40,7 +38,7 @@ pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<(
         }
         (None, Some(model)) => from_models(flags, task, &model.split(',').map(str::to_owned).collect::<Vec<_>>())?,
         (None, None) => match task {
-            Some(task) if task.kind == TaskKind::Embed => from_models(flags, Some(task), &[])?,
+            Some(task) if task.ability().is_none() => from_models(flags, Some(task), &[])?,
             Some(task) => anyhow::bail!(
                 "--task {} needs --model DIR, or --predictions FILE with the predictions to score",
                 task.name

@@ -1,0 +1,360 @@
+//! The forms of tasks, a file each: how examples are read and laid out, what is learnt from them and by which loss, what logits
+//! say, how that is scored, and the files and words about it. [`crate::TASKS`] lists which task has which form.
+//!
+//! Nothing outside of this directory asks which form it has.
+
+mod answer;
+mod choose;
+mod classify;
+mod embed;
+mod multilabel;
+mod regress;
+mod tag;
+
+use std::fmt::Debug;
+use std::ops::{ControlFlow, Deref};
+use std::path::Path;
+
+use henson_checkpoint::TrainedReading;
+use henson_infer::{Problem, join_windows, text_windows};
+use henson_models::{Head, Model, Sequence};
+use henson_tensor::{Device, Layout, Pass, Tensor, Var};
+use henson_text::{TextError, Tokenizer};
+use henson_train::objective::Targets;
+use henson_train::{ModelFiles, Result as TrainResult};
+
+use crate::error::TaskError;
+use crate::example::{Example, Input, Set, Target};
+use crate::finetune::FineTuneRecipe;
+use crate::predict::{PredictSettings, predict_set};
+use crate::predictions::{self, Found, Prediction};
+use crate::prepare::{Instance, Lengths, Prepared, Scores};
+use crate::read::rows::{self, Cells, Role};
+use crate::read::{Collector, listed, text, texts};
+use crate::score::{LabelScore, Mistake, Score, mistake};
+
+pub(crate) use answer::ANSWER;
+pub(crate) use choose::CHOOSE;
+pub(crate) use classify::{CLASSIFY, PAIR};
+pub(crate) use embed::EMBED;
+pub(crate) use multilabel::MULTILABEL;
+pub(crate) use regress::REGRESS;
+pub(crate) use tag::{ENTITIES, WORDS, lay_out_words};
+
+/// A form of task: what is known about it, and what it does.
+#[derive(Debug)]
+pub(crate) struct Form {
+    /// The head that it takes, but for its labels.
+    head: Head,
+    /// What the logits of a sequence head mean; none where the head is another.
+    pub(crate) problem: Option<Problem>,
+    /// The fewest labels to learn from; 0 where there are no labels with names.
+    pub(crate) fewest_labels: usize,
+    /// Whether examples must have targets to be learnt from and scored.
+    pub(crate) needs_targets: bool,
+    /// Whether a row has a second text.
+    pub(crate) second_text: SecondText,
+    /// Tokens of a sequence in training, where nothing else is said.
+    pub(crate) usual_length: usize,
+    /// Whether longer texts are always divided into windows.
+    pub(crate) divides: bool,
+    /// Whether models are averaged position by position, so that all must read the same windows.
+    pub(crate) averages_positions: bool,
+    /// Whether only some rows of a file are learnt from, which are picked before any limit.
+    pub(crate) picks_rows: bool,
+    /// For model cards: the library of Python that opens a model, its kind on the Hub, and its class.
+    pub(crate) library: &'static str,
+    pub(crate) pipeline: &'static str,
+    pub(crate) class: &'static str,
+    /// The command that asks a model.
+    pub(crate) command: &'static str,
+    steps: &'static dyn Steps,
+}
+
+/// Whether a row has a second text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SecondText {
+    /// It must.
+    Needed,
+    /// Where a column has one of the usual names.
+    Usual,
+    /// Where the user names its column.
+    Named,
+}
+
+impl Form {
+    /// A form for a text or two with a sequence head.
+    const fn of_texts(problem: Problem, command: &'static str, steps: &'static dyn Steps) -> Self {
+        let head = Head::Sequence { labels: 1 };
+        let form = Self::new(head, "text-classification", "AutoModelForSequenceClassification", command, steps);
+        Self { problem: Some(problem), ..form }
+    }
+
+    const fn new(
+        head: Head,
+        pipeline: &'static str,
+        class: &'static str,
+        command: &'static str,
+        steps: &'static dyn Steps,
+    ) -> Self {
+        Self {
+            head,
+            problem: None,
+            fewest_labels: 0,
+            needs_targets: true,
+            second_text: SecondText::Usual,
+            usual_length: 128,
+            divides: false,
+            averages_positions: false,
+            picks_rows: false,
+            library: "transformers",
+            pipeline,
+            class,
+            command,
+            steps,
+        }
+    }
+
+    /// The head for so many labels.
+    pub(crate) fn head(&self, labels: usize) -> Head {
+        if self.fewest_labels > 0 { self.head.with_labels(labels) } else { self.head }
+    }
+}
+
+impl Deref for Form {
+    type Target = dyn Steps;
+
+    fn deref(&self) -> &Self::Target {
+        self.steps
+    }
+}
+
+/// What a form does, in the order of the way that data takes. What most do, or those for a text or two, is the default.
+pub(crate) trait Steps: Debug + Sync {
+    /// Reads a file: a table, unless a form has files of its own.
+    fn read(&self, path: &Path, collector: Collector<'_>) -> Result<Set, TaskError> {
+        rows::read(path, collector)
+    }
+
+    /// What a row gives to read.
+    fn input(&self, cells: &Cells<'_>) -> Result<Input, TaskError> {
+        Ok(match cells.second_text()? {
+            None => Input::One(cells.first.clone()),
+            Some(second) => Input::Pair(cells.first.clone(), second),
+        })
+    }
+
+    /// What a row says should be predicted.
+    fn target(&self, _cells: &Cells<'_>, _collector: &mut Collector<'_>) -> Result<Target, TaskError> {
+        Ok(Target::None)
+    }
+
+    /// Tokens of a sequence for a model, where nothing else is said.
+    fn length_of(&self, model: &henson_infer::Model) -> usize {
+        model.task_length().most.unwrap_or(model.most_tokens())
+    }
+
+    /// Lays out an example; an input of another form has nothing to read.
+    fn lay_out(&self, tokenizer: &Tokenizer, input: &Input, lengths: &Lengths) -> Result<Prepared, TextError> {
+        let input = match input {
+            Input::One(text) => henson_infer::Input::One(text),
+            Input::Pair(first, second) => henson_infer::Input::Pair(first, second),
+            _ => return Ok(Prepared::Plain(Vec::new())),
+        };
+        Ok(Prepared::Plain(text_windows(tokenizer, input, lengths.most, lengths.windows)?.0))
+    }
+
+    /// What there is to learn from an example; `labels` is how many there are. Nothing where its target is not known.
+    fn instances(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance>;
+
+    /// How version 0.1 wrote down what is to be learnt from an instance: a run's data is known by it.
+    fn digest(&self, instance: &Instance) -> String;
+
+    /// The sequences of some instances in the order of a batch.
+    fn sequences<'a>(&self, instances: &[&'a Instance]) -> Vec<Sequence<'a>> {
+        let all = instances.iter().flat_map(|instance| &instance.sequences);
+        all.map(|(ids, segments)| Sequence { ids, segments }).collect()
+    }
+
+    /// Puts what a part of a batch is held against on the device.
+    fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>>;
+
+    /// What each label counts so that all weigh the same; none where labels are not weighed.
+    fn class_weights(&self, _train: &Set) -> Option<Vec<f32>> {
+        None
+    }
+
+    /// Refuses recipes that make no sense.
+    fn check(&self, _recipe: &FineTuneRecipe, _model: &Path) -> Result<(), TaskError> {
+        Ok(())
+    }
+
+    /// Picks the rows to learn from; `dropout` says whether the model has any.
+    fn pick_rows(&self, _train: &mut Set, _recipe: &FineTuneRecipe, _dropout: bool) -> Result<(), TaskError> {
+        Ok(())
+    }
+
+    /// The labels for config.json.
+    fn label_names(&self, train: &Set) -> Vec<String> {
+        (0..train.labels.len()).map(|i| train.task.meaning(&train.labels, i).to_owned()).collect()
+    }
+
+    /// What config.json says about how texts are read, over what all forms have.
+    fn reading(&self, _recipe: &FineTuneRecipe, reading: TrainedReading) -> TrainedReading {
+        reading
+    }
+
+    /// Adds to what is saved beside the weights.
+    fn add_files(&self, _files: &mut ModelFiles, _hidden_size: usize, _max_length: usize) {}
+
+    /// From the logits of each sequence to scores that can be averaged over models.
+    fn scores(&self, problem: Option<Problem>, prepared: &Prepared, logits: &[Vec<f32>]) -> Scores {
+        let parts = prepared.sequences().iter().zip(logits).map(|(window, logits)| (window.len(), logits.clone()));
+        problem.map(|problem| vec![problem.scores(&join_windows(parts))]).unwrap_or_default()
+    }
+
+    /// From scores to a prediction.
+    fn predict(&self, said: Said<'_>) -> Prediction;
+
+    /// Asks models about all examples; see [`crate::predict()`].
+    fn predict_set(
+        &self,
+        models: &[henson_infer::Model],
+        set: &Set,
+        settings: &PredictSettings,
+        each: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Prediction>, TaskError> {
+        predict_set(models, set, settings, each)
+    }
+
+    /// Scores the predictions for a set; their mistakes in any order.
+    fn score(&self, set: &Set, predictions: &[Prediction], threshold: Option<f64>) -> Result<Score, TaskError>;
+
+    /// Why a model is no better than none, if so; that it says the same to everything is known already.
+    fn degenerate(&self, _set: &Set, _predictions: &[Prediction], _score: &Score) -> Option<String> {
+        None
+    }
+
+    /// The files with predictions, the main one first.
+    fn prediction_files(&self, set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+        predictions::json_lines(set, predictions)
+    }
+
+    /// Reads a prediction file: a table, unless a form has files of its own.
+    fn read_predictions(&self, path: &Path, set: &mut Set) -> Result<Vec<Prediction>, TaskError> {
+        predictions::read_rows(path, set)
+    }
+
+    /// What a row of predictions says.
+    fn prediction(&self, _set: &mut Set, _found: &Found) -> Result<Prediction, String> {
+        Ok(Prediction::None)
+    }
+}
+
+/// What models say about an example.
+pub(crate) struct Said<'a> {
+    pub(crate) set: &'a Set,
+    pub(crate) example: &'a Example,
+    pub(crate) prepared: &'a Prepared,
+    pub(crate) scores: Scores,
+    /// The threshold for questions that may be without an answer.
+    pub(crate) no_answer: Option<f64>,
+}
+
+impl Said<'_> {
+    /// The first row of scores, for each label or choice.
+    fn row(self) -> Vec<f32> {
+        self.scores.into_iter().next().unwrap_or_default()
+    }
+
+    /// The label or choice with the highest score.
+    fn class(self) -> Prediction {
+        let scores = self.row();
+        best(&scores).map_or(Prediction::None, |class| Prediction::Class { class: class as u32, scores })
+    }
+}
+
+/// What a part of a batch is held against, on the device.
+pub(crate) trait Loss {
+    /// The loss from the last hidden states.
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor>;
+}
+
+/// Targets of a head's logits, with the factor on their loss.
+impl Loss for (Targets, f32) {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+        let logits = model.logits_of(pass, last, layout, None)?;
+        Ok(self.0.loss(pass, logits, layout, self.1)?)
+    }
+}
+
+/// A part of a batch.
+pub(crate) struct Part<'a> {
+    pub(crate) instances: &'a [&'a Instance],
+    /// What each label counts; empty: all the same.
+    pub(crate) class_weights: &'a [f32],
+    /// On every loss: one over what all instances of the step count.
+    pub(crate) scale: f32,
+    /// What cosines are divided by.
+    pub(crate) temperature: f32,
+    /// Tokens of the batch, with those that fill it up.
+    pub(crate) tokens: usize,
+}
+
+impl Part<'_> {
+    /// All labels with what each counts; positions without one count nothing. Weights carry the scale, which differs from step
+    /// to step.
+    fn labels(&self) -> (Vec<u32>, Vec<f32>) {
+        let labels = || self.instances.iter().flat_map(|instance| &instance.labels);
+        let weights = labels().map(|label| label.map_or(0.0, |label| self.weight(label)));
+        (labels().map(|label| label.unwrap_or(0)).collect(), weights.collect())
+    }
+
+    fn numbers(&self) -> Vec<f32> {
+        self.instances.iter().flat_map(|instance| &instance.numbers).copied().collect()
+    }
+
+    fn weight(&self, label: u32) -> f32 {
+        self.class_weights.get(label as usize).copied().unwrap_or(1.0) * self.scale
+    }
+}
+
+/// A class for each row of logits.
+fn class_loss(device: &Device, (classes, weights): (Vec<u32>, Vec<f32>)) -> TrainResult<Box<dyn Loss>> {
+    let classes = Tensor::from_slice(device, [classes.len()], &classes)?;
+    let weights = Tensor::from_slice(device, [weights.len()], &weights)?;
+    Ok(Box::new((Targets::Classes(classes, Some(weights)), 1.0)))
+}
+
+/// The place of the largest, the first of equals.
+fn best(row: &[f32]) -> Option<usize> {
+    (0..row.len()).reduce(|best, i| if row[i] > row[best] { i } else { best })
+}
+
+/// Labels as [`Form::digest`] has them.
+fn joined(labels: &[Option<u32>]) -> String {
+    labels.iter().flatten().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Weights with which all labels count the same together, with a mean of 1 over the examples.
+fn balanced(counts: &[usize]) -> Vec<f32> {
+    let present = counts.iter().filter(|count| **count > 0).count();
+    let total: usize = counts.iter().sum();
+    counts.iter().map(|count| if *count > 0 { total as f32 / (present * count) as f32 } else { 1.0 }).collect()
+}
+
+fn wrong_kind(set: &Set, example: &Example) -> TaskError {
+    TaskError::WrongKind { id: example.id.clone(), task: set.task.name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn balanced_weights_make_labels_equal() {
+        let weights = balanced(&[90, 10, 0]);
+        assert!((weights[0] * 90.0 - weights[1] * 10.0).abs() < 1e-4 && weights[2] == 1.0);
+        assert!((weights[0] * 90.0 + weights[1] * 10.0 - 100.0).abs() < 1e-3);
+    }
+}
