@@ -84,6 +84,10 @@ def make_model(head):
     return model
 
 
+# Heads with a label for each token.
+PER_TOKEN = ("token", "discriminator")
+
+
 def make_input(head):
     """The flat (padding removed) inputs and labels of a head, as stored under `input.`."""
     rng = generator("input")
@@ -108,6 +112,8 @@ def make_input(head):
     elif head == "token":
         labels = ints(0, 5, total)
         data["labels"] = torch.where(torch.rand(total, generator=rng) < 0.3, -100, labels)
+    elif head == "discriminator":
+        data["labels"] = (torch.rand(total, generator=rng) < 0.3).float()
     elif head == "choice":
         data["labels"] = torch.tensor([2, 0])
     elif head == "qa":
@@ -135,18 +141,21 @@ def forward(model, head, data):
     if "labels" in data:
         labels = data["labels"]
         labels = labels.to(number) if labels.is_floating_point() else labels
-        call["labels"] = pad(labels, offsets, -100) if head == "token" else labels
+        call["labels"] = pad(labels, offsets, -100) if head in PER_TOKEN else labels
     elif "rows" in data:
         flat = torch.full_like(data["ids"], -100).scatter(0, data["rows"], data["targets"])
         call["labels"] = pad(flat, offsets, -100)
     if "nsp" in data:
-        call["next_sentence_label"] = data["nsp"]
+        order = "sentence_order_label" if model.base_model_prefix == "albert" else "next_sentence_label"
+        call[order] = data["nsp"]
     if "start" in data:
         call["start_positions"], call["end_positions"] = data["start"], data["end"]
 
     pooled = []
     pooler = getattr(getattr(model, model.base_model_prefix, model), "pooler", None)
-    hook = pooler.register_forward_hook(lambda *a: pooled.append(a[2])) if pooler else None
+    # ALBERT's pooler is the dense layer alone.
+    last = torch.tanh if isinstance(pooler, torch.nn.Linear) else torch.nn.Identity()
+    hook = pooler.register_forward_hook(lambda *a: pooled.append(last(a[2]))) if pooler else None
     result = model(**call, output_hidden_states=True, output_attentions=True)
     if hook:
         hook.remove()
@@ -168,7 +177,7 @@ def forward(model, head, data):
         logits = result.logits if head == "mlm" else result.prediction_logits
         out["logits"] = logits[real][data["rows"]]
         if "nsp" in data:
-            out["nsp_logits"] = result.seq_relationship_logits
+            out["nsp_logits"] = result.get("seq_relationship_logits", result.get("sop_logits"))
             out["mlm_loss"] = cross_entropy(out["logits"], data["targets"]).reshape(1)
             out["nsp_loss"] = cross_entropy(out["nsp_logits"], data["nsp"]).reshape(1)
     elif head == "qa":
@@ -176,7 +185,7 @@ def forward(model, head, data):
         out["padded_loss"] = loss.reshape(1)
         loss = qa_loss(result, real, data)
     else:
-        out["logits"] = result.logits[real] if head == "token" else result.logits
+        out["logits"] = result.logits[real] if head in PER_TOKEN else result.logits
     out["loss"] = loss.reshape(1)
     return loss, out
 

@@ -1,6 +1,6 @@
 """Make tests-data/relatives-golden: BERT's encoder relatives under every head, with transformers' own numbers.
 
-    HF_HUB_OFFLINE=1 python tools/golden/make_relatives_golden.py [OUTPUT_DIR]
+    HF_HUB_OFFLINE=1 python tools/golden/make_relatives_golden.py [OUTPUT_DIR [FAMILY...]]
 
 The same files as make_bert_golden.py makes for BERT, one directory per family and head; README.md beside this script
 says what each tensor is.
@@ -21,6 +21,8 @@ golden.VOCAB, golden.HIDDEN, golden.HEADS = 47, 16, 2
 HEADS = {
     "model": ("Model", {}),
     "mlm": ("ForMaskedLM", {}),
+    "pretraining": ("ForPreTraining", {}),
+    "discriminator": ("ForPreTraining", {}),
     "sequence": ("ForSequenceClassification", {"num_labels": 3}),
     "regression": ("ForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
     "multilabel": ("ForSequenceClassification", {"num_labels": 4, "problem_type": "multi_label_classification"}),
@@ -37,10 +39,14 @@ BERT_WORDS = {
     "max_position_embeddings": 40,
 }
 ROBERTA = BERT_WORDS | {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+WITH_SEGMENTS = BERT_WORDS | {"type_vocab_size": 2, "embedding_size": 8, "pad_token_id": 0}
 # family: (how its classes begin, its settings)
 FAMILIES = {
     "roberta": ("Roberta", ROBERTA),
     "xlm-roberta": ("XLMRoberta", ROBERTA),
+    "mpnet": ("MPNet", BERT_WORDS | {"layer_norm_eps": 1e-5, "pad_token_id": 1}),
+    "electra": ("Electra", WITH_SEGMENTS),
+    "albert": ("Albert", WITH_SEGMENTS | {"hidden_act": "gelu_new"}),
     "distilbert": (
         "DistilBert",
         {
@@ -73,8 +79,17 @@ def make_input(settings, head, original=golden.make_input):
     data = original(head)
     pad = settings["pad_token_id"]
     data["ids"] = torch.where(data["ids"] == pad, pad + 1, data["ids"])
-    data["segments"] = torch.zeros_like(data["segments"])
+    if settings.get("type_vocab_size", 1) < 2:
+        data["segments"] = torch.zeros_like(data["segments"])
     return data
+
+
+def heads_of(family):
+    """XLM-R is RoBERTa under other class names: two heads show that they are found."""
+    if family == "xlm-roberta":
+        return ["mlm", "sequence"]
+    own = {"pretraining": ["albert"], "discriminator": ["electra"]}
+    return [head for head in HEADS if family in own.get(head, [family])]
 
 
 def main():
@@ -82,12 +97,14 @@ def main():
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    only = sys.argv[2:]
     default = Path(__file__).resolve().parents[2] / "tests-data" / "relatives-golden"
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     for family, (prefix, settings) in FAMILIES.items():
-        shutil.rmtree(root / family, ignore_errors=True)
-        # XLM-R is RoBERTa under other class names: two heads show that they are found.
-        for head in HEADS if family != "xlm-roberta" else ["mlm", "sequence"]:
+        if only and family not in only:
+            continue
+        for head in heads_of(family):
+            shutil.rmtree(root / family / head, ignore_errors=True)
             golden.make_model = lambda head: make_model(prefix, settings, head)
             golden.make_input = lambda head: make_input(settings, head)
             golden.make_head(head, root / family / head)

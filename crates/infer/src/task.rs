@@ -68,7 +68,7 @@ impl Task {
             Head::Token { .. } => Some(Task::Tag),
             Head::Span => Some(Task::Answer),
             Head::Choice => Some(Task::Choose),
-            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => None,
+            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm | Head::ReplacedTokens => None,
         }
     }
 
@@ -110,6 +110,7 @@ fn described(config: &Config, head: Head) -> String {
         Head::Encoder | Head::Pooler => "an encoder without a head",
         Head::PreTraining | Head::MaskedLm => "a masked language model",
         Head::Sequence { .. } => "a classifier of texts",
+        Head::ReplacedTokens => "a discriminator of replaced tokens",
         Head::Token { .. } => "a tagger of words",
         Head::Span => "a question answerer",
         Head::Choice => "a multiple-choice model",

@@ -121,26 +121,32 @@ fn bert() -> String {
     "bert".to_owned()
 }
 
-/// With bert-base-uncased's vocabulary.
 fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
-    ModelConfig::Bert(BertConfig {
-        vocab_size: 30522,
-        hidden_size: hidden,
-        num_hidden_layers: layers,
-        num_attention_heads: heads,
-        intermediate_size: 4 * hidden,
-        hidden_act: HiddenActivation::Gelu,
-        hidden_dropout_prob: 0.1,
-        attention_probs_dropout_prob: 0.1,
-        max_position_embeddings: 512,
-        type_vocab_size: 2,
-        initializer_range: 0.02,
-        layer_norm_eps: 1e-12,
-        is_decoder: false,
-        classifier_dropout: None,
-        model_type: bert(),
-        other: Map::new(),
-    })
+    ModelConfig::Bert(BertConfig::of_size(layers, hidden, heads))
+}
+
+impl BertConfig {
+    /// With bert-base-uncased's vocabulary.
+    pub(crate) fn of_size(layers: usize, hidden: usize, heads: usize) -> Self {
+        Self {
+            vocab_size: 30522,
+            hidden_size: hidden,
+            num_hidden_layers: layers,
+            num_attention_heads: heads,
+            intermediate_size: 4 * hidden,
+            hidden_act: HiddenActivation::Gelu,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            initializer_range: 0.02,
+            layer_norm_eps: 1e-12,
+            is_decoder: false,
+            classifier_dropout: None,
+            model_type: bert(),
+            other: Map::new(),
+        }
+    }
 }
 
 impl FamilyConfig for BertConfig {
@@ -225,7 +231,11 @@ pub(crate) fn encoder_settings(config: &BertConfig, first_position: usize) -> En
         first_position,
         segments: Some(config.type_vocab_size),
         layers: config.num_hidden_layers,
-        layer_name: "encoder.layer",
+        projection: None,
+        embedding_dropout: config.hidden_dropout_prob as f32,
+        layer_name: ["encoder.layer.", ""],
+        layer_groups: None,
+        relative_bias: None,
         names: BLOCK,
         block: BlockSettings {
             hidden: config.hidden_size,
@@ -259,20 +269,20 @@ fn build(b: &mut Builder, own: &BertConfig, head: Head) -> Model {
             norm: "cls.predictions.transform.LayerNorm",
             bias: "cls.predictions.bias",
         };
-        let (sizes, act, epsilon) = ((own.vocab_size, h), own.hidden_act.into(), own.layer_norm_eps as f32);
+        let (sizes, act, epsilon) = ((own.vocab_size, h, h), own.hidden_act.into(), own.layer_norm_eps as f32);
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, act, epsilon, init));
     }
     let dropout = own.classifier_dropout.unwrap_or(own.hidden_dropout_prob) as f32;
     let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
-    let classifier = |dropout, out| Some(Classifier { input_dropout: 0.0, hidden, dropout, out });
+    let classifier = |dropout, out| Some(Classifier { hidden, ..Classifier::plain(dropout, out) });
     parts.classifier = match head {
-        Head::Encoder | Head::Pooler | Head::MaskedLm => None,
         Head::PreTraining => classifier(0.0, Linear::build(b, "cls.seq_relationship", h, 2, init)),
         Head::Sequence { labels } | Head::Token { labels } => {
             classifier(dropout, Linear::build(b, "classifier", h, labels, task))
         }
         Head::Span => classifier(0.0, Linear::build(b, "qa_outputs", h, 2, task)),
         Head::Choice => classifier(dropout, Linear::build(b, "classifier", h, 1, task)),
+        _ => None,
     };
     Model::new(ModelConfig::Bert(own.clone()), head, network, parts)
 }

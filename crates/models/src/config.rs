@@ -21,9 +21,53 @@ pub(crate) trait FamilyConfig {
     fn set_dropout(&mut self, p: f64);
     /// Whether a token sees only what stands before it; an error where the family cannot.
     fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError>;
+    /// Whether [`Model::average`] works: with a layer more whose weights are its own.
+    fn can_average(&self) -> bool {
+        true
+    }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
 }
+
+/// A number among keys that a family reads itself; one that is no size fails the check of sizes.
+pub(crate) fn number(other: &Map<String, Value>, key: &str, default: usize) -> usize {
+    let given = other.get(key).filter(|given| !given.is_null());
+    given.map_or(default, |given| given.as_u64().and_then(|number| usize::try_from(number).ok()).unwrap_or(0))
+}
+
+/// What a config that is BERT's with some keys more (`struct Own(BertConfig)`) has in common with BERT's.
+macro_rules! as_bert {
+    () => {
+        fn family(&self) -> &'static Family {
+            &FAMILY
+        }
+
+        fn model_type(&self) -> &str {
+            self.0.model_type()
+        }
+
+        fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
+            self.0.to_json()
+        }
+
+        fn set_vocab_size(&mut self, size: usize) {
+            self.0.set_vocab_size(size);
+        }
+
+        fn set_layers(&mut self, layers: usize) {
+            self.0.set_layers(layers);
+        }
+
+        fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
+            self.0.set_causal(causal)
+        }
+
+        fn build(&self, b: &mut Builder, head: Head) -> Model {
+            build(b, self, head)
+        }
+    };
+}
+pub(crate) use as_bert;
 
 /// What other crates need to know of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,6 +144,11 @@ impl ModelConfig {
     /// Sets the number of layers.
     pub fn set_layers(&mut self, layers: usize) {
         self.own_mut().set_layers(layers);
+    }
+
+    /// Whether [`Model::average`] works for models with a layer more.
+    pub fn can_average(&self) -> bool {
+        self.own().can_average()
     }
 
     /// Sets every dropout.

@@ -200,7 +200,11 @@ fn build(b: &mut Builder, own: &DistilBertConfig, head: Head) -> Model {
         first_position: 0,
         segments: None,
         layers: own.n_layers,
-        layer_name: "transformer.layer",
+        projection: None,
+        embedding_dropout: own.dropout as f32,
+        layer_name: ["transformer.layer.", ""],
+        layer_groups: None,
+        relative_bias: None,
         names: BLOCK,
         block: BlockSettings {
             hidden: h,
@@ -221,21 +225,22 @@ fn build(b: &mut Builder, own: &DistilBertConfig, head: Head) -> Model {
     if head == Head::MaskedLm {
         let names =
             VocabularyNames { transform: "vocab_transform", norm: "vocab_layer_norm", bias: "vocab_projector.bias" };
-        let sizes = (own.vocab_size, h);
+        let sizes = (own.vocab_size, h, h);
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, own.activation.into(), EPSILON, init));
     }
-    let plain = |dropout: f64, out| Classifier { input_dropout: 0.0, hidden: None, dropout: dropout as f32, out };
     parts.classifier = match head {
-        Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => None,
         Head::Sequence { .. } | Head::Choice => {
             let labels = if let Head::Sequence { labels } = head { labels } else { 1 };
             let dense = Linear::build(b, "pre_classifier", h, h, task);
             let out = Linear::build(b, "classifier", h, labels, task);
             let hidden = Some((dense, Activation::Relu));
-            Some(Classifier { input_dropout: 0.0, hidden, dropout: own.seq_classif_dropout as f32, out })
+            Some(Classifier { hidden, ..Classifier::plain(own.seq_classif_dropout as f32, out) })
         }
-        Head::Token { labels } => Some(plain(own.dropout, Linear::build(b, "classifier", h, labels, task))),
-        Head::Span => Some(plain(own.qa_dropout, Linear::build(b, "qa_outputs", h, 2, task))),
+        Head::Token { labels } => {
+            Some(Classifier::plain(own.dropout as f32, Linear::build(b, "classifier", h, labels, task)))
+        }
+        Head::Span => Some(Classifier::plain(own.qa_dropout as f32, Linear::build(b, "qa_outputs", h, 2, task))),
+        _ => None,
     };
     Model::new(ModelConfig::DistilBert(own.clone()), head, network, parts)
 }

@@ -1,11 +1,15 @@
-//! The encoder of BERT and of those relatives that differ from it in names alone, in where positions begin, and in whether there
-//! are segments: embeddings with LayerNorm, then post-norm blocks.
+//! The encoder of BERT and of its nearest relatives: embeddings with LayerNorm, then post-norm blocks. They differ in names, in
+//! where positions begin, in whether there are segments, in the width of the tables, in a bias by distance, and in whether layers
+//! share their weights.
 //!
 //! Legend: T tokens in the flat batch, H hidden, P rows.
 
-use henson_tensor::{Builder, EmbeddingTables, Group, Init, Norm, Param, Parameters, Pass, Result, Tensor, Var};
+use henson_tensor::{
+    Activation, Buckets, Builder, EmbeddingTables, Group, Init, Norm, Param, Parameters, Pass, Result, Tensor,
+    TensorError, Var,
+};
 
-use crate::layers::{BLOCK_SITES, Block, BlockNames, BlockSettings, layer_norm};
+use crate::layers::{BLOCK_SITES, Block, BlockNames, BlockSettings, Linear, layer_norm};
 use crate::{Batch, Capture, Encoded, Network};
 
 /// The first dropout site: the embeddings'. Those of the blocks follow.
@@ -21,11 +25,18 @@ pub(crate) struct EncoderSettings {
     pub(crate) first_position: usize,
     /// Rows of the table of segments; without it there are none.
     pub(crate) segments: Option<usize>,
+    /// The tables' columns and the name of the layer that brings them to H, where they have a width of their own.
+    pub(crate) projection: Option<(usize, &'static str)>,
+    pub(crate) embedding_dropout: f32,
     pub(crate) layers: usize,
-    /// What stands before a layer's number in its name, such as `encoder.layer`.
-    pub(crate) layer_name: &'static str,
+    /// What stands before and behind a layer's number in its name, such as `encoder.layer.` and nothing.
+    pub(crate) layer_name: [&'static str; 2],
+    /// How many layers have weights of their own, where others use theirs again.
+    pub(crate) layer_groups: Option<usize>,
     pub(crate) names: BlockNames,
     pub(crate) block: BlockSettings,
+    /// The name of the table of biases by distance, one for all layers, and how distances become rows of it.
+    pub(crate) relative_bias: Option<(&'static str, Buckets)>,
 }
 
 /// Views into the parameters.
@@ -34,36 +45,51 @@ pub(crate) struct PostNormEncoder {
     tables: EmbeddingTables,
     norm: Norm,
     dropout: f32,
+    projection: Option<Linear>,
     layers: Vec<Block>,
+    /// Whether layers share weights.
+    shared: bool,
 }
 
 impl PostNormEncoder {
     pub(crate) fn build(b: &mut Builder, settings: &EncoderSettings) -> Self {
-        let EncoderSettings { vocabulary, positions, first_position, segments, block, .. } = *settings;
+        let EncoderSettings { vocabulary, positions, first_position, segments, projection, block, .. } = *settings;
         let (h, init) = (block.hidden, block.init);
-        let (tables, norm) = b.group(Group::Embeddings, |b| {
-            b.at("embeddings", |b| {
-                let word = b.padded_table("word_embeddings.weight", vocabulary, h, init);
-                let position = Some(b.matrix("position_embeddings.weight", positions, h, init));
-                let segment = segments.map(|rows| b.matrix("token_type_embeddings.weight", rows, h, init));
-                (
-                    EmbeddingTables { word, position, position_offset: first_position, segment },
-                    layer_norm(b, "LayerNorm", h, block.epsilon),
-                )
-            })
+        let width = projection.map_or(h, |(width, _)| width);
+        let (tables, norm, projection) = b.group(Group::Embeddings, |b| {
+            let (tables, norm) = b.at("embeddings", |b| {
+                let word = b.padded_table("word_embeddings.weight", vocabulary, width, init);
+                let position = Some(b.matrix("position_embeddings.weight", positions, width, init));
+                let segment = segments.map(|rows| b.matrix("token_type_embeddings.weight", rows, width, init));
+                let norm = layer_norm(b, "LayerNorm", width, block.epsilon);
+                (EmbeddingTables { word, position, position_offset: first_position, segment }, norm)
+            });
+            (tables, norm, projection.map(|(width, name)| Linear::build(b, name, width, h, init)))
         });
+        // A part of all layers: it is trained at the first one's rate.
+        let bias = settings.relative_bias.map(|(name, buckets)| {
+            let rows = buckets.count as usize;
+            (b.group(Group::Layer(0), |b| b.matrix(name, rows, block.heads, init)), buckets)
+        });
+        let own = settings.layer_groups.unwrap_or(settings.layers);
+        let [before, behind] = settings.layer_name;
         let layer = |i: usize| {
-            let (name, site) = (format!("{}.{i}", settings.layer_name), EMBEDDING_SITE + 1 + BLOCK_SITES * i as u32);
-            b.group(Group::Layer(i), |b| b.at(&name, |b| Block::build(b, &settings.names, block, site)))
+            let name = format!("{before}{i}{behind}");
+            b.group(Group::Layer(i), |b| b.at(&name, |b| Block::build(b, &settings.names, block, bias)))
         };
-        Self { tables, norm, dropout: block.dropout, layers: (0..settings.layers).map(layer).collect() }
+        let own: Vec<Block> = (0..own).map(layer).collect();
+        let site = |i: usize| EMBEDDING_SITE + 1 + BLOCK_SITES * i as u32;
+        let layers = (0..settings.layers).map(|i| own[i * own.len() / settings.layers].at_site(site(i))).collect();
+        let (dropout, shared) = (settings.embedding_dropout, settings.layer_groups.is_some());
+        Self { tables, norm, dropout, projection, layers, shared }
     }
 
     /// The embeddings' output: T×H.
     fn embed(&self, pass: &mut Pass<'_>, batch: &Batch) -> Result<Var> {
         let segments = self.tables.segment.map(|_| &batch.segments);
         let dropout = (self.dropout, EMBEDDING_SITE);
-        pass.embeddings_norm(self.tables, &batch.ids, segments, &batch.layout, &self.norm, dropout)
+        let x = pass.embeddings_norm(self.tables, &batch.ids, segments, &batch.layout, &self.norm, dropout)?;
+        self.projection.map_or(Ok(x.clone()), |projection| projection.forward(pass, &x, Activation::None))
     }
 }
 
@@ -96,6 +122,10 @@ impl Network for PostNormEncoder {
     }
 
     fn average_in_last_layer(&self, parameters: &mut Parameters) -> Result<()> {
+        if self.shared {
+            let why = "its layers share their weights, so that none of them can be one that averages";
+            return Err(TensorError::Unsupported { operation: "average", why });
+        }
         self.layers.last().map_or(Ok(()), |layer| layer.average(parameters))
     }
 

@@ -28,6 +28,9 @@ macro_rules! families {
     };
 }
 
+/// The name of a size, and what makes its config.
+pub type NamedSize = (&'static str, fn() -> ModelConfig);
+
 /// Models of one architecture.
 #[derive(Debug)]
 pub struct Family {
@@ -40,7 +43,7 @@ pub struct Family {
     /// The ending of the class for left-to-right models, such as `LMHeadModel`, where there is one.
     pub causal: Option<&'static str>,
     /// Names of sizes, the smallest first, with the config of each.
-    pub sizes: &'static [(&'static str, fn() -> ModelConfig)],
+    pub sizes: &'static [NamedSize],
     /// Reads a config.json of one of its types.
     pub(crate) parse: fn(Value) -> Result<ModelConfig, ConfigError>,
 }

@@ -32,6 +32,8 @@ pub enum Head {
         /// Logits.
         labels: usize,
     },
+    /// A logit for each token: whether it was replaced.
+    ReplacedTokens,
     /// A start and an end logit for each token.
     Span,
     /// One logit per sequence, compared among the choices of an example.
@@ -43,7 +45,7 @@ impl Head {
     pub(crate) fn class_ending(self) -> &'static str {
         match self {
             Head::Encoder | Head::Pooler => "Model",
-            Head::PreTraining => "ForPreTraining",
+            Head::PreTraining | Head::ReplacedTokens => "ForPreTraining",
             Head::MaskedLm => "ForMaskedLM",
             Head::Sequence { .. } => "ForSequenceClassification",
             Head::Token { .. } => "ForTokenClassification",
@@ -63,7 +65,7 @@ impl Head {
 
     /// Whether it has logits for every token.
     pub(crate) fn reads_tokens(self) -> bool {
-        matches!(self, Head::Token { .. } | Head::Span)
+        matches!(self, Head::Token { .. } | Head::Span | Head::ReplacedTokens)
     }
 
     /// Whether both are the same but for their labels.
@@ -85,6 +87,24 @@ pub(crate) struct Classifier {
 }
 
 impl Classifier {
+    /// Dropout and one layer.
+    pub(crate) fn plain(dropout: f32, out: Linear) -> Self {
+        Self { input_dropout: 0.0, hidden: None, dropout, out }
+    }
+
+    /// RoBERTa's for sequences: dropout on both sides of a hidden layer, `classifier.dense` and `classifier.out_proj`.
+    pub(crate) fn with_dense(
+        b: &mut Builder,
+        (hidden, labels): (usize, usize),
+        activation: Activation,
+        dropout: f32,
+        init: Init,
+    ) -> Self {
+        let dense = Linear::build(b, "classifier.dense", hidden, hidden, init);
+        let out = Linear::build(b, "classifier.out_proj", hidden, labels, init);
+        Self { input_dropout: dropout, hidden: Some((dense, activation)), dropout, out }
+    }
+
     /// Logits of the vectors of sequences: B×H → B×labels.
     pub(crate) fn of_sequences(&self, pass: &mut Pass<'_>, first: &Var, layout: &Layout) -> Result<Var> {
         let mut x = first.clone();
@@ -102,10 +122,13 @@ impl Classifier {
 
     /// Logits of the vectors of tokens: T×H → T×labels.
     pub(crate) fn of_tokens(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
-        let x = match self.dropout > 0.0 {
-            true => pass.dropout_tokens(last, layout, (self.dropout, HEAD_SITE))?,
-            false => last,
-        };
+        let mut x = last;
+        if let Some((dense, activation)) = self.hidden {
+            x = dense.forward(pass, &x, activation)?;
+        }
+        if self.dropout > 0.0 {
+            x = pass.dropout_tokens(x, layout, (self.dropout, HEAD_SITE))?;
+        }
         self.out.logits(pass, &x)
     }
 }
@@ -127,17 +150,18 @@ pub(crate) struct VocabularyNames {
 }
 
 impl VocabularyHead {
+    /// Sizes are those of the vocabulary, of the hidden states and of the word table's rows.
     pub(crate) fn build(
         b: &mut Builder,
         names: &VocabularyNames,
-        (vocabulary, hidden): (usize, usize),
+        (vocabulary, hidden, width): (usize, usize, usize),
         activation: Activation,
         epsilon: f32,
         init: Init,
     ) -> Self {
         let bias = b.padded_vector(names.bias, vocabulary, Init::Zeros);
-        let transform = Linear::build(b, names.transform, hidden, hidden, init);
-        Self { transform, activation, norm: layer_norm(b, names.norm, hidden, epsilon), bias }
+        let transform = Linear::build(b, names.transform, hidden, width, init);
+        Self { transform, activation, norm: layer_norm(b, names.norm, width, epsilon), bias }
     }
 
     /// Logits at the rows named (P): P×V, the columns padded to a multiple of 64.

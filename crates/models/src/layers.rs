@@ -4,8 +4,8 @@
 //! Legend: T tokens, H hidden, A heads.
 
 use henson_tensor::{
-    Activation, Attention, BiasValues, Builder, FeedForwardLayers, Init, Layout, Norm, Param, Parameters, Pass,
-    QueryKeyValue, Result, Tensor, Var, Window,
+    Activation, Attention, Bias, BiasValues, Buckets, Builder, FeedForwardLayers, Init, Layout, Norm, Param,
+    Parameters, Pass, QueryKeyValue, Result, Tensor, Var, Window,
 };
 
 /// y = x·weightᵀ + bias.
@@ -94,12 +94,19 @@ pub(crate) struct Block {
     down: Linear,
     norm: Norm,
     settings: BlockSettings,
+    /// Added to scores by distance.
+    bias: Option<(Param, Buckets)>,
     /// The first of its dropout sites.
     site: u32,
 }
 
 impl Block {
-    pub(crate) fn build(b: &mut Builder, names: &BlockNames, settings: BlockSettings, site: u32) -> Self {
+    pub(crate) fn build(
+        b: &mut Builder,
+        names: &BlockNames,
+        settings: BlockSettings,
+        bias: Option<(Param, Buckets)>,
+    ) -> Self {
         let BlockSettings { hidden: h, intermediate, epsilon, init, .. } = settings;
         let weights = names.query_key_value.map(|name| format!("{name}.weight"));
         let biases = names.query_key_value.map(|name| format!("{name}.bias"));
@@ -115,8 +122,14 @@ impl Block {
             down: Linear::build(b, names.down, intermediate, h, init),
             norm: layer_norm(b, names.norm, h, epsilon),
             settings,
-            site,
+            bias,
+            site: 0,
         }
+    }
+
+    /// The same weights with the dropout of another layer.
+    pub(crate) fn at_site(&self, site: u32) -> Self {
+        Self { site, ..*self }
     }
 
     /// Makes it average: every token gets the mean of its sequence's vectors, normalised. Queries are zero, so that all tokens
@@ -156,8 +169,12 @@ impl Block {
     fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, want_maps: bool) -> Result<(Var, Option<Tensor>)> {
         let BlockSettings { hidden, heads, causal, attention_dropout, .. } = self.settings;
         let window = if causal { Window::CAUSAL } else { Window::FULL };
-        let attention = Attention { window, ..Attention::new(heads, hidden / heads.max(1)) };
-        let (bias, layouts) = (BiasValues::None, (layout, layout));
+        let (form, bias) = match self.bias {
+            Some((table, buckets)) => (Bias::Relative(buckets), BiasValues::Table(table)),
+            None => (Bias::None, BiasValues::None),
+        };
+        let attention = Attention { window, bias: form, ..Attention::new(heads, hidden / heads.max(1)) };
+        let layouts = (layout, layout);
         let from = QueryKeyValue::Fused(self.query_key_value.forward(pass, x, Activation::None)?); // T×3H
         let maps = match want_maps {
             true => Some(pass.attention_maps(&attention, &from, &bias, layouts)?),

@@ -5,21 +5,24 @@
 #[macro_use]
 mod family;
 
+mod albert;
 mod batch;
 mod bert;
 pub mod blocks;
 mod config;
 mod distilbert;
+mod electra;
 mod encoder;
 mod heads;
 mod layers;
 mod model;
+mod mpnet;
 mod naming;
 mod roberta;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use config::{ConfigError, HiddenActivation, Sizes};
-pub use family::Family;
+pub use family::{Family, NamedSize};
 pub use heads::Head;
 pub use model::{Capture, Encoded, LinearHead, Model, Network};
 pub use naming::Naming;
@@ -31,4 +34,10 @@ families! {
     Roberta(roberta::RobertaConfig, roberta::FAMILY),
     /// DistilBERT.
     DistilBert(distilbert::DistilBertConfig, distilbert::FAMILY),
+    /// MPNet.
+    MpNet(mpnet::MpNetConfig, mpnet::FAMILY),
+    /// ELECTRA.
+    Electra(electra::ElectraConfig, electra::FAMILY),
+    /// ALBERT.
+    Albert(albert::AlbertConfig, albert::FAMILY),
 }

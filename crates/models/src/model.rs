@@ -138,13 +138,13 @@ impl Model {
     /// Sets a model with a sequence head, whose last layer and head were just initialised, up for a linear head on the mean of
     /// the vectors before that layer: the layer averages, and the hidden layer of the head lets the mean through.
     pub fn average(&self, parameters: &mut Parameters) -> Result<LinearHead> {
-        let no_head = "a linear head is a sequence classifier with a hidden layer of tanh or ReLU";
+        let no_head = "a linear head is a sequence classifier with a hidden layer of tanh, ReLU or GELU";
         let classifier = part(self.parts.classifier, "average", no_head)?;
         let (dense, activation) = part(classifier.hidden, "average", no_head)?;
         // LayerNorm's output has a variance of 1: tanh(0.1·x) bends it by a few thousandths, and x + 8 is hardly ever negative.
         let (scale, shift) = match activation {
             Activation::Tanh => (0.1, 0.0),
-            Activation::Relu => (1.0, 8.0),
+            Activation::Relu | Activation::Gelu | Activation::GeluTanh => (1.0, 8.0),
             _ => return Err(TensorError::Unsupported { operation: "average", why: no_head }),
         };
         let h = self.config.sizes().hidden_size;
@@ -168,6 +168,7 @@ impl LinearHead {
     /// What the last layer of the head sees of a number of the mean, as near to it as the hidden layer allows.
     pub fn feature(&self, mean: f32) -> f64 {
         let hidden = self.scale * mean + self.shift;
+        // Where it is positive by so much, GELU is ReLU.
         let hidden = if self.activation == Activation::Tanh { hidden.tanh() } else { hidden.max(0.0) };
         f64::from((hidden - self.shift) / self.scale)
     }

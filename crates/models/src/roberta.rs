@@ -7,11 +7,11 @@ use henson_tensor::{Activation, Builder, Group};
 use serde_json::{Map, Value};
 
 use crate::bert::{BertConfig, encoder_settings};
-use crate::config::FamilyConfig;
+use crate::config::{FamilyConfig, as_bert};
 use crate::encoder::{PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::Linear;
-use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
+use crate::{ConfigError, Family, Head, Model, ModelConfig, Naming, Sizes};
 
 /// RoBERTa as the table of families has it.
 pub(crate) static FAMILY: Family = Family {
@@ -59,17 +59,7 @@ impl RobertaConfig {
 }
 
 impl FamilyConfig for RobertaConfig {
-    fn family(&self) -> &'static Family {
-        &FAMILY
-    }
-
-    fn model_type(&self) -> &str {
-        &self.0.model_type
-    }
-
-    fn to_json(&self) -> Result<Value, serde_json::Error> {
-        self.0.to_json()
-    }
+    as_bert!();
 
     fn check(&self) -> Result<(), ConfigError> {
         self.0.check()?;
@@ -84,24 +74,8 @@ impl FamilyConfig for RobertaConfig {
         Sizes { max_tokens: self.0.max_position_embeddings - self.first_position(), ..self.0.sizes() }
     }
 
-    fn set_vocab_size(&mut self, size: usize) {
-        self.0.set_vocab_size(size);
-    }
-
-    fn set_layers(&mut self, layers: usize) {
-        self.0.set_layers(layers);
-    }
-
     fn set_dropout(&mut self, p: f64) {
         self.0.set_dropout(p);
-    }
-
-    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
-        self.0.set_causal(causal)
-    }
-
-    fn build(&self, b: &mut Builder, head: Head) -> Model {
-        build(b, self, head)
     }
 }
 
@@ -110,21 +84,12 @@ fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
     let other = [("bos_token_id", 0), (PAD, 1), ("eos_token_id", 2)].map(|(key, id)| (key.to_owned(), Value::from(id)));
     ModelConfig::Roberta(RobertaConfig(BertConfig {
         vocab_size: 50265,
-        hidden_size: hidden,
-        num_hidden_layers: layers,
-        num_attention_heads: heads,
-        intermediate_size: 4 * hidden,
-        hidden_act: HiddenActivation::Gelu,
-        hidden_dropout_prob: 0.1,
-        attention_probs_dropout_prob: 0.1,
         max_position_embeddings: 514,
         type_vocab_size: 1,
-        initializer_range: 0.02,
         layer_norm_eps: 1e-5,
-        is_decoder: false,
-        classifier_dropout: None,
         model_type: "roberta".to_owned(),
         other: Map::from_iter(other),
+        ..BertConfig::of_size(layers, hidden, heads)
     }))
 }
 
@@ -140,27 +105,22 @@ fn build(b: &mut Builder, own: &RobertaConfig, head: Head) -> Model {
     let mut parts = HeadParts { pooler, ..HeadParts::default() };
     if head == Head::MaskedLm {
         let names = VocabularyNames { transform: "lm_head.dense", norm: "lm_head.layer_norm", bias: "lm_head.bias" };
-        let (sizes, epsilon) = ((own.0.vocab_size, h), own.0.layer_norm_eps as f32);
+        let (sizes, epsilon) = ((own.0.vocab_size, h, h), own.0.layer_norm_eps as f32);
         // GELU with the error function whatever `hidden_act` says.
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, Activation::Gelu, epsilon, init));
     }
     let hidden_dropout = own.0.hidden_dropout_prob as f32;
     let dropout = own.0.classifier_dropout.map_or(hidden_dropout, |p| p as f32);
-    let plain = |dropout, out| Classifier { input_dropout: 0.0, hidden: None, dropout, out };
     parts.classifier = match head {
-        Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm => None,
-        Head::Sequence { labels } => {
-            let dense = Linear::build(b, "classifier.dense", h, h, task);
-            let out = Linear::build(b, "classifier.out_proj", h, labels, task);
-            Some(Classifier { input_dropout: dropout, hidden: Some((dense, Activation::Tanh)), dropout, out })
-        }
-        Head::Token { labels } => Some(plain(dropout, Linear::build(b, "classifier", h, labels, task))),
-        Head::Span => Some(plain(0.0, Linear::build(b, "qa_outputs", h, 2, task))),
+        Head::Sequence { labels } => Some(Classifier::with_dense(b, (h, labels), Activation::Tanh, dropout, task)),
+        Head::Token { labels } => Some(Classifier::plain(dropout, Linear::build(b, "classifier", h, labels, task))),
+        Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, task))),
         Head::Choice => {
             let out = Linear::build(b, "classifier", h, 1, task);
             let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
-            Some(Classifier { input_dropout: 0.0, hidden, dropout: hidden_dropout, out })
+            Some(Classifier { hidden, ..Classifier::plain(hidden_dropout, out) })
         }
+        _ => None,
     };
     Model::new(ModelConfig::Roberta(own.clone()), head, network, parts)
 }

@@ -153,6 +153,12 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let scale = 1.0 / weights.iter().sum::<f32>();
             of_targets(pass, Targets::Classes(tensor(&classes), Some(weights_tensor)), scale)
         }
+        Head::ReplacedTokens => {
+            let labels = golden.floats("input.labels");
+            let targets = Tensor::from_slice(device, [labels.len()], &labels).unwrap();
+            let scale = 1.0 / labels.len() as f32;
+            value(objective::sequence(model, pass, batch, &SequenceLabels::Several(targets), scale).unwrap())
+        }
         Head::Span => {
             // transformers clamps negative positions to 0 and leaves out those beyond the end.
             let (starts, ends) = (golden.integers("input.start"), golden.integers("input.end"));
@@ -222,8 +228,8 @@ fn check_forward(setup: &Setup, what: &str) {
             let padded = vocabulary.next_multiple_of(64);
             Some(logits.chunks(padded).flat_map(|row| row[..vocabulary].to_vec()).collect())
         }
-        Head::Sequence { .. } | Head::Choice | Head::Token { .. } | Head::Span => Some(logits(&mut pass, None)),
         Head::Encoder | Head::Pooler => None,
+        _ => Some(logits(&mut pass, None)),
     };
     if let Some(found) = found {
         assert_close(&format!("{what}: logits"), &found, &golden.floats("output.logits"));
@@ -331,6 +337,23 @@ fn xlm_roberta() {
 #[test]
 fn distilbert() {
     check_family("distilbert", &HEADS);
+}
+
+#[test]
+fn mpnet() {
+    check_family("mpnet", &HEADS);
+}
+
+#[test]
+fn electra() {
+    check_family("electra", &HEADS);
+    check_family("electra", &["discriminator"]);
+}
+
+#[test]
+fn albert() {
+    check_family("albert", &HEADS);
+    check_family("albert", &["pretraining"]);
 }
 
 #[test]

@@ -137,11 +137,12 @@ pub(super) fn choose_estimate(recipe: &mut FineTuneRecipe, train: &Set) -> std::
 pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String>, TaskError> {
     let (sequences, width, form) = (plan.instances(), plan.config.model.sizes().hidden_size, plan.task.form);
     let has_estimate = plan.dev.is_some() || plan.recipe.folds > 0;
+    let can_average = plan.config.model.can_average();
     let recipe = &mut plan.recipe;
-    let has_head = form.problem.is_some();
+    let has_head = can_average && form.problem.is_some();
     if recipe.linear_head && !(has_head && has_estimate) {
         let expected = "false, but for a label, labels or a number of a text (classify, pair, multilabel, regress), with dev data \
-                        or folds to compare by";
+                        or folds to compare by, and layers that do not share weights (ALBERT's do)";
         return Err(TrainError::setting("linear_head", "true", expected).into());
     }
     // Both together: whoever set one of them wants a run of their own design.

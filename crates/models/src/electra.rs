@@ -1,0 +1,135 @@
+//! ELECTRA (Clark et al. 2020): BERT's network with tables of a width of their own, as a discriminator that says of each token
+//! whether it was replaced, or as a generator, which is a masked language model.
+//!
+//! Legend: E columns of the tables, H hidden, V vocabulary.
+
+use henson_tensor::{Activation, Builder};
+use serde_json::{Map, Value};
+
+use crate::bert::{BertConfig, encoder_settings};
+use crate::config::{FamilyConfig, as_bert, check_only, check_sizes};
+use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
+use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
+use crate::layers::Linear;
+use crate::{ConfigError, Family, Head, Model, ModelConfig, Naming, Sizes};
+
+/// ELECTRA as the table of families has it.
+pub(crate) static FAMILY: Family = Family {
+    types: &[("electra", "Electra")],
+    naming: Naming {
+        base_prefix: "electra.",
+        encoder: &["embeddings.", "embeddings_project.", "encoder."],
+        old_endings: &[("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")],
+        tied: &[("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight")],
+        ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
+    },
+    heads: &[
+        Head::Encoder,
+        Head::ReplacedTokens,
+        Head::MaskedLm,
+        Head::Sequence { labels: 0 },
+        Head::Token { labels: 0 },
+        Head::Span,
+        Head::Choice,
+    ],
+    causal: Some("ForCausalLM"),
+    sizes: &[
+        ("electra-small", || of_size(128, 12, 256, 4)),
+        ("electra-base", || of_size(768, 12, 768, 12)),
+        ("electra-large", || of_size(1024, 24, 1024, 16)),
+    ],
+    parse: |value| Ok(ModelConfig::Electra(ElectraConfig(serde_json::from_value(value)?))),
+};
+
+const WIDTH: &str = "embedding_size";
+const SUMMARY_DROPOUT: &str = "summary_last_dropout";
+
+/// BERT's keys, and `embedding_size`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ElectraConfig(BertConfig);
+
+impl ElectraConfig {
+    /// E, 128 where nothing is said.
+    fn width(&self) -> usize {
+        crate::config::number(&self.0.other, WIDTH, 128)
+    }
+
+    fn summary_dropout(&self) -> f64 {
+        self.0.other.get(SUMMARY_DROPOUT).and_then(Value::as_f64).unwrap_or(0.1)
+    }
+}
+
+impl FamilyConfig for ElectraConfig {
+    as_bert!();
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.0.check()?;
+        check_sizes(&[(WIDTH, self.width(), 1 << 16)])?;
+        crate::config::check_dropouts(&[(SUMMARY_DROPOUT, self.summary_dropout())])?;
+        check_only(
+            &self.0.other,
+            &[
+                ("summary_type", Value::from("first")),
+                ("summary_use_proj", Value::from(true)),
+                ("summary_activation", Value::from("gelu")),
+            ],
+        )
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.0.sizes()
+    }
+
+    fn set_dropout(&mut self, p: f64) {
+        self.0.set_dropout(p);
+        self.0.other.insert(SUMMARY_DROPOUT.to_owned(), Value::from(p));
+    }
+}
+
+/// A discriminator with bert-base-uncased's vocabulary.
+fn of_size(width: usize, layers: usize, hidden: usize, heads: usize) -> ModelConfig {
+    ModelConfig::Electra(ElectraConfig(BertConfig {
+        model_type: "electra".to_owned(),
+        other: Map::from_iter([(WIDTH.to_owned(), Value::from(width))]),
+        ..BertConfig::of_size(layers, hidden, heads)
+    }))
+}
+
+fn build(b: &mut Builder, own: &ElectraConfig, head: Head) -> Model {
+    let (h, width) = (own.0.hidden_size, own.width());
+    let (init, task) = initial_weights(own.0.initializer_range);
+    let projection = (width != h).then_some((width, "embeddings_project"));
+    let settings = EncoderSettings { projection, ..encoder_settings(&own.0, 0) };
+    let base = if head == Head::Encoder { "" } else { "electra" };
+    let network = b.at(base, |b| PostNormEncoder::build(b, &settings));
+    let mut parts = HeadParts::default();
+    if head == Head::MaskedLm {
+        let names = VocabularyNames {
+            transform: "generator_predictions.dense",
+            norm: "generator_predictions.LayerNorm",
+            bias: "generator_lm_head.bias",
+        };
+        let (sizes, epsilon) = ((own.0.vocab_size, h, width), own.0.layer_norm_eps as f32);
+        parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, Activation::Gelu, epsilon, init));
+    }
+    let dropout = own.0.classifier_dropout.unwrap_or(own.0.hidden_dropout_prob) as f32;
+    parts.classifier = match head {
+        Head::ReplacedTokens => {
+            let dense = Linear::build(b, "discriminator_predictions.dense", h, h, init);
+            let out = Linear::build(b, "discriminator_predictions.dense_prediction", h, 1, init);
+            let hidden = Some((dense, own.0.hidden_act.into()));
+            Some(Classifier { hidden, ..Classifier::plain(0.0, out) })
+        }
+        Head::Sequence { labels } => Some(Classifier::with_dense(b, (h, labels), Activation::Gelu, dropout, task)),
+        Head::Token { labels } => Some(Classifier::plain(dropout, Linear::build(b, "classifier", h, labels, task))),
+        Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, task))),
+        Head::Choice => {
+            let summary = Linear::build(b, "sequence_summary.summary", h, h, task);
+            let out = Linear::build(b, "classifier", h, 1, task);
+            let hidden = Some((summary, Activation::Gelu));
+            Some(Classifier { hidden, ..Classifier::plain(own.summary_dropout() as f32, out) })
+        }
+        _ => None,
+    };
+    Model::new(ModelConfig::Electra(own.clone()), head, network, parts)
+}
