@@ -1,8 +1,10 @@
-//! Keeps the direction of dependencies: which crate may use which, who may be unsafe, and who knows the tokenizers.
+//! Keeps the direction of dependencies: which crate may use which, who may be unsafe, who knows the tokenizers, and who knows
+//! the families of models.
 //! ARCHITECTURE.md says why. Development dependencies are free, except for `tokenizers`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use crate::Result;
 use crate::workspace::Workspace;
@@ -61,6 +63,9 @@ const SOLE_USERS: [(&str, &str); 1] = [("tokenizers", "henson-text")];
 /// Vector instructions and raw memory. Everywhere else `unsafe` is forbidden.
 const MAY_BE_UNSAFE: [&str; 2] = ["henson-kernels", "henson-tensor"];
 
+/// The crate that knows families of models, and the file with the list of them.
+const FAMILIES: (&str, &str) = ("henson-models", "families! {");
+
 /// What the rules look at in one crate.
 #[derive(Clone, Debug, Default)]
 struct Facts {
@@ -87,7 +92,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result {
         }
         crates.insert(package.name.clone(), facts);
     }
-    let problems = check(&crates);
+    let mut problems = check(&crates);
+    problems.extend(check_families(workspace)?);
     if problems.is_empty() {
         println!("{} crates keep the rules", crates.len());
         return Ok(());
@@ -130,6 +136,70 @@ fn check(crates: &BTreeMap<String, Facts>) -> Vec<String> {
         problems.push(format!("{name} is in the table of allowed dependencies but not in the workspace"));
     }
     problems
+}
+
+/// Where a crate other than `models` names a type of a family: a variant of `ModelConfig`, or a config of its own.
+fn check_families(workspace: &Workspace) -> std::result::Result<Vec<String>, String> {
+    let read = |path: &Path| fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
+    let (home, list) = FAMILIES;
+    let models = workspace.packages.iter().find(|package| package.name == home).ok_or("no crate of models")?;
+    let root = models.roots.first().ok_or("models has no root")?;
+    let names = family_names(&read(root)?, list);
+    if names.is_empty() {
+        return Err(format!("{}: no `{list}` with a family in it", root.display()));
+    }
+    let mut problems = Vec::new();
+    for package in workspace.packages.iter().filter(|package| package.name != home && package.name != "xtask") {
+        for source in package.roots.iter().filter_map(|root| root.parent()) {
+            for path in sources(source)? {
+                problems.extend(families_in(&read(&path)?, &names).map(|(line, name)| {
+                    format!("{}:{line} names {name}: a family is known to {home} alone", path.display())
+                }));
+            }
+        }
+    }
+    Ok(problems)
+}
+
+/// `Bert(bert::BertConfig, …)` → `ModelConfig::Bert` and `BertConfig`.
+fn family_names(root: &str, list: &str) -> Vec<String> {
+    let Some((_, rest)) = root.split_once(list) else { return Vec::new() };
+    let lines = rest.lines().map(str::trim).take_while(|line| *line != "}");
+    let rows = lines.filter_map(|line| line.strip_suffix("),")?.split_once('('));
+    rows.flat_map(|(variant, types)| {
+        let config = types.split(',').next().and_then(|path| path.rsplit("::").next()).unwrap_or_default();
+        [format!("ModelConfig::{variant}"), config.to_owned()]
+    })
+    .collect()
+}
+
+/// Lines of a source that name a family, and what they name.
+fn families_in<'a>(text: &'a str, names: &'a [String]) -> impl Iterator<Item = (usize, &'a str)> {
+    let named = |line: &str, name: &str| {
+        line.match_indices(name).any(|(at, _)| {
+            let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+            !is_part(line[..at].chars().next_back()) && !is_part(line[at + name.len()..].chars().next())
+        })
+    };
+    text.lines().enumerate().flat_map(move |(i, line)| {
+        names.iter().filter(move |name| named(line, name)).map(move |name| (i + 1, name.as_str()))
+    })
+}
+
+/// All sources below a directory.
+fn sources(directory: &Path) -> std::result::Result<Vec<PathBuf>, String> {
+    let error = |error: std::io::Error| format!("{}: {error}", directory.display());
+    let mut all = Vec::new();
+    for entry in fs::read_dir(directory).map_err(error)? {
+        let path = entry.map_err(error)?.path();
+        if path.is_dir() {
+            all.extend(sources(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            all.push(path);
+        }
+    }
+    all.sort();
+    Ok(all)
 }
 
 fn is_one_sentence(text: &str) -> bool {
@@ -175,6 +245,18 @@ mod tests {
         let mut crates = sound();
         change(crates.entry(name.to_owned()).or_default());
         check(&crates)
+    }
+
+    #[test]
+    fn names_of_families_are_found() {
+        let root = "mod bert;\nfamilies! {\n    /// BERT.\n    Bert(bert::BertConfig, bert::FAMILY),\n    /// MPNet.\n    \
+                    MpNet(mpnet::MpNetConfig, mpnet::FAMILY),\n}\n";
+        let names = family_names(root, FAMILIES.1);
+        assert_eq!(names, ["ModelConfig::Bert", "BertConfig", "ModelConfig::MpNet", "MpNetConfig"]);
+        let text =
+            "let x = ModelConfig::from_value(json);\nif let ModelConfig::Bert(own) = x {}\nMyBertConfig\n&MpNetConfig)";
+        let found: Vec<_> = families_in(text, &names).collect();
+        assert_eq!(found, [(2, "ModelConfig::Bert"), (4, "MpNetConfig")]);
     }
 
     #[test]
