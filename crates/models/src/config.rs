@@ -116,6 +116,11 @@ impl ModelConfig {
         self.own().family()
     }
 
+    /// `model_type` in config.json.
+    pub fn model_type(&self) -> &str {
+        self.own().model_type()
+    }
+
     /// The class of `transformers` that a model with this head is loaded into.
     pub fn class(&self, head: Head) -> String {
         self.family().class(self.own().model_type(), head, self.sizes().causal)

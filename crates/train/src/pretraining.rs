@@ -99,9 +99,8 @@ impl Plan {
         let mut config = Config::new(config);
         let head = head(recipe.objective);
         if !config.model.family().has_head(head) {
-            let class = config.model.class(head);
-            let (got, expected) = (format!("{:?}", recipe.objective), format!("another one: there is no {class}"));
-            return Err(TrainError::setting("objective", got, expected));
+            let expected = format!("mlm: {} is pre-trained without next sentence", config.model.model_type());
+            return Err(TrainError::setting("objective", "mlm-nsp", expected));
         }
         config.set_head(head);
         config.check()?;
@@ -386,7 +385,9 @@ fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
     let mut json = config.to_json()?;
     for (key, value) in &recipe.config {
         if json.get(key).is_none() {
-            return Err(TrainError::setting("config", key, "a key of the model's config.json"));
+            let keys: Vec<&str> = json.as_object().into_iter().flat_map(|keys| keys.keys().map(String::as_str)).collect();
+            let expected = format!("a key of {}'s config.json: {}", config.model_type(), keys.join(", "));
+            return Err(TrainError::setting("config", key, expected));
         }
         json[key] = serde_json::to_value(value)
             .map_err(|error| TrainError::setting("config", format!("{key}: {error}"), "a value for config.json"))?;
