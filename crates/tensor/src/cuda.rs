@@ -4,7 +4,8 @@
 //! A device is for one thread at a time, because kernels share its work space: a pass takes a turn, and another thread's
 //! pass waits for it. Training has a device to itself.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -13,7 +14,8 @@ use henson_kernels::cuda::attention::Room;
 use henson_kernels::cuda::{self as kernels, Block, Event, Graph, Pinned, Pool, View, matmul};
 
 use crate::profile::Recorded;
-use crate::{DType, Device, Kind, Result, Spent, Tensor, TensorError};
+use crate::recording::{Signature, Sizes};
+use crate::{DType, Kind, Result, Shape, Spent, Tensor, TensorError};
 
 pub use henson_kernels::cuda::{CudaError, Gpu, Library, Options as CudaOptions, Search};
 
@@ -28,9 +30,6 @@ const UPLOAD_BYTES: usize = 4 << 20;
 
 /// Inputs begin at multiples of this many bytes.
 const INPUT_ALIGNMENT: usize = 256;
-
-/// Recorded passes that are kept; the one that was not used for longest goes first.
-const MOST_RECORDINGS: usize = 64;
 
 /// A GPU: kernels and memory.
 pub struct CudaDevice {
@@ -87,7 +86,7 @@ struct FeedSlot {
 #[derive(Default)]
 struct Filling {
     bytes: usize,
-    signature: Vec<u64>,
+    signature: Sizes,
     /// More than there is room for: the pass cannot be recorded.
     overflow: bool,
 }
@@ -103,10 +102,6 @@ struct Slot {
     pinned: Pinned,
     event: Event,
 }
-
-/// The sizes of a pass's inputs: passes with equal ones can share a recording.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Signature(Option<Vec<u64>>);
 
 impl CudaDevice {
     pub(crate) fn new(options: &CudaOptions) -> Result<Self> {
@@ -162,12 +157,12 @@ impl CudaDevice {
     }
 
     /// Numbers from the host in a block of their own; in a feed, in the arena.
-    pub(crate) fn upload(&self, bytes: &[u8], dtype: DType) -> Result<(Arc<Block>, usize)> {
+    pub(crate) fn upload(&self, bytes: &[u8], shape: Shape, dtype: DType) -> Result<(Arc<Block>, usize)> {
         if self.recording.load(Ordering::Relaxed) {
             let why = "numbers from the host must come before a recorded pass, in its feed";
             return Err(TensorError::Unsupported { operation: "from_slice", why });
         }
-        if let Some(place) = self.feed_bytes(bytes, dtype) {
+        if let Some(place) = self.feed_bytes(bytes, shape, dtype) {
             return Ok(place);
         }
         let block = self.take(bytes.len())?;
@@ -202,7 +197,7 @@ impl CudaDevice {
     }
 
     /// A place in the arena, while a feed is being filled and has room.
-    fn feed_bytes(&self, bytes: &[u8], dtype: DType) -> Option<(Arc<Block>, usize)> {
+    fn feed_bytes(&self, bytes: &[u8], shape: Shape, dtype: DType) -> Option<(Arc<Block>, usize)> {
         let mut feed = lock(&self.feed);
         let Feed { arena, slots, next, filling } = feed.as_mut()?;
         let filling = filling.as_mut()?;
@@ -214,7 +209,7 @@ impl CudaDevice {
         // SAFETY: `start_feed` waited for the last copy from this slot; the next begins when it is filled.
         unsafe { slots[*next].pinned.bytes_mut(place..place + bytes.len()) }.copy_from_slice(bytes);
         filling.bytes = (place + bytes.len()).next_multiple_of(INPUT_ALIGNMENT);
-        filling.signature.push((bytes.len() as u64) << 2 | dtype as u64);
+        filling.signature.add(shape, dtype);
         Some((Arc::clone(arena), place))
     }
 
@@ -224,8 +219,10 @@ impl CudaDevice {
         fill: impl FnOnce() -> Result<R, E>,
     ) -> Result<(R, Signature), E> {
         self.start_feed()?;
-        let outcome = fill();
+        // Where `fill` panics, what comes later is no input of it.
+        let outcome = catch_unwind(AssertUnwindSafe(fill));
         let signature = self.finish_feed();
+        let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
         Ok((outcome?, signature?))
     }
 
@@ -276,7 +273,7 @@ impl CudaDevice {
         if !room.holds(needed) {
             *room = room.grown_for(needed);
         }
-        filling.signature.extend([room.long, room.middle, room.short].map(|items| items as u64));
+        filling.signature.extend([room.long, room.middle, room.short]);
         *room
     }
 
@@ -454,98 +451,51 @@ impl Reading {
 const TOO_MANY: TensorError =
     TensorError::Unsupported { operation: "read_later", why: "more numbers than it is made for" };
 
-/// Passes that were recorded, by what they are and how large their inputs are.
-///
-/// On a GPU, a pass runs twice before it is played: once to see what it needs, once to be recorded.
-#[derive(Default)]
-pub struct Recordings {
-    known: HashMap<(Vec<u64>, Vec<u64>), Recording>,
-    clock: u64,
-}
-
-enum Recording {
-    /// It ran once.
-    Seen,
-    /// It can be played. Its outputs stay where they are.
-    Ready { graph: Graph, outputs: Vec<Tensor>, used: u64 },
-    /// It could not be recorded.
-    Never,
-}
-
-impl Recordings {
-    /// Runs `work`, or plays what it did before on inputs of the same sizes. `tag` tells different work apart.
-    ///
-    /// What `work` reads from the host must be the same whenever inputs and tag are. Its outputs are valid until it runs
-    /// again.
-    pub fn run<E: From<TensorError>>(
-        &mut self,
-        device: &Device,
-        signature: &Signature,
-        tag: &[u64],
-        work: impl FnOnce() -> Result<Vec<Tensor>, E>,
-    ) -> Result<Vec<Tensor>, E> {
-        let (Device::Cuda(cuda), Some(sizes)) = (device, &signature.0) else { return work() };
-        if lock(&cuda.profile).is_some() {
-            return cuda.within_recording(work);
-        }
-        self.clock += 1;
-        let key = (sizes.clone(), tag.to_vec());
-        match self.known.get_mut(&key) {
-            Some(Recording::Ready { graph, outputs, used }) => {
-                *used = self.clock;
-                cuda.gpu.play(graph).map_err(TensorError::from)?;
-                Ok(outputs.clone())
-            }
-            Some(Recording::Never) => cuda.within_recording(work),
-            Some(Recording::Seen) => {
-                let mut outcome = None;
-                let graph = cuda.gpu.capture(|| {
-                    outcome = Some(cuda.within_recording(work));
-                    Ok(())
-                });
-                let outputs = outcome.unwrap_or_else(|| Ok(Vec::new()))?;
-                match graph {
-                    Ok(graph) => {
-                        cuda.gpu.play(&graph).map_err(TensorError::from)?;
-                        self.known.insert(key, Recording::Ready { graph, outputs: outputs.clone(), used: self.clock });
-                        self.forget_oldest();
-                        Ok(outputs)
-                    }
-                    Err(error) => {
-                        // Nothing was computed, and `work` is used up: the caller cannot go on with this step.
-                        self.known.insert(key, Recording::Never);
-                        Err(TensorError::from(error).into())
-                    }
-                }
-            }
-            None => {
-                self.known.insert(key, Recording::Seen);
-                cuda.within_recording(work)
-            }
-        }
-    }
-
-    fn forget_oldest(&mut self) {
-        let ready = |r: &Recording| matches!(r, Recording::Ready { .. });
-        if self.known.values().filter(|r| ready(r)).count() <= MOST_RECORDINGS {
-            return;
-        }
-        let age = |r: &Recording| match r {
-            Recording::Ready { used, .. } => *used,
-            _ => u64::MAX,
-        };
-        if let Some(key) = self.known.iter().min_by_key(|(_, r)| age(r)).map(|(key, _)| key.clone()) {
-            self.known.remove(&key);
-        }
-    }
-}
+const NOT_RECORDED: TensorError = TensorError::Unsupported { operation: "capture", why: "its work was not run" };
 
 impl CudaDevice {
-    fn within_recording<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.recording.store(true, Ordering::Relaxed);
-        let result = work();
-        self.recording.store(false, Ordering::Relaxed);
-        result
+    /// Runs work whose memory is that of recorded passes.
+    pub(crate) fn within_recording<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _raised = Raised::new(&self.recording);
+        work()
+    }
+
+    /// Records work; a panic in it ends the recording, too.
+    pub(crate) fn capture<R, E: From<TensorError>>(
+        &self,
+        work: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(R, Result<Graph>), E> {
+        let mut outcome = None;
+        let graph = self.gpu.capture(|| {
+            outcome = Some(catch_unwind(AssertUnwindSafe(|| self.within_recording(work))));
+            Ok(())
+        });
+        let graph = graph.map_err(TensorError::from);
+        match outcome {
+            Some(outcome) => Ok((outcome.unwrap_or_else(|panic| resume_unwind(panic))?, graph)),
+            None => graph.and(Err(NOT_RECORDED)).map_err(E::from),
+        }
+    }
+
+    /// Whether every operation is timed, so that none can be recorded.
+    pub(crate) fn is_profiling(&self) -> bool {
+        lock(&self.profile).is_some()
+    }
+}
+
+/// A flag that is set as long as this lives, also where a panic ends that.
+struct Raised<'a>(&'a AtomicBool);
+
+impl<'a> Raised<'a> {
+    fn new(flag: &'a AtomicBool) -> Self {
+        flag.store(true, Ordering::Relaxed);
+        Self(flag)
+    }
+}
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 
@@ -576,7 +526,18 @@ pub(crate) const ROW_PARTS: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use super::bucket;
+    use super::*;
+
+    #[test]
+    fn a_panic_lowers_the_flag() {
+        let flag = AtomicBool::new(false);
+        let during = catch_unwind(AssertUnwindSafe(|| {
+            let _raised = Raised::new(&flag);
+            assert!(flag.load(Ordering::Relaxed));
+            panic!("as an operation may");
+        }));
+        assert!(during.is_err() && !flag.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn buckets_are_few_and_waste_little() {

@@ -1,14 +1,15 @@
 //! Where tensors live and operations run.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cuda::{CudaDevice, CudaOptions, ROW_PARTS, Reading, Signature, TOKEN_PARTS, bucket};
+use crate::cuda::{CudaDevice, CudaOptions, ROW_PARTS, Reading, TOKEN_PARTS, bucket};
 
 use henson_kernels::cpu::{Cpu, peak};
 
 use crate::profile::{Profile, Timer};
-use crate::{DType, Isa, Kind, Memory, Result, Spent, Tensor, UnsupportedIsa, bf16};
+use crate::recording::{CHECKED, Signature, Sizes};
+use crate::{DType, Isa, Kind, Memory, Result, Shape, Spent, Tensor, UnsupportedIsa, bf16};
 
 /// A device, shared by all that compute on it.
 #[derive(Clone)]
@@ -24,6 +25,24 @@ pub struct CpuDevice {
     pub(crate) kernels: Cpu,
     pub(crate) memory: Memory,
     profile: Profile,
+    /// The sizes of inputs, while some are filled in and recordings are checked.
+    inputs: Mutex<Option<Sizes>>,
+}
+
+impl CpuDevice {
+    /// Notes an input of a pass, where recordings are checked.
+    pub(crate) fn note_input(&self, shape: Shape, dtype: DType) {
+        if CHECKED && let Some(sizes) = &mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner) {
+            sizes.add(shape, dtype);
+        }
+    }
+
+    fn feed<R, E>(&self, fill: impl FnOnce() -> Result<R, E>) -> Result<(R, Signature), E> {
+        let inputs = || self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+        *inputs() = CHECKED.then(Sizes::default);
+        let filled = fill();
+        Ok((filled?, Signature(inputs().take())))
+    }
 }
 
 impl Device {
@@ -31,7 +50,8 @@ impl Device {
     pub fn cpu(isa: Option<Isa>, threads: Option<usize>) -> Result<Self, UnsupportedIsa> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
         let kernels = Cpu::new(isa.unwrap_or_else(Isa::best), threads)?;
-        Ok(Device::Cpu(Arc::new(CpuDevice { kernels, memory: Memory::default(), profile: Profile::default() })))
+        let (memory, profile, inputs) = Default::default();
+        Ok(Device::Cpu(Arc::new(CpuDevice { kernels, memory, profile, inputs })))
     }
 
     /// An NVIDIA GPU; an error that says what is missing where there is none.
@@ -95,7 +115,7 @@ impl Device {
         fill: impl FnOnce() -> Result<R, E>,
     ) -> Result<(R, Signature), E> {
         match self {
-            Device::Cpu(_) => Ok((fill()?, Signature::default())),
+            Device::Cpu(cpu) => cpu.feed(fill),
             Device::Cuda(cuda) => cuda.feed(fill),
         }
     }

@@ -17,10 +17,11 @@ mod ops;
 mod optimizer;
 mod parameters;
 mod profile;
+mod recording;
 mod tape;
 mod tensor;
 
-pub use cuda::{Reading, Recordings, Signature};
+pub use cuda::Reading;
 pub use device::Device;
 pub use dtype::{DType, Native};
 pub use error::TensorError;
@@ -38,6 +39,7 @@ pub use ops::{
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Builder, Entry, Gradients, Group, Init, Param, Parameters};
 pub use profile::{Kind, Spent};
+pub use recording::{Bits, Recordings, Signature, Trace};
 pub use tape::{Pass, Tape, Training, Var};
 pub use tensor::{Shape, Tensor};
 

@@ -8,6 +8,7 @@ use henson_kernels::cuda;
 
 use crate::cuda::Turn;
 use crate::ops::{self, Op};
+use crate::recording::Trace;
 use crate::{DType, Device, Gradients, Parameters, Result, Tensor, TensorError};
 
 /// What a pass remembers for the way back; kept from step to step, so that its lists need not grow again.
@@ -16,6 +17,7 @@ pub struct Tape {
     ops: Vec<Op>,
     slots: Vec<Option<Tensor>>,
     recompute: bool,
+    trace: Trace,
 }
 
 impl Tape {
@@ -28,6 +30,16 @@ impl Tape {
     /// that a pass keeps, for an eighth more work. The numbers are the same.
     pub fn set_recompute(&mut self, on: bool) {
         self.recompute = on;
+    }
+
+    /// Whether [`Tape::set_recompute`] is on.
+    pub fn recomputes(&self) -> bool {
+        self.recompute
+    }
+
+    /// What the last pass read from the host, for [`Recordings::run`](crate::Recordings::run).
+    pub fn trace(&self) -> Trace {
+        self.trace
     }
 }
 
@@ -126,6 +138,7 @@ impl<'a> Pass<'a> {
     fn new(tape: &'a mut Tape, parameters: &'a Parameters, training: Option<Training>) -> Self {
         tape.ops.clear();
         tape.slots.clear();
+        tape.trace = Trace::default();
         let turn = match parameters.device() {
             Device::Cpu(_) => None,
             Device::Cuda(cuda) => Some(cuda.turn()),
@@ -186,8 +199,14 @@ impl<'a> Pass<'a> {
         self.parameters
     }
 
+    /// Notes values of the host that an operation gives to its kernels: a recorded pass would give the same again.
+    pub(crate) fn reads(&mut self, values: &dyn std::fmt::Debug) {
+        self.tape.trace.add(values);
+    }
+
     /// The dropout of one site, none in inference.
-    pub(crate) fn dropout(&self, p: f32, site: u32) -> Option<Dropout> {
+    pub(crate) fn dropout(&mut self, p: f32, site: u32) -> Option<Dropout> {
+        self.reads(&(p, site, self.training.map(|training| training.seed)));
         let dropout = Dropout { p, training: self.training?, site, step_at: self.step_at.clone() };
         // A probability that rounds to zero drops nothing.
         dropout.on_cpu().map(|_| dropout)
@@ -195,6 +214,7 @@ impl<'a> Pass<'a> {
 
     /// A value; in training with a place for its gradient.
     pub(crate) fn var(&mut self, tensor: Tensor) -> Var {
+        self.reads(&tensor.shape());
         let slot = self.training.is_some().then(|| {
             self.tape.slots.push(None);
             Slot(self.tape.slots.len() - 1)

@@ -14,7 +14,7 @@ use crate::cuda::{CudaDevice, native};
 use crate::{DType, Device, Native, Result, TensorError, memory};
 
 /// Up to four sizes, the outermost first.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Shape {
     sizes: [usize; 4],
     rank: u8,
@@ -100,13 +100,14 @@ impl Tensor {
             return Err(TensorError::Shape { operation: "from_slice", what: "the slice", expected: shape, got });
         }
         match device {
-            Device::Cpu(_) => {
+            Device::Cpu(cpu) => {
+                cpu.note_input(shape, T::DTYPE);
                 let tensor = Self::empty(device, shape, T::DTYPE)?;
                 tensor.slice_mut::<T>().copy_from_slice(numbers);
                 Ok(tensor)
             }
             Device::Cuda(cuda) => {
-                let (block, offset) = cuda.upload(bytemuck::cast_slice(numbers), T::DTYPE)?;
+                let (block, offset) = cuda.upload(bytemuck::cast_slice(numbers), shape, T::DTYPE)?;
                 Ok(Self { storage: Storage::Cuda(block, Arc::clone(cuda)), offset, shape, dtype: T::DTYPE })
             }
         }

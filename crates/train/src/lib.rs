@@ -33,5 +33,5 @@ pub use recipe::{
 pub use run::{Best, ModelFiles, RunDirectory, State};
 pub use schedule::{Schedule, ScheduleKind};
 pub use settings::{Setting, settings};
-pub use trainer::{Engine, Evaluation, Event, LoopSettings, Outcome, Task, Underway, Watch, train};
+pub use trainer::{Engine, Evaluation, Event, LoopSettings, Outcome, Task, Underway, Watch, Work, train};
 pub use update::{Clip, OptimizerSettings, Updater};

@@ -1,7 +1,5 @@
 //! What a step's losses are: any set of named parts, whose sum is trained.
 
-use std::collections::BTreeMap;
-
 use henson_tensor::Reading;
 
 use crate::error::Result;
@@ -40,7 +38,7 @@ impl Losses {
     }
 
     /// The parts by name, each divided by a number of steps.
-    pub(crate) fn named(&self, steps: f64) -> BTreeMap<String, f64> {
+    pub(crate) fn named(&self, steps: f64) -> Vec<(String, f64)> {
         self.names.iter().zip(self.parts).map(|(name, part)| ((*name).to_owned(), part / steps)).collect()
     }
 }

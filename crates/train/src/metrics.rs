@@ -49,7 +49,7 @@ pub struct Train {
     pub loss: f64,
     /// Its parts, where they have names, such as `mlm_loss` and `nsp_loss`: keys of the line that end in `_loss`.
     #[serde(flatten, serialize_with = "write_losses", deserialize_with = "read_losses")]
-    pub losses: BTreeMap<String, f64>,
+    pub losses: Vec<(String, f64)>,
     /// The learning rate of the step.
     #[serde(deserialize_with = "number")]
     pub learning_rate: f64,
@@ -344,17 +344,17 @@ fn without_place(error: &serde_json::Error) -> String {
 /// Version 0.1 wrote this key into every line, as `null` where there was no such loss.
 const ALWAYS: &str = "nsp_loss";
 
-fn write_losses<S: Serializer>(losses: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
+fn write_losses<S: Serializer>(losses: &[(String, f64)], serializer: S) -> Result<S::Ok, S::Error> {
     let mut map = serializer.serialize_map(None)?;
     losses.iter().try_for_each(|(name, loss)| map.serialize_entry(name, loss))?;
-    if !losses.contains_key(ALWAYS) {
+    if losses.iter().all(|(name, _)| name != ALWAYS) {
         map.serialize_entry(ALWAYS, &None::<f64>)?;
     }
     map.end()
 }
 
 /// The keys that a line has beside those of its fields. What is neither a loss nor a number is a newer henson's.
-fn read_losses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+fn read_losses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, f64)>, D::Error> {
     let others = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
     let losses = others.into_iter().filter(|(name, _)| name.ends_with("_loss"));
     Ok(losses.filter_map(|(name, loss)| Some((name, loss.as_f64()?))).collect())

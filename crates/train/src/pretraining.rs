@@ -8,7 +8,7 @@ use std::sync::Arc;
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
 use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
-use henson_tensor::{Builder, DType, Device, Entry, Parameters, Pass, Tensor};
+use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
 use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -484,14 +484,15 @@ impl Task for PreTraining {
         let data = self.next(step)?;
         // The rows' weights carry the scale of masked LM, which differs from step to step.
         let scale = 1.0 / data.predicted.max(1) as f32;
-        let scales = Scales { masked: 1.0, sequence: 1.0 / data.pairs.max(1) as f32 };
+        let sequence = Bits::from(1.0 / data.pairs.max(1) as f32);
         let mut parts = Vec::with_capacity(data.parts.len());
         for part in &data.parts {
             parts.push(engine.learn(
                 step,
-                &[u64::from(scales.sequence.to_bits())],
+                sequence,
                 |device, config| Inputs::new(device, config, part, scale),
-                |model, pass, Inputs { batch, masked, labels }| {
+                |sequence, model, pass, Inputs { batch, masked, labels }| {
+                    let scales = Scales { masked: 1.0, sequence: sequence.get() };
                     let loss = objective::pre_training(model, pass, batch, masked, labels.as_ref(), scales)?;
                     Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
                 },
@@ -505,14 +506,14 @@ impl Task for PreTraining {
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        let vocabulary = engine.model.config().sizes().vocab_size;
         let mut readings = Vec::with_capacity(self.held_out.len());
         let (mut predicted, mut pairs) = (0, 0);
         for part in &self.held_out {
             readings.push(engine.look(
-                &[],
+                (),
                 |device, config| Inputs::new(device, config, part, 1.0),
-                |model, pass, Inputs { batch, masked, labels }| {
+                |(), model, pass, Inputs { batch, masked, labels }| {
+                    let vocabulary = model.config().sizes().vocab_size;
                     let Masked { rows, targets, weights } = masked;
                     let weights = weights.as_ref();
                     let last = model.encode(pass, batch, Capture::default())?.last;

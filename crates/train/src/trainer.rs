@@ -3,6 +3,7 @@
 //! What is learnt is a [`Task`]'s business; where it runs and how it is shown, the caller's.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::Hash;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
@@ -17,6 +18,17 @@ use crate::metrics::{self, Line, MetricsLog};
 use crate::run::{Best, ModelFiles, RunDirectory, State};
 use crate::tensorboard::EventWriter;
 use crate::{OptimizerSettings, Updater, report};
+
+/// What a part of a step computes on its inputs: at most eight numbers, such as its losses.
+///
+/// It may be recorded, and then it runs on a GPU alone: all that it reads from the host must be in its key. So it is a function
+/// and no closure that holds other things:
+///
+/// ```compile_fail
+/// let scale = 0.5_f32;
+/// let work: henson_train::Work<(), ()> = |(), _, _, ()| Ok(vec![]).inspect(|_| drop(scale));
+/// ```
+pub type Work<K, I> = fn(&K, &Model, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>;
 
 /// A model with what training needs of it.
 pub struct Engine {
@@ -50,16 +62,16 @@ impl Engine {
         Training { seed: self.seed, step: step as u32 }
     }
 
-    /// One part of update number `step`: `fill` puts its inputs on the device, `work` goes from them to the losses, at most
-    /// eight numbers. The gradients are added to the engine's; nothing of this waits for a GPU.
+    /// One part of update number `step`: `fill` puts its inputs on the device, `work` goes from them to the losses. The
+    /// gradients are added to the engine's; nothing of this waits for a GPU.
     ///
-    /// `tag` holds whatever `work` depends on beside the sizes of its inputs.
-    pub fn learn<I>(
+    /// `key` holds whatever `work` depends on beside its inputs. Where these hold numbers of the host, the key has them, too.
+    pub fn learn<K: Hash + Copy + 'static, I>(
         &mut self,
         step: u64,
-        tag: &[u64],
+        key: K,
         fill: impl FnOnce(&Device, &ModelConfig) -> Result<I>,
-        work: impl FnOnce(&Model, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
+        work: Work<K, I>,
     ) -> Result<Reading> {
         let training = self.training(step);
         let Self { model, parameters, gradients, tape, recordings, .. } = self;
@@ -68,32 +80,33 @@ impl Engine {
             let number = Tensor::from_slice(&device, [1], &[training.step])?;
             Ok::<_, TrainError>((fill(&device, model.config())?, number))
         })?;
-        let tag = [&[u64::from(gradients.is_zero())], tag].concat();
-        let losses = recordings.run(&device, &signature, &tag, || {
+        let all = (work as usize, training.seed, tape.recomputes(), gradients.is_zero(), key);
+        let losses = recordings.run(&device, &signature, &all, || {
             let mut pass = Pass::training(tape, parameters, training);
             pass.read_step_from(&number);
-            let losses = work(model, &mut pass, &inputs)?;
+            let losses = work(&key, model, &mut pass, &inputs)?;
             pass.backward(gradients)?;
-            Ok::<_, TrainError>(losses)
+            Ok::<_, TrainError>((losses, tape.trace()))
         })?;
         gradients.played();
         Ok(device.read_later(&losses.iter().collect::<Vec<_>>())?)
     }
 
     /// A pass without gradients, otherwise as [`Engine::learn`].
-    pub fn look<I>(
+    pub fn look<K: Hash + Copy + 'static, I>(
         &mut self,
-        tag: &[u64],
+        key: K,
         fill: impl FnOnce(&Device, &ModelConfig) -> Result<I>,
-        work: impl FnOnce(&Model, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>,
+        work: Work<K, I>,
     ) -> Result<Reading> {
         let Self { model, parameters, tape, recordings, .. } = self;
         let device = parameters.device().clone();
         let (inputs, signature) = device.feed(|| fill(&device, model.config()))?;
-        let tag = [&[u64::MAX], tag].concat();
-        let results = recordings.run(&device, &signature, &tag, || {
+        let results = recordings.run(&device, &signature, &(work as usize, key), || {
             let mut pass = Pass::inference(tape, parameters);
-            work(model, &mut pass, &inputs)
+            let results = work(&key, model, &mut pass, &inputs)?;
+            drop(pass);
+            Ok::<_, TrainError>((results, tape.trace()))
         })?;
         Ok(device.read_later(&results.iter().collect::<Vec<_>>())?)
     }

@@ -24,14 +24,14 @@ fn train(step: u64) -> Train {
     }
 }
 
-fn losses(named: &[(&str, f64)]) -> BTreeMap<String, f64> {
+fn losses(named: &[(&str, f64)]) -> Vec<(String, f64)> {
     named.iter().map(|(name, loss)| ((*name).to_owned(), *loss)).collect()
 }
 
 /// A line of pre-training with next sentences.
 fn paired(step: u64) -> Train {
     let mut line = train(step);
-    line.losses.insert("nsp_loss".to_owned(), 0.5);
+    line.losses.push(("nsp_loss".to_owned(), 0.5));
     line
 }
 

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use henson_models::{Batch, Family, Head, Model, Sequence};
 use henson_tensor::philox::Stream;
-use henson_tensor::{Builder, DType, Device, Gradients, Parameters, Pass, Tape, Tensor, Training};
+use henson_tensor::{Bits, Builder, DType, Device, Gradients, Parameters, Pass, Tape, Tensor, Training};
 use henson_text::{Tokenizer, WordPieceOptions};
 use henson_train::objective::{self, Masked, Scales};
-use henson_train::{OptimizerSettings, Updater};
+use henson_train::{Engine, OptimizerSettings, Updater};
 
 const LENGTH: usize = 64;
 
@@ -261,4 +261,39 @@ fn what_gets_no_gradient_in_a_step_has_none_left_from_the_last() {
     };
     assert!(pooler_gradient(Some(&one(1))) > 0.0);
     assert_eq!(pooler_gradient(None), 0.0);
+}
+
+/// A number that inputs carry, and that a recorded pass would not see: where it changes under the same key, it is noticed on
+/// the CPU, too.
+#[test]
+fn what_a_pass_reads_from_the_host_is_in_its_key() {
+    let learn = |engine: &mut Engine, key: Bits, scale: f32| {
+        engine.gradients.zero();
+        let reading = engine.learn(
+            0,
+            key,
+            |device, config| {
+                let sequence = Sequence { ids: &[2, 7, 3], segments: &[0; 3] };
+                let label = Tensor::from_slice(device, [1], &[1_u32])?;
+                Ok((Batch::new(device, config, &[sequence], 0)?, label, scale))
+            },
+            |_, model, pass, (batch, label, scale)| {
+                let logits = model.logits(pass, batch, None)?;
+                Ok(vec![pass.cross_entropy(logits, 2, label, None, *scale)?.0])
+            },
+        );
+        reading.unwrap().wait().unwrap()[0]
+    };
+    let mut config = Family::config_of_size("bert-tiny").unwrap();
+    config.set_vocab_size(10);
+    let mut builder = Builder::new();
+    let model = Model::build(&mut builder, &config, Head::Sequence { labels: 2 }).unwrap();
+    let parameters = builder.finish(&device(1), DType::F32).unwrap();
+    let mut engine = Engine::new(model, parameters, OptimizerSettings::default(), 0).unwrap();
+    for scale in [1.0, 0.5, 1.0] {
+        let loss = learn(&mut engine, scale.into(), scale);
+        assert!((loss - f64::from(scale) * 2.0_f64.ln()).abs() < 1e-6, "{loss}");
+    }
+    let forgotten = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| learn(&mut engine, 1.0.into(), 0.5)));
+    assert!(forgotten.is_err());
 }

@@ -8,7 +8,7 @@ use anyhow::Context;
 use henson_data::{Corpus, InstanceSettings, Instances, Loader, Place, Split};
 use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence, Sizes};
 use henson_tensor::philox::Stream;
-use henson_tensor::{Builder, DType, Device, Isa, Reading, Tensor};
+use henson_tensor::{Bits, Builder, DType, Device, Isa, Reading, Tensor};
 use henson_train::objective::{self, Masked, Scales};
 use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
@@ -308,17 +308,18 @@ impl ModelBench {
     fn train_step(&mut self, step: u32) -> anyhow::Result<Results> {
         let Self { engine, ids, segments, rows, labels } = self;
         engine.gradients.zero();
-        let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / labels.len() as f32 };
+        let scales = [rows.len(), labels.len()].map(|count| Bits::from(1.0 / count as f32));
         let tensor = |device: &Device, numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
         let loss = engine.learn(
             u64::from(step),
-            &[],
+            scales,
             |device, config| {
                 let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
                 let masked = Masked { rows: tensor(device, rows)?, targets: tensor(device, &targets)?, weights: None };
                 Ok((batch(device, config, ids, segments)?, masked, tensor(device, labels)?))
             },
-            |model, pass, (batch, masked, labels)| {
+            |[masked_scale, sequence], model, pass, (batch, masked, labels)| {
+                let scales = Scales { masked: masked_scale.get(), sequence: sequence.get() };
                 let labels = (model.head() == Head::PreTraining).then_some(labels);
                 let loss = objective::pre_training(model, pass, batch, masked, labels, scales)?;
                 Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
@@ -331,9 +332,9 @@ impl ModelBench {
     fn infer(&mut self) -> anyhow::Result<Results> {
         let Self { engine, ids, segments, .. } = self;
         let done = engine.look(
-            &[],
+            (),
             |device, config| Ok(batch(device, config, ids, segments)?),
-            |model, pass, batch| {
+            |(), model, pass, batch| {
                 model.encode(pass, batch, Capture::default())?;
                 Ok(Vec::new())
             },

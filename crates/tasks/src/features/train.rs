@@ -156,7 +156,7 @@ pub fn train_tagger(
             step: learner.step,
             phase: 0,
             loss: losses / plan.steps_per_epoch() as f64,
-            losses: BTreeMap::new(),
+            losses: Vec::new(),
             learning_rate: learner.rate,
             gradient_norm: learner.norm,
             tokens_per_s: (words - before) as f64 / spent,

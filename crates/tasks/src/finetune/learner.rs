@@ -4,7 +4,7 @@
 
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Model, ModelConfig};
-use henson_tensor::{Device, Parameters, Pass, Reading, Tape};
+use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tape};
 use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
@@ -188,7 +188,8 @@ impl Task for Learner {
                 Ok(Inputs { loss: task.form.loss(device, &part)?, batch })
             };
             let reading = match freeze {
-                false => engine.learn(step, &[u64::from(scale.to_bits())], fill, |model, pass, inputs| {
+                // The key has the numbers that losses carry.
+                false => engine.learn(step, [scale, temperature].map(Bits::from), fill, |_, model, pass, inputs| {
                     let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
                     Ok(vec![inputs.loss.of(model, pass, last, &inputs.batch.layout)?])
                 })?,

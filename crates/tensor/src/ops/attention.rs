@@ -55,6 +55,7 @@ impl Pass<'_> {
         layouts: (&Layout, &Layout),
         (p, site): (f32, u32),
     ) -> Result<Var> {
+        self.reads(attention);
         let call = Call::new(self, attention, from, bias, layouts)?;
         let queries = layouts.0.tokens();
         let out = Tensor::empty(self.device(), [queries, attention.query_width()], self.dtype())?;

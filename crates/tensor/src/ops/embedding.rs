@@ -87,6 +87,7 @@ impl Pass<'_> {
         };
         let indexed = tables.indexed(ids, layout.positions(), segments)?;
         let values = self.check_tables(&indexed)?;
+        self.reads(&(tables, norm));
         let h = self.parameters().matrix(tables.word).columns();
         let t = ids.shape().elements();
         norm.check("embeddings_norm", self.parameters(), h)?;

@@ -81,7 +81,7 @@ impl Pass<'_> {
         Ok((sum, y))
     }
 
-    fn around_residual(&self, layout: &Layout, (p, site): (f32, u32)) -> Around {
+    fn around_residual(&mut self, layout: &Layout, (p, site): (f32, u32)) -> Around {
         Around { before: self.dropout(p, site), rows: Some(layout.token_rows().clone()), after: None }
     }
 
@@ -95,6 +95,7 @@ impl Pass<'_> {
         stream: bool,
     ) -> Result<(Var, Var)> {
         let (x_slot, shape) = (x.slot(), x.tensor().shape());
+        self.reads(norm);
         norm.check("norm", self.parameters(), x.tensor().columns())?;
         if let Some(residual) = residual {
             residual.tensor().check_shape("norm", "the residual", shape)?;

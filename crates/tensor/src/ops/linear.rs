@@ -35,6 +35,7 @@ impl Pass<'_> {
     ) -> Result<Var> {
         let keep = self.is_training() && activation != Activation::None;
         let layer = Layer { weight, bias, activation, gated: false };
+        self.reads(&(weight, bias, activation));
         let (y, slope) = apply(self.weights(), x.tensor(), layer, dtype, keep)?;
         let y = self.var(y);
         if let Some(out) = y.slot() {
@@ -56,6 +57,7 @@ impl Pass<'_> {
             Some((layout, (p, site))) => self.dropout(p, site).map(|dropout| (dropout, layout.token_rows().clone())),
             None => None,
         };
+        self.reads(layers);
         // The slope comes along even where it is dropped at once: the activation's last bits may depend on that.
         let (weights, keep) = (self.weights(), self.is_training());
         let (inner, slope) = inner(weights, x.tensor(), layers, drop.as_ref(), dtype, keep)?;

@@ -43,6 +43,7 @@ impl Pass<'_> {
         if let Some(why) = why {
             return Err(TensorError::Unsupported { operation: "cross_entropy", why });
         }
+        self.reads(&(classes, smoothing, scale));
         let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
         targets.check_shape("cross_entropy", "targets", [rows])?;
         targets.check_dtype("cross_entropy", "targets", DType::U32)?;
@@ -87,6 +88,7 @@ impl Pass<'_> {
 
     /// scale·Σ (x − target)².
     pub fn squared_error(&mut self, x: Var, targets: &Tensor, scale: f32) -> Result<Tensor> {
+        self.reads(&scale);
         targets.check_shape("squared_error", "targets", [x.tensor().shape().elements()])?;
         self.replace_by_gradient(x, |device, x, want_gradient, loss| {
             match device {
@@ -112,6 +114,7 @@ impl Pass<'_> {
         weights: Option<&Tensor>,
         scale: f32,
     ) -> Result<Tensor> {
+        self.reads(&scale);
         let elements = logits.tensor().shape().elements();
         targets.check_shape("binary_cross_entropy", "targets", [elements])?;
         if let Some(weights) = weights {
@@ -146,6 +149,7 @@ impl Pass<'_> {
         weights: &Tensor,
         scale: f32,
     ) -> Result<Tensor> {
+        self.reads(&scale);
         logits.tensor().check_shape("span_cross_entropy", "the logits", [layout.tokens(), 2])?;
         targets.check_shape("span_cross_entropy", "targets", [layout.sequences(), 2])?;
         targets.check_dtype("span_cross_entropy", "targets", DType::U32)?;
@@ -198,6 +202,8 @@ impl Pass<'_> {
         (from, site): (Training, u32),
     ) -> Result<Tensor> {
         let (p, columns) = (logits.tensor().rows(), logits.tensor().columns());
+        // Not the step, which a kernel for recorded passes would read from the device, as dropout does.
+        self.reads(&(classes, temperature, from.seed, site));
         rows.check_shape("sample", "rows", [p])?;
         rows.check_dtype("sample", "rows", DType::U32)?;
         check_indices("sample", "row", self.device(), rows, layout.tokens())?;
@@ -227,6 +233,7 @@ impl Pass<'_> {
 
     /// The probabilities of the first `classes` columns of each row: P×classes in f32.
     pub fn softmax(&mut self, logits: &Var, classes: usize) -> Result<Tensor> {
+        self.reads(&classes);
         let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
         let out = Tensor::empty(self.device(), [rows, classes], DType::F32)?;
         match self.device() {
@@ -249,6 +256,7 @@ impl Pass<'_> {
         targets: &Tensor,
         weights: Option<&Tensor>,
     ) -> Result<Tensor> {
+        self.reads(&classes);
         let columns = logits.tensor().columns();
         targets.check_shape("count_correct", "targets", [logits.tensor().rows()])?;
         let count = Tensor::zeros(self.device(), [1], DType::U32)?;

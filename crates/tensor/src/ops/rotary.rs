@@ -48,6 +48,7 @@ impl Pass<'_> {
             let why = "the columns are not heads, or heads have fewer columns than are rotated";
             return Err(TensorError::Unsupported { operation: "rotary", why });
         }
+        self.reads(&(table.rotary, &columns, head_size));
         let slot = x.slot();
         let out = own(self.device(), x.into_tensor())?;
         let turn = Turn { table: table.clone(), positions: positions.clone(), columns, head_size };

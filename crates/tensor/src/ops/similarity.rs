@@ -29,6 +29,7 @@ impl Pass<'_> {
     /// there takes a candidate out of a softmax.
     pub fn similarities(&mut self, vectors: &Var, scale: f32, added: &Tensor) -> Result<Var> {
         let (q, c) = (added.rows(), added.columns());
+        self.reads(&scale);
         let x = vectors.tensor();
         let h = x.columns();
         added.check_dtype("similarities", "what is added", DType::F32)?;

@@ -88,7 +88,7 @@ impl Data {
         let mut data = Vec::new();
         for run in runs {
             let evals = run.evals();
-            parts.extend(run.train().into_iter().flat_map(|line| line.losses.keys()));
+            parts.extend(run.train().into_iter().flat_map(|line| line.losses.iter().map(|(name, _)| name)));
             names.extend(evals.iter().flat_map(|eval| eval.metrics.keys().map(|name| (name.clone(), ()))));
             data.push(RunData::new(run));
         }
@@ -144,7 +144,7 @@ impl RunData {
         let mut columns: BTreeMap<String, Column> = BTreeMap::new();
         for (row, line) in lines.iter().enumerate() {
             // A single part is the loss itself.
-            let is_shown = |name: &str| line.losses.len() > 1 || !line.losses.contains_key(name);
+            let is_shown = |name: &str| line.losses.len() > 1 || line.losses.iter().all(|(part, _)| part != name);
             for (name, number) in line.numbers().filter(|(name, _)| is_shown(name)) {
                 match columns.get_mut(name) {
                     Some(column) => column.push((row, number)),
