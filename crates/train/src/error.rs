@@ -64,6 +64,12 @@ pub enum TrainError {
         /// One line a difference.
         differences: Vec<String>,
     },
+    /// A run was started with other data.
+    #[error("{path} was started with other data: give the same data, or choose another --out")]
+    OtherData {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A checkpoint's state cannot be used.
     #[error("{path}: {problem}")]
     State {

@@ -1,7 +1,7 @@
 //! Objectives, optimizers, schedules, recipes, the loop, and the directory of a run.
 //!
-//! The way in: a [`Recipe`] becomes a [`Plan`], which makes an [`Engine`] and a [`Task`]; [`train()`] runs them in a
-//! [`RunDirectory`].
+//! The way in: a [`Recipe`] becomes a [`Plan`], which makes an [`Engine`] and a [`Task`]; a [`TrainingRun`] takes them through
+//! the life of a run, in its [`RunDirectory`].
 //!
 //! What a model is trained for stands here, not in the model: a loss is a sum over predictions, divided by how many
 //! there are in the whole step, so that accumulated parts add up to the large batch.
@@ -9,6 +9,7 @@
 
 mod cost;
 mod error;
+mod life;
 mod losses;
 pub mod metrics;
 pub mod objective;
@@ -24,14 +25,15 @@ mod update;
 
 pub use cost::{TrainingMemory, memory};
 pub use error::{Result, TrainError};
+pub use life::TrainingRun;
 pub use losses::{LossNames, Losses};
-pub use pretraining::{Plan, PreTraining};
+pub use pretraining::{Plan, PreTraining, pretrain};
 pub use recipe::{
     MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts, check_ranges, differences,
     parse_settings, to_toml,
 };
-pub use run::{Best, ModelFiles, RunDirectory, State};
+pub use run::{Best, ModelFiles, RunDirectory, RunRecipe, State};
 pub use schedule::{Schedule, ScheduleKind};
 pub use settings::{Setting, settings};
-pub use trainer::{Engine, Evaluation, Event, LoopSettings, Outcome, Task, Underway, Watch, Work, train};
+pub use trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch, Work};
 pub use update::{Clip, OptimizerSettings, Updater};

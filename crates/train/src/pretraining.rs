@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
@@ -14,12 +15,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
+use crate::life::TrainingRun;
 use crate::losses::LossNames;
 use crate::metrics::{self, Prediction};
 use crate::objective::{self, Masked, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
 use crate::run::ModelFiles;
-use crate::trainer::{Engine, Evaluation, Task, Underway};
+use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
 const HELD_OUT_SEED: u64 = 0;
@@ -32,6 +34,41 @@ const AHEAD: usize = 4;
 
 /// Texts that are drawn from the held-out part where a recipe names no samples.
 const DRAWN_SAMPLES: usize = 6;
+
+/// Pre-trains in a directory, from its newest checkpoint on, until a step if one is given. Gives how it ended, and at which
+/// step.
+pub fn pretrain(
+    plan: &Plan,
+    device: &Device,
+    out: &Path,
+    loader_threads: usize,
+    stop_at: Option<u64>,
+    watch: &mut Watch<'_>,
+) -> Result<(Outcome, u64)> {
+    let mut run = TrainingRun::open(out, &plan.recipe, plan.loop_settings(stop_at))?;
+    run.find(&plan.data_name(), device, watch)?;
+    if run.is_finished()? {
+        return Ok((Outcome::WasFinished, run.state().step));
+    }
+    // Made before anything is written, so that a mistake is corrected in the same directory.
+    let mut engine = plan.engine(device)?;
+    run.directory().write_recipe(&plan.recipe)?;
+    run.resume(&mut engine, watch)?;
+    let start = Instant::now();
+    let mut task = plan.task(&run.state().place, loader_threads)?;
+    (watch.on)(Event::Begins { step: run.state().step, seconds: start.elapsed().as_secs_f64() });
+    let model = plan.model_files()?;
+    let outcome = run.train(&mut engine, &mut task, &model, watch)?;
+    if outcome == Outcome::Finished {
+        run.finish(&model, &engine.parameters, &[])?;
+    }
+    let waited = task.loader.as_ref().map_or(0.0, |loader| loader.waited().as_secs_f64());
+    if waited > 0.02 * run.state().seconds.max(1.0) {
+        let text = format!("the trainer waited {waited:.1} s for data: raise --loader-threads");
+        (watch.on)(Event::Warning { text: &text });
+    }
+    Ok((outcome, run.state().step))
+}
 
 /// A run, checked and resolved, before anything is computed.
 pub struct Plan {
@@ -139,6 +176,22 @@ impl Plan {
     /// Updates in all.
     pub fn steps(&self) -> u64 {
         self.phases.iter().map(|phase| phase.steps).sum()
+    }
+
+    /// When a run does what.
+    pub fn loop_settings(&self, stop_at: Option<u64>) -> LoopSettings {
+        LoopSettings {
+            steps: self.steps(),
+            checkpoint_every: self.recipe.checkpoint_every,
+            keep_checkpoints: self.recipe.keep_checkpoints,
+            eval_every: self.recipe.eval_every,
+            log_every: self.recipe.log_every,
+            log_samples: self.recipe.logs_samples(),
+            stop_at,
+            higher_is_better: false,
+            patience: 0,
+            keep: Keep::Last,
+        }
     }
 
     /// Tokens that the whole run will read, if every sequence is full.
@@ -438,11 +491,6 @@ pub struct PreTraining {
 }
 
 impl PreTraining {
-    /// How long the trainer has waited for data.
-    pub fn waited(&self) -> std::time::Duration {
-        self.loader.as_ref().map(Loader::waited).unwrap_or_default()
-    }
-
     fn token(&self, id: u32) -> String {
         self.tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"))
     }

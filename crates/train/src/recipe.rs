@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::error::{Result, TrainError};
+use crate::run::RunRecipe;
 use crate::schedule::{Schedule, ScheduleKind};
 use crate::{Clip, OptimizerSettings};
 
@@ -270,19 +271,21 @@ impl Default for Recipe {
     }
 }
 
-/// What only watches a run, changes no bit of it, or says where the data lies (its digest is compared): it may change when
-/// the run goes on.
-const WATCHING: [&str; 9] = [
-    "data",
-    "recompute",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "eval_every",
-    "eval_sequences",
-    "log_every",
-    "samples",
-    "samples_in_report",
-];
+impl RunRecipe for Recipe {
+    /// With those that change no bit.
+    const MAY_CHANGE: &'static [&'static str] = &[
+        "data",
+        "recompute",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "eval_every",
+        "eval_sequences",
+        "log_every",
+        "samples",
+        "samples_in_report",
+    ];
+    const MAY_RISE: &'static [&'static str] = &["steps", "epochs"];
+}
 
 impl Recipe {
     /// Reads a recipe. `place` names it in errors; `sets` are `key=value`, applied in order on top.
@@ -457,11 +460,6 @@ impl Recipe {
     /// The optimizer's constants.
     pub fn optimizer(&self) -> OptimizerSettings {
         self.optimizer.with([self.beta1, self.beta2], self.epsilon, self.weight_decay, self.clip)
-    }
-
-    /// What keeps a run of `self` from going on as a run of `new`, a line each. Steps and epochs may be raised.
-    pub fn differences(&self, new: &Self) -> Result<Vec<String>> {
-        differences(self, new, &WATCHING, &["steps", "epochs"])
     }
 }
 
@@ -667,7 +665,9 @@ mod tests {
     #[test]
     fn what_may_change_when_a_run_goes_on() {
         let old = parse("steps = 10", &[]).unwrap();
-        let differences = |sets: &[&str]| old.differences(&parse("steps = 10", sets).unwrap()).unwrap();
+        let differences = |sets: &[&str]| {
+            differences(&old, &parse("steps = 10", sets).unwrap(), Recipe::MAY_CHANGE, Recipe::MAY_RISE).unwrap()
+        };
         assert_eq!(differences(&["steps=20", "eval_every=3"]), [""; 0]);
         assert_eq!(differences(&["steps=5"]), ["  steps: was 10, now 5"]);
         assert_eq!(

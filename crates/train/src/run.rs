@@ -9,17 +9,20 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{
     Beside, Existing, LoadOptions, SaveDType, SaveOptions, Sums, TensorFile, Weights, is_temporary, load, parse_json,
-    read_limited, remove_temporaries, save_with,
+    read_limited, remove_temporaries, save_with, write_atomic,
 };
 use henson_models::Naming;
 use henson_tensor::{Entry, Parameters};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Updater;
 use crate::error::{Result, TrainError};
+use crate::recipe::{differences, parse_settings, to_toml};
+use crate::{Updater, report};
 
 const LOCK: &str = "run.lock";
+const RECIPE: &str = "recipe.toml";
 const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -58,7 +61,7 @@ pub struct State {
 pub struct Best {
     /// When.
     pub step: u64,
-    /// The score; lower is better.
+    /// The score, negated where higher is better; [`Best::WORST`] where it is not a number.
     pub score: f64,
     /// How many updates earlier the score was reached for the first time.
     #[serde(default)]
@@ -66,14 +69,26 @@ pub struct Best {
 }
 
 impl Best {
+    /// Stands for a score that is not a number, such as the correlation of a constant: JSON has only numbers.
+    pub const WORST: f64 = 1e9;
+
     /// The best after one more evaluation.
-    pub(crate) fn after(best: Option<Self>, step: u64, score: f64) -> Option<Self> {
+    pub(crate) fn after(best: Option<Self>, step: u64, score: f64, higher_is_better: bool) -> Self {
+        let score = match higher_is_better {
+            _ if !score.is_finite() => Self::WORST,
+            true => -score,
+            false => score,
+        };
         match best {
-            _ if score.is_nan() => best,
-            Some(best) if score > best.score => Some(best),
-            Some(best) if score == best.score => Some(Self { step, held: best.held + (step - best.step), ..best }),
-            _ => Some(Self { step, score, held: 0 }),
+            Some(best) if score > best.score => best,
+            Some(best) if score == best.score => Self { step, held: best.held + (step - best.step), ..best },
+            _ => Self { step, score, held: 0 },
         }
+    }
+
+    /// How many updates before `step` it was reached for the first time; all, where no score is a number.
+    pub(crate) fn age(&self, step: u64) -> u64 {
+        if self.score < Self::WORST { step - self.step + self.held } else { step }
     }
 }
 
@@ -124,6 +139,14 @@ struct Damage {
     problem: String,
 }
 
+/// A recipe as the directory of its run keeps it.
+pub trait RunRecipe: Serialize + DeserializeOwned {
+    /// Keys that only watch a run, or name files, which are compared by their content.
+    const MAY_CHANGE: &'static [&'static str];
+    /// Keys of numbers that may be raised, for the run to continue.
+    const MAY_RISE: &'static [&'static str] = &[];
+}
+
 /// A run's directory, locked for this process.
 #[derive(Debug)]
 pub struct RunDirectory {
@@ -143,7 +166,7 @@ impl RunDirectory {
     /// Opens or makes the directory of a run. One that holds other things is refused; what a run leaves that was killed in
     /// its first moment is none.
     pub fn open(path: &Path) -> Result<Self> {
-        let is_run = path.join("recipe.toml").is_file();
+        let is_run = path.join(RECIPE).is_file();
         match fs::read_dir(path) {
             Ok(mut entries) if !is_run => {
                 let is_ours = |name: &OsStr| name == LOCK || is_temporary(name);
@@ -169,6 +192,34 @@ impl RunDirectory {
         remove_temporaries(path);
         remove_temporaries(&path.join(CHECKPOINTS));
         Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// The same for a run of this recipe: that of another is refused.
+    pub fn open_for<R: RunRecipe>(path: &Path, recipe: &R) -> Result<Self> {
+        let directory = Self::open(path)?;
+        let file = path.join(RECIPE);
+        if file.exists() {
+            let text = fs::read_to_string(&file).map_err(TrainError::io("read", &file))?;
+            let old: R = parse_settings(&[(&text, &file.display().to_string())], &[])
+                .map_err(|error| TrainError::OtherKind { path: path.to_owned(), problem: error.to_string() })?;
+            let differences = differences(&old, recipe, R::MAY_CHANGE, R::MAY_RISE)?;
+            if !differences.is_empty() {
+                return Err(TrainError::OtherRecipe { path: path.to_owned(), differences });
+            }
+        }
+        Ok(directory)
+    }
+
+    /// Writes the recipe, by which the directory is known as that of a run.
+    pub fn write_recipe<R: RunRecipe>(&self, recipe: &R) -> Result<()> {
+        Ok(write_atomic(&self.path.join(RECIPE), to_toml(recipe)?.as_bytes())?)
+    }
+
+    /// Draws the run's page. Returns what is wrong with its log, for people.
+    pub(crate) fn write_report(&self) -> Result<Vec<String>> {
+        let run = report::Run::open(&self.path)?;
+        report::write(&self.path.join("report.html"), std::slice::from_ref(&run))?;
+        Ok(run.skipped)
     }
 
     /// Where it is.
@@ -377,6 +428,27 @@ impl RunDirectory {
         Ok(())
     }
 
+    /// Deletes all checkpoints.
+    pub fn delete_checkpoints(&self) -> Result<()> {
+        let path = self.path.join(CHECKPOINTS);
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TrainError::io("delete", &path)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says what to do where the best model cannot be read again.
+    pub(crate) fn lost_best(&self, step: u64, error: TrainError) -> TrainError {
+        if !error.is_of_the_checkpoint() {
+            return error;
+        }
+        let problem = format!(
+            "this checkpoint has the best model and cannot be used; delete {} to train from scratch with the same result\n{error}",
+            self.path.join(CHECKPOINTS).display()
+        );
+        TrainError::State { path: self.checkpoint(step), problem }
+    }
+
     /// Deletes what a kill in the middle of [`RunDirectory::prune`] left.
     pub fn sweep(&self) {
         let Ok(entries) = fs::read_dir(self.path.join(CHECKPOINTS)) else { return };
@@ -420,8 +492,15 @@ mod tests {
     #[test]
     fn of_equal_evaluations_the_last_is_the_best() {
         let scores = [(1, f64::NAN), (2, 3.0), (4, 1.0), (6, 1.0), (8, 2.0), (9, 1.0), (10, f64::NAN)];
-        let best = scores.iter().fold(None, |best, (step, score)| Best::after(best, *step, *score));
-        assert_eq!(best, Some(Best { step: 9, score: 1.0, held: 5 }));
+        let best = |scores: &[(u64, f64)], higher| {
+            scores.iter().fold(None, |best, (step, score)| Some(Best::after(best, *step, *score, higher))).unwrap()
+        };
+        assert_eq!(best(&scores, false), Best { step: 9, score: 1.0, held: 5 });
+        assert_eq!(best(&scores, true), Best { step: 2, score: -3.0, held: 0 });
+        assert_eq!((best(&scores, false).age(12), best(&scores, true).age(12)), (8, 10));
+        // Without any score, nothing got better since the beginning.
+        let none = best(&scores[..1], true);
+        assert_eq!((none, none.age(12)), (Best { step: 1, score: Best::WORST, held: 0 }, 12));
         // States that were written before there was such a key.
         let old: Best = serde_json::from_str(r#"{"step": 4, "score": 1.0}"#).unwrap();
         assert_eq!(old, Best { step: 4, score: 1.0, held: 0 });

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
+use henson_checkpoint::write_atomic;
 use henson_models::{Model, ModelConfig};
 use henson_tensor::{Device, Gradients, Parameters, Pass, Reading, Recordings, Tape, Tensor, Training};
 use serde_json::Value;
@@ -17,7 +18,10 @@ use crate::losses::{LossNames, Losses};
 use crate::metrics::{self, Line, MetricsLog};
 use crate::run::{Best, ModelFiles, RunDirectory, State};
 use crate::tensorboard::EventWriter;
-use crate::{OptimizerSettings, Updater, report};
+use crate::{OptimizerSettings, Updater};
+
+/// How a GPU does its matrix products in a run.
+pub(crate) const PRODUCTS: &str = "cuda-products.txt";
 
 /// What a part of a step computes on its inputs: at most eight numbers, such as its losses.
 ///
@@ -134,7 +138,7 @@ impl Underway {
 pub struct Evaluation {
     /// By name.
     pub metrics: BTreeMap<String, f64>,
-    /// What the best checkpoint is chosen by; lower is better.
+    /// What the best checkpoint is chosen by.
     pub score: f64,
 }
 
@@ -167,8 +171,31 @@ pub struct LoopSettings {
     pub log_every: u64,
     /// Whether samples go into the run's directory, and are not only shown.
     pub log_samples: bool,
-    /// Stop after this step with a checkpoint, to go on later.
+    /// Stop after this step with a checkpoint, to resume later.
     pub stop_at: Option<u64>,
+    /// Whether higher scores are better.
+    pub higher_is_better: bool,
+    /// Stop after so many evaluations without a better one; 0 for never.
+    pub patience: u64,
+    /// What stays of the run.
+    pub keep: Keep,
+}
+
+/// What stays of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// The last model, and the checkpoints: the run may continue with more steps.
+    Last,
+    /// The best model and no checkpoint: another length would be another schedule, and so another run.
+    Best,
+}
+
+impl LoopSettings {
+    /// Whether nothing got better for so long that the run ends.
+    pub(crate) fn is_over(&self, state: &State) -> bool {
+        let age = state.best.map_or(0, |best| best.age(state.step));
+        self.patience > 0 && age.checked_div(self.eval_every).is_some_and(|evaluations| evaluations >= self.patience)
+    }
 }
 
 /// What happens, for whoever watches.
@@ -180,6 +207,13 @@ pub enum Event<'a> {
         name: &'a str,
         /// Its updates.
         steps: u64,
+    },
+    /// Training begins, or resumes.
+    Begins {
+        /// Updates made before.
+        step: u64,
+        /// Seconds that it took to find the position in the data.
+        seconds: f64,
     },
     /// An update was made.
     Step {
@@ -233,8 +267,10 @@ pub struct Watch<'a> {
 /// How the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All steps are done.
+    /// All steps are done, or nothing got better for long enough.
     Finished,
+    /// It was finished before.
+    WasFinished,
     /// `stop_at` was reached; a checkpoint is there.
     Paused,
     /// Stopped from outside; a checkpoint is there.
@@ -242,7 +278,7 @@ pub enum Outcome {
 }
 
 /// Trains from `state` on.
-pub fn train(
+pub(crate) fn train(
     engine: &mut Engine,
     task: &mut dyn Task,
     run: &RunDirectory,
@@ -265,7 +301,7 @@ pub fn train(
         evaluate(engine, task, state, settings, &mut ledger.logs, watch)?;
     }
     let ahead = engine.parameters.device().ahead();
-    while state.step < settings.steps {
+    while state.step < settings.steps && !settings.is_over(state) {
         let stop = watch.stop.load(Ordering::Relaxed);
         let pause = settings.stop_at.is_some_and(|at| state.step >= at);
         if stop || pause {
@@ -293,7 +329,7 @@ pub fn train(
         if evaluate_now {
             let score = evaluate(engine, task, state, settings, &mut ledger.logs, watch)?;
             if let Some(score) = score.filter(|_| save_now) {
-                state.best = Best::after(state.best, state.step, score);
+                state.best = Some(Best::after(state.best, state.step, score, settings.higher_is_better));
             }
             ledger.show(watch)?;
         }
@@ -302,8 +338,6 @@ pub fn train(
             ledger.saved_at = Some(state.step);
         }
     }
-    run.finish(model, &engine.parameters)?;
-    ledger.show(watch)?;
     Ok(Outcome::Finished)
 }
 
@@ -343,6 +377,10 @@ fn save(
 ) -> Result<()> {
     state.place = task.place()?;
     run.save(state, model, &engine.parameters, &engine.updater)?;
+    // A run that continues elsewhere does its matrix products in the same way.
+    if let (Keep::Last, Some(choices)) = (settings.keep, engine.parameters.device().product_choices()) {
+        write_atomic(&run.path().join(PRODUCTS), choices.as_bytes())?;
+    }
     run.prune(settings.keep_checkpoints, state.best)?;
     (watch.on)(Event::Saved { step: state.step, path: &run.checkpoint(state.step) });
     Ok(())
@@ -397,10 +435,10 @@ impl<'a> Ledger<'a> {
 
     /// Draws the run's page again.
     fn show(&mut self, watch: &mut Watch<'_>) -> Result<()> {
-        let run = report::Run::open(self.run.path())?;
-        run.skipped.iter().skip(self.warned).for_each(|text| (watch.on)(Event::Warning { text }));
-        self.warned = self.warned.max(run.skipped.len());
-        Ok(report::write(&self.run.path().join("report.html"), &[run])?)
+        let skipped = self.run.write_report()?;
+        skipped.iter().skip(self.warned).for_each(|text| (watch.on)(Event::Warning { text }));
+        self.warned = self.warned.max(skipped.len());
+        Ok(())
     }
 
     /// Waits for the results of all steps but the last few.

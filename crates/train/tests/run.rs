@@ -12,8 +12,8 @@ use henson_tensor::{Device, Isa, Tensor};
 use henson_text::{Tokenizer, WordPieceOptions};
 use henson_train::metrics::{self, Line};
 use henson_train::{
-    Best, Engine, Evaluation, Event, LoopSettings, Outcome, Plan, Recipe, Result, RunDirectory, State, Task, Underway,
-    Watch, train,
+    Best, Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Plan, Recipe, Result, RunDirectory, Task,
+    TrainingRun, Underway, Watch, pretrain,
 };
 
 /// The words of a real text as a vocabulary, most frequent first.
@@ -74,36 +74,15 @@ fn plan(sets: &[&str]) -> Plan {
     Plan::on(corpus, held_out, tokenizer, recipe, 2).unwrap()
 }
 
-fn settings(plan: &Plan) -> LoopSettings {
-    LoopSettings {
-        steps: plan.steps(),
-        checkpoint_every: plan.recipe.checkpoint_every,
-        keep_checkpoints: plan.recipe.keep_checkpoints,
-        eval_every: plan.recipe.eval_every,
-        log_every: plan.recipe.log_every,
-        log_samples: true,
-        stop_at: None,
-    }
-}
-
 /// Trains in a directory from where it is, until a step if one is given.
 fn run(plan: &Plan, directory: &Path, threads: usize, stop_at: Option<u64>) -> Result<Outcome> {
     run_on(&Device::cpu(Some(Isa::best()), Some(threads)).unwrap(), plan, directory, stop_at)
 }
 
 fn run_on(device: &Device, plan: &Plan, directory: &Path, stop_at: Option<u64>) -> Result<Outcome> {
-    let run = RunDirectory::open(directory)?;
-    fs::write(directory.join("recipe.toml"), plan.recipe.to_toml()?).unwrap();
-    let mut state = run.latest()?.unwrap_or_else(|| State::new(plan.data_name(), "test".to_owned()));
-    let mut engine = plan.engine(device)?;
-    if !state.place.is_null() {
-        state = run.resume(&mut engine.parameters, &mut engine.updater, &mut |_| {})?;
-    }
-    let mut task = plan.task(&state.place, 1)?;
     let stop = AtomicBool::new(false);
     let mut watch = Watch { on: &mut |_| {}, stop: &stop };
-    let settings = LoopSettings { stop_at, ..settings(plan) };
-    train(&mut engine, &mut task, &run, &plan.model_files()?, &mut state, &settings, &mut watch)
+    pretrain(plan, device, directory, 1, stop_at, &mut watch).map(|(outcome, _)| outcome)
 }
 
 fn weights(directory: &Path) -> Vec<u8> {
@@ -329,23 +308,23 @@ fn a_shard_that_is_truncated_while_a_run_reads_it() {
     let corpus = |split| Corpus::open(&at("data"), split).unwrap();
     let recipe = Recipe::parse(RECIPE, "test", &["checkpoint_every=2".to_owned()]).unwrap();
     let plan = Plan::on(corpus(Split::Train), corpus(Split::HeldOut), tokenizer, recipe, 1).unwrap();
-    let run = RunDirectory::open(&at("run")).unwrap();
-    let mut state = State::new(plan.data_name(), "test".to_owned());
-    let mut engine = plan.engine(&Device::cpu(None, Some(2)).unwrap()).unwrap();
-    let mut task = plan.task(&state.place, 1).unwrap();
-    let mut on = |event: Event<'_>| {
-        if let Event::Saved { step: 2, .. } = event {
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let mut made = 0;
+    let mut on = |event: Event<'_>| match event {
+        Event::Saved { step: 2, .. } => {
             fs::File::options().write(true).open(&shard).unwrap().set_len(100).unwrap();
         }
+        Event::Step { step, .. } => made = step,
+        _ => {}
     };
     let stop = AtomicBool::new(false);
     let mut watch = Watch { on: &mut on, stop: &stop };
-    let files = plan.model_files().unwrap();
-    let error = train(&mut engine, &mut task, &run, &files, &mut state, &settings(&plan), &mut watch).unwrap_err();
-    let message = error.to_string();
+    let message = pretrain(&plan, &device, &at("run"), 1, None, &mut watch).unwrap_err().to_string();
     assert!(message.contains("train-00000.shard was changed or truncated while it was being read"), "{message}");
+    let run = RunDirectory::open(&at("run")).unwrap();
+    let mut engine = plan.engine(&device).unwrap();
     let last = run.resume(&mut engine.parameters, &mut engine.updater, &mut |_| {}).unwrap().step;
-    assert!(last == state.step / 2 * 2 && last >= 2, "{last} of {}", state.step);
+    assert!(last == made / 2 * 2 && last >= 2, "{last} of {made}");
 }
 
 /// Held-out sentences that are drawn have up to 20 tokens; a model may have room for fewer.
@@ -409,10 +388,6 @@ fn interrupted_from_outside_a_checkpoint_is_written() {
     let plan = plan(&[]);
     let directory = tempfile::tempdir().unwrap();
     let device = Device::cpu(None, Some(2)).unwrap();
-    let run = RunDirectory::open(directory.path()).unwrap();
-    let mut state = State::new(plan.data_name(), "test".to_owned());
-    let mut engine = plan.engine(&device).unwrap();
-    let mut task = plan.task(&state.place, 1).unwrap();
     let stop = AtomicBool::new(false);
     let mut on = |event: Event<'_>| {
         if let Event::Step { step: 3, .. } = event {
@@ -420,15 +395,16 @@ fn interrupted_from_outside_a_checkpoint_is_written() {
         }
     };
     let mut watch = Watch { on: &mut on, stop: &stop };
-    let files = plan.model_files().unwrap();
-    let outcome = train(&mut engine, &mut task, &run, &files, &mut state, &settings(&plan), &mut watch).unwrap();
-    assert_eq!((outcome, state.step, run.steps().unwrap()), (Outcome::Interrupted, 3, vec![3]));
+    let ended = pretrain(&plan, &device, directory.path(), 1, None, &mut watch).unwrap();
+    let steps = RunDirectory::open(directory.path()).unwrap().steps().unwrap();
+    assert_eq!((ended, steps), ((Outcome::Interrupted, 3), vec![3]));
 }
 
-/// A task whose loss is what the test says.
+/// A task whose loss and score are what the test says.
 struct Scripted {
     task: henson_train::PreTraining,
     loss: fn(u64) -> f64,
+    score: fn(u64) -> f64,
 }
 
 impl Task for Scripted {
@@ -439,7 +415,8 @@ impl Task for Scripted {
         Ok(Underway { parts: vec![device.read_later(&[&loss])?], losses: &[], ..underway })
     }
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
-        self.task.evaluate(engine, step)
+        let evaluation = self.task.evaluate(engine, step)?;
+        Ok(evaluation.map(|evaluation| Evaluation { score: (self.score)(step), ..evaluation }))
     }
     fn samples(&mut self, engine: &mut Engine) -> Result<Vec<metrics::Sample>> {
         self.task.samples(engine)
@@ -463,18 +440,64 @@ fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_ch
         let plan = plan(&["steps=40"]);
         let directory = tempfile::tempdir().unwrap();
         let device = Device::cpu(None, Some(2)).unwrap();
-        let run = RunDirectory::open(directory.path()).unwrap();
-        let mut state = State::new(plan.data_name(), "test".to_owned());
+        let mut run = TrainingRun::open(directory.path(), &plan.recipe, plan.loop_settings(None)).unwrap();
         let mut engine = plan.engine(&device).unwrap();
-        let mut task = Scripted { task: plan.task(&state.place, 1).unwrap(), loss };
+        let mut task = Scripted { task: plan.task(&run.state().place, 1).unwrap(), loss, score: |_| 0.0 };
         let stop = AtomicBool::new(false);
         let mut watch = Watch { on: &mut |_| {}, stop: &stop };
         let files = plan.model_files().unwrap();
-        let error = train(&mut engine, &mut task, &run, &files, &mut state, &settings(&plan), &mut watch).unwrap_err();
+        let error = run.train(&mut engine, &mut task, &files, &mut watch).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
         assert!(error.to_string().contains("learning_rate"), "{error}");
+        let run = run.directory();
         let last = run.latest().unwrap().unwrap();
         assert!(last.step >= 14 && run.load(last.step, &mut engine.parameters, &mut engine.updater).is_ok());
+    }
+}
+
+/// Patience, what is better and what stays are settings: whether or not a run is stopped at each of its evaluations.
+#[test]
+fn a_run_ends_where_nothing_gets_better_and_with_the_model_that_was_asked_for() {
+    type Case = (fn(u64) -> f64, bool, u64, Keep, [u64; 2]);
+    let rising: fn(u64) -> f64 = |step| [1.0, 2.0, 5.0, 4.0, 5.0, 3.0, 2.0, 1.0][step as usize / 2];
+    // The step that it ends with, and that of its model. An equal score is no better, but its model has learnt longer.
+    let cases: [Case; 6] = [
+        (rising, true, 0, Keep::Best, [14, 8]),
+        (rising, true, 2, Keep::Best, [8, 8]),
+        (rising, true, 3, Keep::Best, [10, 8]),
+        (rising, true, 2, Keep::Last, [8, 8]),
+        (rising, false, 3, Keep::Best, [8, 2]),
+        (|_| f64::NAN, true, 2, Keep::Best, [4, 4]),
+    ];
+    let plan = plan(&["checkpoint_every=2", "eval_every=2", "steps=14"]);
+    let device = Device::cpu(None, Some(2)).unwrap();
+    for (score, higher_is_better, patience, keep, [last, best]) in cases {
+        let mut models = Vec::new();
+        for stops in [vec![None], (2..=14).step_by(2).map(Some).chain([None]).collect()] {
+            let directory = tempfile::tempdir().unwrap();
+            let model = plan.model_files().unwrap();
+            for stop_at in stops {
+                let settings = LoopSettings { higher_is_better, patience, keep, ..plan.loop_settings(stop_at) };
+                let mut run = TrainingRun::open(directory.path(), &plan.recipe, settings).unwrap();
+                let stop = AtomicBool::new(false);
+                let mut watch = Watch { on: &mut |_| {}, stop: &stop };
+                run.find(&plan.data_name(), &device, &mut watch).unwrap();
+                run.directory().write_recipe(&plan.recipe).unwrap();
+                let mut engine = plan.engine(&device).unwrap();
+                run.resume(&mut engine, &mut watch).unwrap();
+                let mut task = Scripted { task: plan.task(&run.state().place, 1).unwrap(), loss: |_| 1.0, score };
+                if run.train(&mut engine, &mut task, &model, &mut watch).unwrap() == Outcome::Finished {
+                    assert_eq!([run.state().step, run.best_step()], [last, best], "{patience} {stop_at:?}");
+                    assert_eq!(engine.updater.steps(), if keep == Keep::Best { best } else { last });
+                    run.finish(&model, &engine.parameters, &[("README.md", b"a card".to_vec())]).unwrap();
+                    assert_eq!(directory.path().join("checkpoints").exists(), keep == Keep::Last);
+                    assert!(directory.path().join("README.md").is_file());
+                    models.push(weights(directory.path()));
+                    break;
+                }
+            }
+        }
+        assert!(models.len() == 2 && models[0] == models[1]);
     }
 }
 

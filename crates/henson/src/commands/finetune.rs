@@ -409,7 +409,7 @@ impl Watcher {
             }
             Event::Warning { text } => output::warn(text),
             Event::Evaluating => self.progress.pause("evaluating"),
-            Event::Samples { .. } | Event::Saved { .. } => {}
+            Event::Begins { .. } | Event::Samples { .. } | Event::Saved { .. } => {}
         }
     }
 

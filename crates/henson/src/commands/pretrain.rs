@@ -4,13 +4,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use henson_checkpoint::write_atomic;
 use henson_tensor::{DType, Device};
 use henson_train::metrics::{Prediction, Sample};
 use henson_train::report::numbers::metric;
-use henson_train::{
-    Event, LoopSettings, Outcome, Plan, Precision, Recipe, RunDirectory, State, Task, TrainError, Watch, memory, train,
-};
+use henson_train::{Event, Outcome, Plan, Precision, Recipe, Task, Watch, memory};
 use serde::Serialize;
 
 use crate::flags::pretrain::Pretrain;
@@ -56,7 +53,7 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
             ));
             Ok(())
         }
-        (Outcome::Finished, _) => {
+        (Outcome::Finished | Outcome::WasFinished, _) => {
             output::message(&format!("the model is in {}; report.html shows the run", out.display()));
             Ok(())
         }
@@ -84,110 +81,25 @@ pub(crate) struct Options {
 
 /// Trains in a directory, from its newest checkpoint on. Says how it ended and at which step.
 pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Options) -> anyhow::Result<(Outcome, u64)> {
-    let run = RunDirectory::open(out)?;
-    let recipe_path = out.join("recipe.toml");
-    if recipe_path.exists() {
-        let text =
-            std::fs::read_to_string(&recipe_path).with_context(|| format!("reading {}", recipe_path.display()))?;
-        let old = Recipe::parse(&text, &recipe_path.display().to_string(), &[])
-            .map_err(|error| TrainError::OtherKind { path: out.to_owned(), problem: error.to_string() })?;
-        let differences = old.differences(&plan.recipe)?;
-        if !differences.is_empty() {
-            return Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
-        }
-    }
-    let kernels = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
-    let steps = plan.steps();
-    let mut state = match run.latest()? {
-        Some(state) => {
-            anyhow::ensure!(
-                state.data == plan.data_name(),
-                "{} was begun with other data than {}: give the same --data, or choose another --out",
-                out.display(),
-                plan.recipe.data
-            );
-            if state.device != kernels {
-                output::warn(&format!(
-                    "this run was computed on {} so far and goes on on {kernels}: its last bits will differ from those of a \
-                     run on one of them",
-                    state.device
-                ));
-            }
-            if state.step >= steps && run.is_finished(state.step)? {
-                output::message(&format!(
-                    "{} is finished: {} of {steps} steps. To continue, raise steps: --set steps={}",
-                    out.display(),
-                    state.step,
-                    2 * state.step
-                ));
-                return Ok((Outcome::Finished, state.step));
-            }
-            state
-        }
-        None => State::new(plan.data_name(), kernels.clone()),
-    };
-    // After what may fail at once, so that a mistake is corrected in the same directory.
-    let mut engine = plan.engine(device)?;
-    write_atomic(&recipe_path, plan.recipe.to_toml()?.as_bytes())?;
-    if !state.place.is_null() {
-        state = run.resume(&mut engine.parameters, &mut engine.updater, &mut output::warn)?;
-        state.device = kernels;
-    }
-    let start = Instant::now();
-    let mut task = plan.task(&state.place, options.loader_threads)?;
-    if options.show == Show::People {
-        introduce(plan, device, &state, start.elapsed().as_secs_f64());
-    }
     let stop = signals::stop()?;
-    let settings = LoopSettings {
-        steps,
-        checkpoint_every: plan.recipe.checkpoint_every,
-        keep_checkpoints: plan.recipe.keep_checkpoints,
-        eval_every: plan.recipe.eval_every,
-        log_every: plan.recipe.log_every,
-        log_samples: plan.recipe.logs_samples(),
-        stop_at: options.stop_at,
-    };
-    let mut watcher = Watcher {
-        progress: Progress::steps(steps, state.step),
-        json: JsonLines::default(),
-        show: options.show,
-        log_every: settings.log_every,
-        steps,
-    };
-    let model = plan.model_files()?;
-    let products = out.join("cuda-products.txt");
-    if let Device::Cuda(_) = device
-        && products.exists()
-        && !take_products(device, &products)?
-    {
-        output::warn(&format!(
-            "{} is from another GPU or another cuBLASLt: products are searched anew, and the last bits will differ",
-            products.display()
-        ));
-    }
-    let mut not_written = None;
-    let mut on = |event: Event<'_>| {
-        if let (Event::Saved { .. }, Some(choices)) = (&event, device.product_choices()) {
-            not_written = write_atomic(&products, choices.as_bytes()).err();
-        }
-        watcher.on(&event);
-    };
-    let mut watch = Watch { on: &mut on, stop: &stop };
-    let outcome = train(&mut engine, &mut task, &run, &model, &mut state, &settings, &mut watch);
+    let (progress, json) = (Progress::steps(plan.steps(), 0), JsonLines::default());
+    let mut watcher = Watcher { plan, device, progress, json, show: options.show };
+    let mut watch = Watch { on: &mut |event| watcher.on(&event), stop: &stop };
+    let ended = henson_train::pretrain(plan, device, out, options.loader_threads, options.stop_at, &mut watch);
     watcher.progress.finish();
-    let outcome = outcome?;
+    let (outcome, step) = ended?;
     if outcome != Outcome::Interrupted {
         watcher.json.finish()?;
     }
-    if let Some(error) = not_written {
-        return Err(error.into());
+    if outcome == Outcome::WasFinished {
+        output::message(&format!(
+            "{} is finished: {step} of {} steps. To continue, raise steps: --set steps={}",
+            out.display(),
+            plan.steps(),
+            2 * step
+        ));
     }
-    let waited = task.waited().as_secs_f64();
-    if waited > 0.02 * state.seconds.max(1.0) {
-        output::warn(&format!("the trainer waited {waited:.1} s for data: raise --loader-threads"));
-    }
-    Ok((outcome, state.step))
+    Ok((outcome, step))
 }
 
 /// Does matrix products as a run before did; `false` where that was on another device.
@@ -364,14 +276,14 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
     ))
 }
 
-fn introduce(plan: &Plan, device: &Device, state: &State, found: f64) {
+fn introduce(plan: &Plan, device: &Device, step: u64, seconds: f64) {
     let (steps, parameters) = (plan.steps(), thousands(plan.parameters()));
     let dtype = DType::from(plan.recipe.dtype);
     let steps = thousands(steps);
     output::message(&format!("{}: {parameters} parameters, {steps} steps, {dtype} on {device}", plan.recipe.model));
-    if state.step > 0 {
-        let step = thousands(state.step);
-        output::message(&format!("resuming from step {step} (position in the data found in {found:.2} s)"));
+    if step > 0 {
+        let step = thousands(step);
+        output::message(&format!("resuming from step {step} (position in the data found in {seconds:.2} s)"));
     }
     if plan.phases.iter().any(|phase| phase.schedule.warmup_steps >= phase.schedule.steps) {
         output::warn("the run ends before its warm-up: the learning rate never gets to its peak (lower warmup_steps)");
@@ -392,21 +304,26 @@ fn filled(sample: &Sample) -> String {
 }
 
 /// Shows what happens.
-struct Watcher {
+struct Watcher<'a> {
+    plan: &'a Plan,
+    device: &'a Device,
     progress: Progress,
     json: JsonLines,
     show: Show,
-    log_every: u64,
-    /// Updates in all.
-    steps: u64,
 }
 
-impl Watcher {
+impl Watcher<'_> {
     fn on(&mut self, event: &Event<'_>) {
         match event {
+            Event::Begins { step, seconds } => {
+                if self.show == Show::People {
+                    introduce(self.plan, self.device, *step, *seconds);
+                }
+                self.progress = Progress::steps(self.plan.steps(), *step);
+            }
             Event::Step { step, loss, tokens_per_s, learning_rate } => {
                 self.progress.show(*step, |_| format!("loss {loss:.3}, {} tokens/s", thousands(*tokens_per_s as u64)));
-                if self.show == Show::Json && step.is_multiple_of(self.log_every) {
+                if self.show == Show::Json && step.is_multiple_of(self.plan.recipe.log_every) {
                     self.json.print(&serde_json::json!({
                         "kind": "train", "step": step, "loss": loss, "tokens_per_s": tokens_per_s, "learning_rate": learning_rate,
                     }));
@@ -428,7 +345,7 @@ impl Watcher {
             Event::Part { .. } => {}
             Event::Samples { step, texts } => {
                 // One is enough to see how it gets on.
-                let shown = if *step == self.steps { texts.len() } else { 1 };
+                let shown = if *step == self.plan.steps() { texts.len() } else { 1 };
                 for sample in texts.iter().take(shown).filter(|_| self.show == Show::People) {
                     output::message(&filled(sample));
                 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use henson_infer::Layers;
-use henson_train::{Precision, Result, ScheduleKind, TrainError, check_counts, check_ranges, to_toml};
+use henson_train::{Precision, Result, RunRecipe, ScheduleKind, TrainError, check_counts, check_ranges, to_toml};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -117,10 +117,11 @@ impl Default for TaggerRecipe {
     }
 }
 
-impl TaggerRecipe {
-    /// What says where the data lies, which is compared by its content.
-    pub(super) const MAY_CHANGE: [&'static str; 3] = ["train", "dev", "files"];
+impl RunRecipe for TaggerRecipe {
+    const MAY_CHANGE: &'static [&'static str] = &["train", "dev", "files"];
+}
 
+impl TaggerRecipe {
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
         check_ranges(&[

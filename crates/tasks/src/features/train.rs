@@ -24,7 +24,7 @@ use crate::bilstm::{Pair, Sequences};
 use crate::error::TaskError;
 use crate::example::{Set, Target, Words};
 use crate::finetune::{
-    Ended, Results, check_documents, check_recipe, chosen_by, code, degenerate, finished, listed, plain, read_both,
+    Ended, Results, check_documents, chosen_by, code, degenerate, finished, listed, plain, read_both,
 };
 use crate::forms::lay_out_words;
 use crate::predictions::Prediction;
@@ -93,8 +93,7 @@ pub fn train_tagger(
     read: &mut dyn FnMut(usize, usize),
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
-    let run = RunDirectory::open(out)?;
-    check_recipe(&plan.recipe, &TaggerRecipe::MAY_CHANGE, out)?;
+    let run = RunDirectory::open_for(out, &plan.recipe)?;
     if let Some(results) = finished(&plan.data, out)? {
         return Ok(Ended::Finished(Box::new(results)));
     }
@@ -128,7 +127,7 @@ pub fn train_tagger(
         Err(TaskError::Stopped) => return Ok(Ended::Stopped(0)),
         other => other?,
     };
-    write_atomic(&out.join("recipe.toml"), recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
+    run.write_recipe(recipe)?;
 
     let network = description.network(width, sizes.num_hidden_layers, recipe.dropout as f32);
     let mut learner = Learner::new(plan, network, device);

@@ -20,9 +20,6 @@ use crate::score::{Score, score};
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x5bff;
 
-/// The score of a model whose metric is not a number, such as the correlation of a constant.
-const WORST: f64 = 1e9;
-
 /// What instances are learnt with.
 #[derive(Clone, Debug)]
 pub struct LearnerSettings {
@@ -208,7 +205,7 @@ impl Task for Learner {
         let (Some(Dev { set, .. }), Some(found)) = (&self.dev, &self.found) else { return Ok(None) };
         let (_, value) = chosen_by(set, &found.score);
         let metrics = found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        Ok(Some(Evaluation { metrics, score: if value.is_finite() { -value } else { WORST } }))
+        Ok(Some(Evaluation { metrics, score: value }))
     }
 
     fn samples(&mut self, _engine: &mut Engine) -> Result<Vec<metrics::Sample>> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use henson_train::{
-    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, ScheduleKind, TrainError, check_counts,
+    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError, check_counts,
     check_ranges, to_toml,
 };
 use schemars::JsonSchema;
@@ -167,10 +167,11 @@ impl Default for FineTuneRecipe {
     }
 }
 
-impl FineTuneRecipe {
-    /// What only watches a run, or says where its data lies (which is compared by its content).
-    pub(crate) const MAY_CHANGE: [&'static str; 4] = ["train", "dev", "files", "log_every"];
+impl RunRecipe for FineTuneRecipe {
+    const MAY_CHANGE: &'static [&'static str] = &["train", "dev", "files", "log_every"];
+}
 
+impl FineTuneRecipe {
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
         check_ranges(&[

@@ -1,18 +1,12 @@
-//! One fine-tuning run in its directory: begun or taken up again, trained, and finished with the best model, a model card and
-//! its results.
+//! Fine-tuning in the directory of a run: one life of it for each fold and one for the model, and what is said of them in the
+//! end, in results and a model card.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
-use henson_checkpoint::{read_json, write_atomic};
+use henson_checkpoint::read_json;
 use henson_tensor::{Device, Tape};
-use henson_train::{
-    Engine, Event, LoopSettings, Outcome, RunDirectory, State, TrainError, Watch, differences, parse_settings, report,
-    train,
-};
-use serde::de::DeserializeOwned;
+use henson_train::{Event, Keep, LoopSettings, Outcome, TrainError, TrainingRun, Watch};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -20,9 +14,11 @@ use super::card;
 use super::learner::{Found, Learner, chosen_by};
 use super::linear::LinearModel;
 use super::plan::Plan;
-use super::recipe::FineTuneRecipe;
 use crate::error::TaskError;
 use crate::score::Mistake;
+
+/// What a run gave, the last file of a finished one.
+const RESULTS: &str = "results.json";
 
 /// The largest results.json that is read. It grows with the number of labels, and in version 0.1 with its square.
 const RESULTS_LIMIT: u64 = 64 << 20;
@@ -31,7 +27,7 @@ const RESULTS_LIMIT: u64 = 64 << 20;
 pub(super) const FOLDS: &str = "folds";
 
 /// What stays of a fold.
-const BOOKS: [&str; 5] = ["run.lock", "recipe.toml", "metrics.jsonl", "results.json", "report.html"];
+const BOOKS: [&str; 5] = ["run.lock", "recipe.toml", "metrics.jsonl", RESULTS, "report.html"];
 
 /// The fewest updates between checkpoints that nothing is chosen from. One takes as long as some updates on few rows.
 const UNCHOSEN_CHECKPOINTS: u64 = 200;
@@ -124,22 +120,16 @@ pub fn finetune(
     stop_at: Option<u64>,
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
-    let run = RunDirectory::open(out)?;
-    check_recipe(&plan.recipe, &FineTuneRecipe::MAY_CHANGE, out)?;
+    let mut run = TrainingRun::open(out, &plan.recipe, loop_settings(plan, stop_at))?;
     if let Some(results) = finished(plan.data_name(), out)? {
         // Killed while they were deleted, some are still there.
-        delete_checkpoints(out)?;
+        run.directory().delete_checkpoints()?;
         return Ok(Ended::Finished(Box::new(results)));
     }
-    let kernels = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
-    let mut state = match run.latest()? {
-        Some(state) if state.data != plan.data_name() => return Err(other_data(out)),
-        Some(state) => state,
-        None => State::new(plan.data_name().to_owned(), kernels.clone()),
-    };
+    run.find(plan.data_name(), device, watch)?;
     // Made before anything is written, so that a model that cannot be used leaves nothing behind.
     let mut engine = plan.engine(device)?;
-    write_atomic(&out.join("recipe.toml"), plan.recipe.to_toml()?.as_bytes()).map_err(TrainError::from)?;
+    run.directory().write_recipe(&plan.recipe)?;
     let mut folds = Vec::new();
     if plan.has_folds() {
         // One model in memory at a time.
@@ -159,20 +149,16 @@ pub fn finetune(
         if !folds.is_empty() {
             (watch.on)(Event::Part { name: "all rows", steps: plan.steps() });
         }
-        if !state.place.is_null() {
-            let mut warn = |text: &str| (watch.on)(Event::Warning { text });
-            state = run.resume(&mut engine.parameters, &mut engine.updater, &mut warn)?;
-            state.device = kernels;
-            if let Some(best) = state.best.filter(|best| best.step != state.step) {
-                run.verify(best.step).map_err(|error| lost_best(&run, best.step, error))?;
-            }
+        run.resume(&mut engine, watch)?;
+        if run.train(&mut engine, &mut learner, &plan.model_files()?, watch)? != Outcome::Finished {
+            return Ok(Ended::Stopped(run.state().step));
         }
-        if !train_to_end(plan, &mut engine, &mut learner, &run, &mut state, stop_at, watch)? {
-            return Ok(Ended::Stopped(state.step));
+        // What the model says that the run ends with.
+        if learner.found.as_ref().is_none_or(|found| found.step != run.best_step()) {
+            learner.look(&mut engine, run.best_step())?;
         }
-        load_best(&run, &state, &mut engine, &mut learner)?;
     }
-    let mut results = results(plan, &state, learner.found.as_ref(), &folds);
+    let mut results = results(plan, &run, learner.found.as_ref(), &folds);
     if plan.recipe.linear_head {
         compare(plan, linear.as_ref(), &mut results, &folds);
     }
@@ -183,34 +169,35 @@ pub fn finetune(
         config.task.no_answer_threshold = threshold.or(mean_of(&folds, "best_f1_threshold")).or(Some(0.0));
         model.config = config.to_json().map_err(TrainError::from)?;
     }
-    let found = match linear.filter(|_| results.keeps_linear_head()) {
-        Some(linear) => {
-            run.finish(&linear.model.files(plan)?, &linear.model.parameters)?;
-            linear.found
-        }
-        None => {
-            run.finish(&model, &engine.parameters)?;
-            learner.found
-        }
-    };
-    finish(plan, out, &results, found.as_ref())?;
+    let (mut parameters, mut found) = (&engine.parameters, learner.found.as_ref());
+    if let Some(linear) = linear.as_ref().filter(|_| results.keeps_linear_head()) {
+        model = linear.model.files(plan)?;
+        (parameters, found) = (&linear.model.parameters, linear.found.as_ref());
+    }
+    let card = card::write(plan, &results, found.map(|found| &found.score));
+    let json = serde_json::to_vec_pretty(&results)
+        .map_err(|error| TrainError::State { path: out.join(RESULTS), problem: error.to_string() })?;
+    run.finish(&model, parameters, &[("README.md", card.into_bytes()), (RESULTS, json)])?;
     Ok(Ended::Finished(Box::new(results)))
 }
 
-/// Takes the best checkpoint, and what it says.
-fn load_best(run: &RunDirectory, state: &State, engine: &mut Engine, learner: &mut Learner) -> Result<(), TaskError> {
-    let step = best_step(state);
-    if step != state.step {
-        run.load(step, &mut engine.parameters, &mut engine.updater).map_err(|error| lost_best(run, step, error))?;
+/// When the loop does what.
+fn loop_settings(plan: &Plan, stop_at: Option<u64>) -> LoopSettings {
+    let every = plan.eval_every();
+    let chooses = plan.dev.is_some() && !plan.is_fold();
+    LoopSettings {
+        steps: plan.steps(),
+        // Where no checkpoint is chosen, one is only there to resume from.
+        checkpoint_every: if chooses { every } else { every.max(UNCHOSEN_CHECKPOINTS) },
+        keep_checkpoints: 1,
+        eval_every: if chooses { every } else { 0 },
+        log_every: plan.recipe.log_every,
+        log_samples: false,
+        stop_at,
+        higher_is_better: true,
+        patience: plan.recipe.patience,
+        keep: Keep::Best,
     }
-    if learner.found.as_ref().is_none_or(|found| found.step != step) {
-        learner.look(engine, step)?;
-    }
-    Ok(())
-}
-
-fn best_step(state: &State) -> u64 {
-    state.best.map_or(state.step, |best| best.step)
 }
 
 /// A linear head on the frozen model, and how good it is on the dev data.
@@ -257,56 +244,6 @@ fn linear_wins(folds: &[Results]) -> bool {
     joined(&of_linear).folds.mean > joined(folds).folds.mean
 }
 
-/// Trains to the last update, or until nothing gets better; false where it was stopped before.
-fn train_to_end(
-    plan: &Plan,
-    engine: &mut Engine,
-    learner: &mut Learner,
-    run: &RunDirectory,
-    state: &mut State,
-    stop_at: Option<u64>,
-    watch: &mut Watch<'_>,
-) -> Result<bool, TaskError> {
-    let every = plan.eval_every();
-    let chooses = plan.dev.is_some() && !plan.is_fold();
-    let settings = LoopSettings {
-        steps: plan.steps(),
-        // Where no checkpoint is chosen, one is only there to resume from.
-        checkpoint_every: if chooses { every } else { every.max(UNCHOSEN_CHECKPOINTS) },
-        keep_checkpoints: 1,
-        eval_every: if chooses { every } else { 0 },
-        log_every: plan.recipe.log_every,
-        log_samples: false,
-        stop_at,
-    };
-    let mut patience = Patience::new(plan, state, every);
-    if patience.is_over() {
-        return Ok(true);
-    }
-    let model = plan.model_files()?;
-    let Watch { on, stop } = watch;
-    let mut set_here = false;
-    let outcome = {
-        let mut notice = |event: Event<'_>| {
-            if let Event::Evaluated { step, metrics } = &event
-                && *step > 0
-            {
-                patience.notice(metrics);
-            }
-            on(event);
-            if patience.is_over() && !stop.swap(true, Ordering::Relaxed) {
-                set_here = true;
-            }
-        };
-        train(engine, learner, run, &model, state, &settings, &mut Watch { on: &mut notice, stop })?
-    };
-    // Whoever watches may have more runs: the flag is left as it was, and an interruption is not taken back.
-    if set_here {
-        stop.store(false, Ordering::Relaxed);
-    }
-    Ok(outcome == Outcome::Finished || patience.is_over())
-}
-
 /// How the folds of a run ended.
 enum Folds {
     /// What each gave.
@@ -349,91 +286,28 @@ fn keep_books(fold: &Path) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Writes what stands beside the model of a finished run.
-fn finish(plan: &Plan, out: &Path, results: &Results, found: Option<&Found>) -> Result<(), TaskError> {
-    let card = card::write(plan, results, found.map(|found| &found.score));
-    write_atomic(&out.join("README.md"), card.as_bytes()).map_err(TrainError::from)?;
-    let json = serde_json::to_vec_pretty(results)
-        .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
-    write_atomic(&out.join("results.json"), &json).map_err(TrainError::from)?;
-    // A linear head that folds chose has no course to show.
-    if results.steps > 0 {
-        let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
-        page.map_err(TrainError::from)?;
-    }
-    delete_checkpoints(out)
-}
-
-/// Nothing is left to resume: another length is another schedule, and so another run.
-fn delete_checkpoints(out: &Path) -> Result<(), TaskError> {
-    let path = out.join("checkpoints");
-    match fs::remove_dir_all(&path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(TrainError::Io { action: "delete", path, source }.into())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Refuses a directory that was begun with another recipe.
-pub(crate) fn check_recipe<T: Serialize + DeserializeOwned>(
-    recipe: &T,
-    may_change: &[&str],
-    out: &Path,
-) -> Result<(), TaskError> {
-    let path = out.join("recipe.toml");
-    if !path.exists() {
-        return Ok(());
-    }
-    let text =
-        fs::read_to_string(&path).map_err(|source| TrainError::Io { action: "read", path: path.clone(), source })?;
-    let old: T = parse_settings(&[(&text, &path.display().to_string())], &[])
-        .map_err(|error| TrainError::OtherKind { path: out.to_owned(), problem: error.to_string() })?;
-    let differences = differences(&old, recipe, may_change, &[])?;
-    match differences.is_empty() {
-        true => Ok(()),
-        false => Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into()),
-    }
-}
-
 /// The results of a run on this data that is finished already.
 pub(crate) fn finished(data: &str, out: &Path) -> Result<Option<Results>, TaskError> {
-    let path = out.join("results.json");
+    let path = out.join(RESULTS);
     if !path.exists() {
         return Ok(None);
     }
     let results: Results = read_json(&path, RESULTS_LIMIT).map_err(TrainError::from)?;
-    if results.data != data { Err(other_data(out)) } else { Ok(Some(results)) }
+    if results.data != data { Err(TrainError::OtherData { path: out.to_owned() }.into()) } else { Ok(Some(results)) }
 }
 
-/// Says what to do where the best model cannot be read again.
-fn lost_best(run: &RunDirectory, step: u64, error: TrainError) -> TrainError {
-    if !error.is_of_the_checkpoint() {
-        return error;
-    }
-    let problem = format!(
-        "this checkpoint has the best model and cannot be used; delete {} to train from scratch with the same result\n{error}",
-        run.path().join("checkpoints").display()
-    );
-    TrainError::State { path: run.checkpoint(step), problem }
-}
-
-fn other_data(out: &Path) -> TaskError {
-    let problem = "it was begun with other data: give the same files, or choose another --out".to_owned();
-    TrainError::State { path: out.to_owned(), problem }.into()
-}
-
-fn results(plan: &Plan, state: &State, found: Option<&Found>, folds: &[Results]) -> Results {
+fn results(plan: &Plan, run: &TrainingRun, found: Option<&Found>, folds: &[Results]) -> Results {
     let (metric, value) = match (&plan.dev, found) {
         (Some(dev), Some(found)) => chosen_by(dev, &found.score),
         _ => (plan.task.metric, f64::NAN),
     };
+    let state = run.state();
     let own = Results {
         task: plan.task.name.to_owned(),
         metric: metric.to_owned(),
         value: value.is_finite().then_some(value),
         scores: found.map(|found| found.score.to_json()).unwrap_or_default(),
-        best_step: best_step(state),
+        best_step: run.best_step(),
         steps: state.step,
         stopped_early: state.step > 0 && state.step < plan.steps(),
         degenerate: found.and_then(|found| found.degenerate.clone()),
@@ -512,36 +386,4 @@ pub(super) fn mean_and_deviation(numbers: &[f64]) -> (Option<f64>, Option<f64>) 
     let mean = numbers.iter().sum::<f64>() / n;
     let squares: f64 = numbers.iter().map(|number| (number - mean).powi(2)).sum();
     ((!numbers.is_empty()).then_some(mean), (numbers.len() > 1).then(|| (squares / (n - 1.0)).sqrt()))
-}
-
-/// How many evaluations there were without a better one.
-struct Patience {
-    most: u64,
-    since: u64,
-    best: Option<f64>,
-    metric: &'static str,
-}
-
-impl Patience {
-    fn new(plan: &Plan, state: &State, every: u64) -> Self {
-        // An equal one is no better: it counts since the score was first reached.
-        let since = state.best.map_or(0, |best| (state.step - best.step + best.held) / every);
-        Self { most: plan.recipe.patience, since, best: state.best.map(|best| -best.score), metric: plan.task.metric }
-    }
-
-    /// An evaluation was made. The names are those of [`chosen_by`]: answers with the best threshold, the task's own, and
-    /// what tags without entities have.
-    fn notice(&mut self, metrics: &BTreeMap<String, f64>) {
-        let value = ["best_f1", self.metric, "accuracy"].iter().find_map(|name| metrics.get(*name).copied());
-        let value = value.filter(|value| value.is_finite());
-        if value.is_some() && value > self.best {
-            (self.best, self.since) = (value, 0);
-        } else {
-            self.since += 1;
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.most > 0 && self.since >= self.most
-    }
 }

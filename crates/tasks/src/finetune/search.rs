@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{is_temporary, write_atomic};
 use henson_tensor::Device;
-use henson_train::{Result as TrainResult, TrainError, Watch, differences, parse_settings, report};
+use henson_train::{Result as TrainResult, RunRecipe, TrainError, Watch, differences, parse_settings, report};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
@@ -212,7 +212,7 @@ fn open(search: &Search, out: &Path) -> Result<(), TaskError> {
         let StoredSearch { search: old, by_size } = parse_settings(&[(&text, &path.display().to_string())], &[])?;
         // What runs choose by the size of their data is compared with what stands in their own recipes.
         let chosen = by_size.iter().map(String::as_str).chain(search.recipe.by_size.iter().copied());
-        let may_change: Vec<&str> = FineTuneRecipe::MAY_CHANGE.into_iter().chain(chosen).collect();
+        let may_change: Vec<&str> = FineTuneRecipe::MAY_CHANGE.iter().copied().chain(chosen).collect();
         let mut found = differences(&old.recipe, &search.recipe, &may_change, &[])?;
         if old.grid != search.grid {
             found.push(format!("  grid: was {:?}, now {:?}", old.grid, search.grid));

@@ -1,0 +1,142 @@
+//! The life of a run, the same whatever is trained: its directory is opened and compared with what is asked for, its newest
+//! checkpoint is loaded, the loop runs with evaluations and checkpoints, and in the end the model is chosen and all that stays
+//! is written.
+
+use std::path::Path;
+
+use henson_checkpoint::{read_limited, write_atomic};
+use henson_tensor::{Device, Parameters};
+
+use crate::error::{Result, TrainError};
+use crate::run::{ModelFiles, RunDirectory, RunRecipe, State};
+use crate::trainer::{Engine, Event, Keep, LoopSettings, Outcome, PRODUCTS, Task, Watch, train};
+
+/// The largest list of how a GPU does its matrix products that is read.
+const PRODUCTS_LIMIT: u64 = 16 << 20;
+
+/// A run, from its opening to its end.
+pub struct TrainingRun {
+    directory: RunDirectory,
+    settings: LoopSettings,
+    state: State,
+    /// What computes it now.
+    device: String,
+}
+
+impl TrainingRun {
+    /// Opens or makes the directory of a run, unless it holds other things or a run of another recipe. Where the run is, says
+    /// [`TrainingRun::find`].
+    pub fn open<R: RunRecipe>(out: &Path, recipe: &R, settings: LoopSettings) -> Result<Self> {
+        let (device, state) = (String::new(), State::new(String::new(), String::new()));
+        Ok(Self { directory: RunDirectory::open_for(out, recipe)?, settings, state, device })
+    }
+
+    /// Finds the run's newest checkpoint, which must be of the same data, or its beginning.
+    pub fn find(&mut self, data: &str, device: &Device, watch: &mut Watch<'_>) -> Result<()> {
+        self.device = device.isa().map_or_else(|| device.to_string(), |isa| format!("cpu {isa}"));
+        self.state = match self.directory.latest()? {
+            Some(state) if state.data != data => {
+                return Err(TrainError::OtherData { path: self.directory.path().to_owned() });
+            }
+            Some(state) => state,
+            None => State::new(data.to_owned(), self.device.clone()),
+        };
+        if self.state.device != self.device {
+            let text = format!(
+                "this run started on {} and resumes on {}: its last bits will differ from those of a run on one of them",
+                self.state.device, self.device
+            );
+            (watch.on)(Event::Warning { text: &text });
+        }
+        Ok(())
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> &RunDirectory {
+        &self.directory
+    }
+
+    /// Where it is.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Whether all steps were made and the model of the last is in the directory.
+    pub fn is_finished(&self) -> Result<bool> {
+        Ok(self.state.step >= self.settings.steps && self.directory.is_finished(self.state.step)?)
+    }
+
+    /// After how many updates the model was best; where none was chosen, all.
+    pub fn best_step(&self) -> u64 {
+        self.state.best.map_or(self.state.step, |best| best.step)
+    }
+
+    /// Loads the newest checkpoint that can be used, where there are any.
+    pub fn resume(&mut self, engine: &mut Engine, watch: &mut Watch<'_>) -> Result<()> {
+        let mut warn = |text: &str| (watch.on)(Event::Warning { text });
+        self.take_products(engine.parameters.device(), &mut warn)?;
+        if self.state.place.is_null() {
+            return Ok(());
+        }
+        let state = self.directory.resume(&mut engine.parameters, &mut engine.updater, &mut warn)?;
+        self.state = State { device: self.device.clone(), ..state };
+        let best = self.best_step();
+        if self.settings.keep == Keep::Best && best != self.state.step {
+            self.directory.verify(best).map_err(|error| self.directory.lost_best(best, error))?;
+        }
+        Ok(())
+    }
+
+    /// Does matrix products as the run did before, on a GPU like that one.
+    fn take_products(&self, device: &Device, warn: &mut dyn FnMut(&str)) -> Result<()> {
+        let path = self.directory.path().join(PRODUCTS);
+        if !matches!(device, Device::Cuda(_)) || !path.exists() {
+            return Ok(());
+        }
+        let choices = read_limited(&path, PRODUCTS_LIMIT)?;
+        if !device.choose_products(&String::from_utf8_lossy(&choices))? {
+            warn(&format!(
+                "{} is from another GPU or another cuBLASLt: products are searched anew, and the last bits will differ",
+                path.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Trains to the last step, or until nothing gets better, and loads the model that the run ends with; unless it is stopped
+    /// before.
+    pub fn train(
+        &mut self,
+        engine: &mut Engine,
+        task: &mut dyn Task,
+        model: &ModelFiles,
+        watch: &mut Watch<'_>,
+    ) -> Result<Outcome> {
+        let Self { directory, settings, state, .. } = self;
+        if !settings.is_over(state) {
+            let outcome = train(engine, task, directory, model, state, settings, watch)?;
+            if outcome != Outcome::Finished {
+                return Ok(outcome);
+            }
+        }
+        let best = self.best_step();
+        if self.settings.keep == Keep::Best && best != self.state.step {
+            let loaded = self.directory.load(best, &mut engine.parameters, &mut engine.updater);
+            loaded.map_err(|error| self.directory.lost_best(best, error))?;
+        }
+        Ok(Outcome::Finished)
+    }
+
+    /// Writes what the run ends with: the model, the files beside it in their order, and the page.
+    pub fn finish(&self, model: &ModelFiles, parameters: &Parameters, beside: &[(&str, Vec<u8>)]) -> Result<()> {
+        self.directory.finish(model, parameters)?;
+        for (name, bytes) in beside {
+            write_atomic(&self.directory.path().join(name), bytes)?;
+        }
+        // Without a step there is no course to show.
+        if self.state.step > 0 {
+            self.directory.write_report()?;
+        }
+        if self.settings.keep == Keep::Best { self.directory.delete_checkpoints() } else { Ok(()) }
+    }
+}
