@@ -1,10 +1,8 @@
 //! Answers to questions from passages.
 
-use henson_text::{
-    AnswerSettings, Answers, Features, QuestionSettings, QuestionWindows, SpanLogits, Stride, find_answers,
-};
+use henson_text::{AnswerSettings, Answers, QuestionSettings, SpanLogits, Stride, find_answers};
 
-use crate::{Model, Output, Read, Result, Task};
+use crate::{Model, Read, Request, Result, Task};
 
 /// A question and the passage that may answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,37 +43,29 @@ impl Model {
         length: QuestionSettings,
         settings: &AnswerSettings,
     ) -> Result<Vec<Answers>> {
-        let logits = self.span_logits(questions, length)?;
-        let answers = questions.iter().zip(&logits);
-        Ok(answers.map(|(q, (windows, logits))| find_answers(windows, logits, q.passage, settings)).collect())
+        self.ask(questions, |question| self.prepare_answer(*question, length, *settings))
     }
 
-    /// What [`answer`](Self::answer) chooses by: the windows of each question, and their logits. Averaged over several
-    /// models they make an ensemble.
-    pub fn span_logits(
-        &self,
-        questions: &[Question<'_>],
-        length: QuestionSettings,
-    ) -> Result<Vec<(QuestionWindows, Vec<SpanLogits>)>> {
-        self.check_task(Task::Answer)?;
-        let asked: Vec<QuestionWindows> =
-            questions.iter().map(|question| self.lay_out_question(*question, length)).collect::<Result<_>>()?;
-        let windows: Vec<&[Features]> = asked.iter().map(|question| question.windows.as_slice()).collect();
-        let outputs = self.read_texts(&windows, |_, _| Read::Spans)?;
-        let logits = |output: Output| {
-            let (start, end) = output.numbers.chunks_exact(2).map(|row| (row[0], row[1])).unzip();
-            SpanLogits { start, end }
-        };
-        let logits = outputs.into_iter().map(|outputs| outputs.into_iter().map(logits).collect());
-        Ok(asked.into_iter().zip(logits).collect())
-    }
-
-    /// The windows of a question, within the model's length; the question takes at most half of each, so that a model of few
+    /// [`answer`](Self::answer) for one question, to be run. It takes at most half of each window, so that a model of few
     /// positions has room for the passage.
-    pub fn lay_out_question(&self, question: Question<'_>, length: QuestionSettings) -> Result<QuestionWindows> {
+    pub fn prepare_answer(
+        &self,
+        question: Question<'_>,
+        length: QuestionSettings,
+        settings: AnswerSettings,
+    ) -> Result<Request<Answers>> {
+        self.check_task(Task::Answer)?;
         let max_length = self.length_within(Some(length.max_length));
         let room = max_length.saturating_sub(self.tokenizer().template().pair_specials());
         let length = QuestionSettings { max_length, max_question: length.max_question.min(room / 2), ..length };
-        Ok(self.tokenizer().question(question.question, question.passage, &length)?)
+        let mut asked = self.tokenizer().question(question.question, question.passage, &length)?;
+        let (windows, dropped) = (std::mem::take(&mut asked.windows), asked.dropped);
+        let passage = question.passage.to_owned();
+        Ok(Request::new(windows, Read::Spans, dropped, move |_, read| {
+            let (windows, logits): (_, Vec<SpanLogits>) =
+                read.into_iter().map(|(window, output)| (window, output.spans())).unzip();
+            asked.windows = windows;
+            find_answers(&asked, &logits, &passage, &settings)
+        }))
     }
 }

@@ -1,9 +1,7 @@
 //! Which of several endings, answers or continuations fits a context.
 
-use henson_text::Features;
-
 use crate::numbers::softmax;
-use crate::{Model, Read, Result, Task};
+use crate::{Model, Read, Request, Result, Task};
 
 /// A context and what may follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,19 +35,17 @@ impl Model {
     /// Compares the choices of each context. A pair of context and choice that is longer than `most` tokens (or the model's
     /// limit) loses the end of its longer text.
     pub fn choose(&self, questions: &[Choices<'_>], most: Option<usize>) -> Result<Vec<Chosen>> {
+        self.ask(questions, |question| self.prepare_choose(*question, most))
+    }
+
+    /// [`choose`](Self::choose) for one context, to be run.
+    pub fn prepare_choose(&self, question: Choices<'_>, most: Option<usize>) -> Result<Request<Chosen>> {
         self.check_task(Task::Choose)?;
-        let most = self.length_within(most);
-        let laid_out: Vec<Vec<Features>> = questions
-            .iter()
-            .map(|q| Ok(self.tokenizer().choices(q.context, q.choices, most)?))
-            .collect::<Result<_>>()?;
-        let sequences: Vec<&[Features]> = laid_out.iter().map(Vec::as_slice).collect();
-        let outputs = self.read_texts(&sequences, |_, _| Read::Sequence)?;
-        let chosen = outputs.into_iter().zip(&laid_out).map(|(outputs, sequences)| {
-            let logits: Vec<f32> = outputs.into_iter().flat_map(|output| output.numbers).collect();
-            let dropped = sequences.iter().map(|sequence| sequence.dropped).sum();
+        let pairs = self.tokenizer().choices(question.context, question.choices, self.length_within(most))?;
+        let dropped = pairs.iter().map(|pair| pair.dropped).sum();
+        Ok(Request::new(pairs, Read::Sequence, dropped, move |_, read| {
+            let logits: Vec<f32> = read.into_iter().flat_map(|(_, output)| output.numbers).collect();
             Chosen { probabilities: softmax(&logits), logits, dropped }
-        });
-        Ok(chosen.collect())
+        }))
     }
 }

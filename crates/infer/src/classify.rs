@@ -1,9 +1,9 @@
 //! Classes, several classes at once, or a number, for a text or a pair of texts.
 
-use henson_text::{Features, Stride, TextError, Tokenizer};
+use henson_text::{Features, Pieces, Stride, Template, TextError, Tokenizer};
 
 use crate::numbers::{join_windows, sigmoid, softmax};
-use crate::{InferError, Length, Model, Read, Result, Task};
+use crate::{InferError, Length, Model, Read, Request, Result, Task};
 
 /// What is classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,19 +79,24 @@ impl Model {
     /// Classifies texts and pairs. With windows, a long text is divided and its windows' logits are averaged; of a long
     /// pair the second text is divided, while the first keeps at most half of each window.
     pub fn classify(&self, inputs: &[Input<'_>], length: Length) -> Result<Vec<Classified>> {
+        self.ask(inputs, |input| self.prepare_classify(*input, length))
+    }
+
+    /// [`classify`](Self::classify) for one input, to be run.
+    pub fn prepare_classify(&self, input: Input<'_>, length: Length) -> Result<Request<Classified>> {
+        let request = self.prepare_logits(input, length)?;
+        let (problem, dropped) = (self.problem()?, request.dropped);
+        Ok(request.map(move |logits| Classified { scores: problem.scores(&logits), logits, dropped }))
+    }
+
+    /// The logits alone, whatever config.json says that they mean; to be run.
+    pub fn prepare_logits(&self, input: Input<'_>, length: Length) -> Result<Request<Vec<f32>>> {
         self.check_task(Task::Classify)?;
-        let problem = self.problem()?;
         let most = self.length_within(length.most);
-        let prepare = |input: &Input<'_>| Ok(text_windows(self.tokenizer(), *input, most, length.windows)?);
-        let prepared: Vec<(Vec<Features>, usize)> = inputs.iter().map(prepare).collect::<Result<_>>()?;
-        let windows: Vec<&[Features]> = prepared.iter().map(|(windows, _)| windows.as_slice()).collect();
-        let outputs = self.read_texts(&windows, |_, _| Read::Sequence)?;
-        let classified = prepared.iter().zip(outputs).map(|((windows, dropped), outputs)| {
-            let rows = windows.iter().zip(outputs).map(|(window, output)| (window.len(), output.numbers));
-            let logits = join_windows(rows);
-            Classified { scores: problem.scores(&logits), logits, dropped: *dropped }
-        });
-        Ok(classified.collect())
+        let (windows, dropped) = text_windows(self.tokenizer(), input, most, length.windows)?;
+        Ok(Request::new(windows, Read::Sequence, dropped, |_, read| {
+            join_windows(read.into_iter().map(|(window, output)| (window.len(), output.numbers)))
+        }))
     }
 }
 
@@ -105,16 +110,7 @@ pub fn text_windows(
 ) -> Result<(Vec<Features>, usize), TextError> {
     let template = tokenizer.template();
     let (mut first, second) = match input {
-        Input::One(text) => {
-            let pieces = tokenizer.encode(text)?;
-            let room = most.saturating_sub(template.single_specials());
-            let windows = match windows {
-                true => template.windows(&pieces, most, (room / 2).max(1))?,
-                false => vec![template.single(&pieces, most)?],
-            };
-            let dropped = windows.iter().map(|window| window.dropped).sum();
-            return Ok((windows, dropped));
-        }
+        Input::One(text) => return single_windows(template, &tokenizer.encode(text)?, most, windows),
         Input::Pair(first, second) => (tokenizer.encode(first)?, tokenizer.encode(second)?),
     };
     let room = most.saturating_sub(template.pair_specials());
@@ -127,4 +123,20 @@ pub fn text_windows(
     let room = room - first.len();
     let windows = template.pair_windows(&first, &second, most, Stride::Overlap(room / 2).step(room)?)?;
     Ok((windows, dropped))
+}
+
+/// The pieces of a text as one sequence, or as windows that overlap by half, and how many of them are left out.
+pub(crate) fn single_windows(
+    template: &Template,
+    pieces: &Pieces,
+    most: usize,
+    windows: bool,
+) -> Result<(Vec<Features>, usize), TextError> {
+    if windows {
+        let room = most.saturating_sub(template.single_specials());
+        return Ok((template.windows(pieces, most, (room / 2).max(1))?, 0));
+    }
+    let cut = template.single(pieces, most)?;
+    let dropped = cut.dropped;
+    Ok((vec![cut], dropped))
 }

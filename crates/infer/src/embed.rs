@@ -5,11 +5,10 @@ use std::path::Path;
 
 use henson_checkpoint::ModelDirectory;
 use henson_tensor::Pooling;
-use henson_text::Features;
+use henson_text::Pieces;
 use serde_json::{Value, json};
 
-use crate::model::Prepared;
-use crate::{InferError, Length, Model, Read, Result, join_windows, normalise};
+use crate::{InferError, Length, Model, Read, Request, Result, join_windows, normalise};
 
 /// How texts become vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,19 +124,32 @@ impl Model {
     /// One vector for each text. With windows, a long text's vector is the mean of its windows' (weighted by their
     /// tokens), or their largest values with [`Pooling::Max`].
     pub fn embed(&self, texts: &[&str], settings: EmbedSettings, windows: bool) -> Result<Vec<Embedding>> {
-        let length = Length { most: settings.most_tokens, windows };
-        let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
-        let sequences: Vec<&[Features]> = prepared.iter().map(|p| p.windows.as_slice()).collect();
-        let outputs = self.read_texts(&sequences, |_, _| Read::Pooled(settings.pooling))?;
-        let embeddings = prepared.iter().zip(outputs).map(|(p, outputs)| {
-            let parts = p.windows.iter().zip(outputs).map(|(window, output)| (window.len(), output.numbers));
+        self.ask(texts, |text| {
+            let pieces = Pieces { ids: self.tokenizer().encode_ids(text)?, ..Pieces::default() };
+            self.prepare_embed(&pieces, settings, windows)
+        })
+    }
+
+    /// [`embed`](Self::embed) for the pieces of one text, to be run. Their ids are enough.
+    pub fn prepare_embed(&self, pieces: &Pieces, settings: EmbedSettings, windows: bool) -> Result<Request<Embedding>> {
+        let (windows, dropped) = self.windows_of(pieces, Length { most: settings.most_tokens, windows })?;
+        Ok(Request::new(windows, Read::Pooled(settings.pooling), dropped, move |_, read| {
+            let parts = read.into_iter().map(|(window, output)| (window.len(), output.numbers));
             let mut vector = join(parts, settings.pooling);
             if settings.normalise {
                 normalise(&mut vector);
             }
-            Embedding { vector, dropped: p.dropped }
-        });
-        Ok(embeddings.collect())
+            Embedding { vector, dropped }
+        }))
+    }
+
+    /// A vector from the last layer for each token of a text that is cut to `most` tokens or the model's limit, special ones
+    /// included, row after row. To be run.
+    pub fn prepare_tokens(&self, pieces: &Pieces, most: Option<usize>) -> Result<Request<Vec<f32>>> {
+        let (windows, dropped) = self.windows_of(pieces, Length { most, windows: false })?;
+        Ok(Request::new(windows, Read::Tokens, dropped, |_, read| {
+            read.into_iter().next().map(|(_, output)| output.numbers).unwrap_or_default()
+        }))
     }
 }
 

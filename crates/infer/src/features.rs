@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use henson_text::{Features, windows_with_most_context};
 
-use crate::model::Prepared;
-use crate::{InferError, Length, Model, Read, Result};
+use crate::{InferError, Length, Model, Output, Read, Request, Result};
 
 /// Which layers, and what becomes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,41 +117,46 @@ impl Model {
     /// A vector for every token of every text. With windows, each piece comes from the window where it has most
     /// context, and the special tokens from the first and the last one.
     pub fn features(&self, texts: &[&str], layers: Layers, length: Length) -> Result<Vec<TokenFeatures>> {
-        let prepared: Vec<Prepared> = texts.iter().map(|text| self.prepare(text, length)).collect::<Result<_>>()?;
-        let windows: Vec<&[Features]> = prepared.iter().map(|p| p.windows.as_slice()).collect();
-        let (vectors, width) = self.features_of_windows(&windows, layers)?;
-        Ok(prepared.iter().zip(&vectors).map(|(p, vectors)| self.join(p, vectors, width)).collect())
+        self.ask(texts, |text| self.prepare_features(text, layers, length))
     }
 
-    /// A vector for every position of the windows of texts that were laid out elsewhere, row after row, and how long one is.
-    pub fn features_of_windows(&self, texts: &[&[Features]], layers: Layers) -> Result<(Vec<Vec<Vec<f32>>>, usize)> {
+    /// [`features`](Self::features) for one text, to be run.
+    pub fn prepare_features(&self, text: &str, layers: Layers, length: Length) -> Result<Request<TokenFeatures>> {
+        let width = self.width_of(layers)?;
+        let (windows, dropped) = self.windows_of(&self.tokenizer().encode(text)?, length)?;
+        Ok(Request::new(windows, Read::Layers(layers), dropped, move |model, read| {
+            let mut out = TokenFeatures { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped };
+            let (windows, outputs): (Vec<Features>, Vec<Output>) = read.into_iter().unzip();
+            let mut take = |window: usize, position: usize| {
+                out.tokens.push(model.name_of(windows[window].ids[position]));
+                out.offsets.push(windows[window].offsets[position]);
+                out.vectors.extend_from_slice(&outputs[window].numbers[position * width..(position + 1) * width]);
+            };
+            let Some(last) = windows.len().checked_sub(1) else { return out };
+            (0..windows[0].first.start).for_each(|position| take(0, position));
+            for (piece, window) in windows_with_most_context(&windows).into_iter().enumerate() {
+                if let Some(position) = windows[window].position_of_piece(piece) {
+                    take(window, position);
+                }
+            }
+            (windows[last].first.end..windows[last].len()).for_each(|position| take(last, position));
+            out
+        }))
+    }
+
+    /// A vector for every position of a text that was laid out elsewhere, row after row, one list for each window; to be run.
+    pub fn prepare_windows(&self, windows: Vec<Features>, layers: Layers) -> Result<Request<Vec<Vec<f32>>>> {
+        self.width_of(layers)?;
+        Ok(Request::new(windows, Read::Layers(layers), 0, |_, read| {
+            read.into_iter().map(|(_, output)| output.numbers).collect()
+        }))
+    }
+
+    /// How long the vector of a token is.
+    pub fn width_of(&self, layers: Layers) -> Result<usize> {
         let sizes = self.config().model.sizes();
         let (chosen, factor) = layers.choose(sizes.num_hidden_layers)?;
-        let width = if factor.is_some() { sizes.hidden_size } else { sizes.hidden_size * chosen.len() };
-        let outputs = self.read_texts(texts, |_, _| Read::Layers(layers))?;
-        let rows = outputs.into_iter().map(|outputs| outputs.into_iter().map(|output| output.numbers).collect());
-        Ok((rows.collect(), width))
-    }
-
-    /// The rows of a text's windows as one list of tokens.
-    fn join(&self, prepared: &Prepared, vectors: &[Vec<f32>], width: usize) -> TokenFeatures {
-        let Prepared { windows, dropped, .. } = prepared;
-        let mut out = TokenFeatures { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped: *dropped };
-        let mut take = |window: usize, position: usize| {
-            let id = windows[window].ids[position];
-            out.tokens.push(self.tokenizer().token(id).unwrap_or_else(|| format!("<{id}>")));
-            out.offsets.push(windows[window].offsets[position]);
-            out.vectors.extend_from_slice(&vectors[window][position * width..(position + 1) * width]);
-        };
-        let Some(last) = windows.len().checked_sub(1) else { return out };
-        (0..windows[0].first.start).for_each(|position| take(0, position));
-        for (piece, window) in windows_with_most_context(windows).into_iter().enumerate() {
-            if let Some(position) = windows[window].position_of_piece(piece) {
-                take(window, position);
-            }
-        }
-        (windows[last].first.end..windows[last].len()).for_each(|position| take(last, position));
-        out
+        Ok(if factor.is_some() { sizes.hidden_size } else { sizes.hidden_size * chosen.len() })
     }
 }
 

@@ -1,6 +1,8 @@
 //! A model directory in, answers out: fill, classify, tag, answer, choose, embed, features, attention, likelihood; batching
 //! without padding.
 //!
+//! Every question is a [`Request`] that is prepared, run and finished; see there.
+//!
 //! Training is not needed here and not known. Texts are never cut silently: every answer says how many pieces were left
 //! out, and windows avoid it.
 #![forbid(unsafe_code)]
@@ -18,6 +20,7 @@ mod likelihood;
 mod model;
 mod numbers;
 mod read;
+mod request;
 mod tag;
 mod task;
 
@@ -33,9 +36,10 @@ pub use henson_tensor::Pooling;
 pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings, Stride};
 pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
-pub use numbers::{join_windows, normalise, sigmoid, softmax};
-pub use read::{Output, Read};
-pub use tag::{Entity, TagInput, Tagged, TaggedWord, WordsToTag};
+pub use numbers::{dot, join_windows, normalise, sigmoid, softmax};
+pub use read::{Output, Read, read};
+pub use request::{Finish, Request, Sequence};
+pub use tag::{Entity, TagInput, Tagged, TaggedWord};
 pub use task::{Ability, Task};
 
 /// What every fallible function here returns.

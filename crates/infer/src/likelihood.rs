@@ -9,10 +9,9 @@ use std::ops::{ControlFlow, Range};
 
 use henson_models::{Batch, Sequence};
 use henson_tensor::{Pass, Tape, Tensor};
-use henson_text::windows_with_most_context;
+use henson_text::{Features, Pieces, windows_with_most_context};
 
 use crate::batches::TOKENS;
-use crate::model::Prepared;
 use crate::{InferError, Length, Model, Result};
 
 /// Rows whose logits are computed at a time. 30 MB with BERT's vocabulary; a left-to-right model asks for every token's,
@@ -134,7 +133,7 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
     /// One sequence for each piece of a text.
     fn masked(&mut self, content: &str, scoring: Scoring) -> Result<()> {
         let mask = self.model.tokenizer().special().mask.as_ref().ok_or(InferError::NoSpecial("mask"))?.id;
-        let (Prepared { pieces, windows, .. }, text) = self.start(content)?;
+        let (pieces, windows, text) = self.start(content)?;
         for (piece, window) in windows_with_most_context(&windows).into_iter().enumerate() {
             let window = &windows[window];
             let Some(position) = window.position_of_piece(piece) else { continue };
@@ -151,7 +150,7 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
 
     /// One sequence for a text, or several windows; each piece is read off the token before it.
     fn left_to_right(&mut self, content: &str) -> Result<()> {
-        let (Prepared { pieces, windows, .. }, text) = self.start(content)?;
+        let (pieces, windows, text) = self.start(content)?;
         let mut scored = 0;
         for window in windows.iter().filter(|_| !pieces.is_empty()) {
             if window.first.start == 0 {
@@ -170,11 +169,11 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
     }
 
     /// Cuts a text into pieces and makes room for its scores; gives its number, too.
-    fn start(&mut self, content: &str) -> Result<(Prepared, usize)> {
-        let prepared = self.model.prepare(content, Length::WINDOWS)?;
-        let pieces = vec![0.0; prepared.pieces.len()];
-        self.scored.push(Scored { log_likelihood: 0.0, pieces, correct: 0 });
-        Ok((prepared, self.scored.len() - 1))
+    fn start(&mut self, content: &str) -> Result<(Pieces, Vec<Features>, usize)> {
+        let pieces = self.model.tokenizer().encode(content)?;
+        let (windows, _) = self.model.windows_of(&pieces, Length::WINDOWS)?;
+        self.scored.push(Scored { log_likelihood: 0.0, pieces: vec![0.0; pieces.len()], correct: 0 });
+        Ok((pieces, windows, self.scored.len() - 1))
     }
 
     /// Puts a sequence into the queue if it is not there, and tells where it starts.

@@ -7,6 +7,7 @@ use henson_models::{self as models, Head};
 use henson_tensor::{Builder, DType, Device, Parameters};
 use henson_text::{Features, Pieces, Tokenizer};
 
+use crate::classify::single_windows;
 use crate::{InferError, Result, Task};
 
 /// What is wanted of a model directory.
@@ -46,14 +47,6 @@ pub struct Model {
     parameters: Parameters,
     tokenizer: Tokenizer,
     report: LoadReport,
-}
-
-/// A text as the model reads it: one sequence, or several windows.
-pub(crate) struct Prepared {
-    pub(crate) pieces: Pieces,
-    pub(crate) windows: Vec<Features>,
-    /// Pieces that were left out.
-    pub(crate) dropped: usize,
 }
 
 impl Model {
@@ -160,19 +153,15 @@ impl Model {
         most.map_or(self.most_tokens(), |most| most.min(self.most_tokens()))
     }
 
-    /// Turns a text into one sequence, or into windows that overlap by half.
-    pub(crate) fn prepare(&self, text: &str, length: Length) -> Result<Prepared> {
-        let pieces = self.tokenizer.encode(text)?;
+    /// The text of a token.
+    pub(crate) fn name_of(&self, id: u32) -> String {
+        self.tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"))
+    }
+
+    /// The pieces of a text as one sequence, or as windows that overlap by half, and how many of them are left out.
+    pub(crate) fn windows_of(&self, pieces: &Pieces, length: Length) -> Result<(Vec<Features>, usize)> {
         let most = self.length_within(length.most);
-        let template = self.tokenizer.template();
-        let windows = if length.windows {
-            let room = most.saturating_sub(template.single_specials());
-            template.windows(&pieces, most, (room / 2).max(1))?
-        } else {
-            vec![template.single(&pieces, most)?]
-        };
-        let dropped = windows.iter().map(|w| w.dropped).sum();
-        Ok(Prepared { pieces, windows, dropped })
+        Ok(single_windows(self.tokenizer.template(), pieces, most, length.windows)?)
     }
 }
 

@@ -15,9 +15,9 @@ pub fn sigmoid(x: f32) -> f32 {
 
 /// The mean of the rows of a text's windows, by their numbers of tokens.
 pub fn join_windows(parts: impl Iterator<Item = (usize, Vec<f32>)>) -> Vec<f32> {
-    let parts: Vec<(usize, Vec<f32>)> = parts.collect();
-    if let [(_, only)] = &parts[..] {
-        return only.clone();
+    let mut parts: Vec<(usize, Vec<f32>)> = parts.collect();
+    if let [(_, only)] = &mut parts[..] {
+        return std::mem::take(only);
     }
     let total: usize = parts.iter().map(|(tokens, _)| tokens).sum();
     // In f64, where no product and no sum of finite numbers overflows.
@@ -33,4 +33,9 @@ pub fn join_windows(parts: impl Iterator<Item = (usize, Vec<f32>)>) -> Vec<f32> 
 pub fn normalise(vector: &mut [f32]) {
     let length = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt().max(1e-12);
     vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+}
+
+/// The sum of products; the cosine of vectors that have the length 1.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
 }

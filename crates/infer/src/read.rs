@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use henson_models::{Batch, Capture, Encoded, Sequence};
-use henson_tensor::{Pass, Pooling, Tape, Tensor};
-use henson_text::Features;
+use henson_models::{self as models, Batch, Capture, Encoded, Sequence};
+use henson_tensor::{Parameters, Pass, Pooling, Tape, Tensor};
+use henson_text::{Features, SpanLogits};
 
-use crate::{InferError, Layers, Model, Result, batches};
+use crate::{Layers, Model, Result};
 
 /// What is read off the encoder's output for a sequence. Legend: S tokens, H hidden, N labels, L layers, A heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,14 @@ pub struct Output {
     pub ids: Vec<u32>,
 }
 
+impl Output {
+    /// The numbers of [`Read::Spans`], start and end apart.
+    pub(crate) fn spans(&self) -> SpanLogits {
+        let (start, end) = self.numbers.chunks_exact(2).map(|row| (row[0], row[1])).unzip();
+        SpanLogits { start, end }
+    }
+}
+
 /// How a sequence goes through the encoder. Those of one kind share a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -75,66 +83,44 @@ impl Model {
     /// Runs sequences through the model together and reads off each what is asked for. `None` stands for a sequence whose
     /// numbers are not all finite; the others have theirs.
     pub fn read(&self, sequences: &[(&Features, &Read)]) -> Result<Vec<Option<Output>>> {
-        let mut outputs = vec![Output::default(); sequences.len()];
-        for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps] {
-            let chosen: Vec<usize> = (0..sequences.len()).filter(|i| sequences[*i].1.way() == way).collect();
-            if chosen.is_empty() {
-                continue;
-            }
-            let inputs: Vec<Sequence<'_>> = chosen
-                .iter()
-                .map(|i| Sequence { ids: &sequences[*i].0.ids, segments: &sequences[*i].0.segments })
-                .collect();
-            let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
-            let batch = Batch::new(self.parameters().device(), &self.config().model, &inputs, 0)?;
-            let mut tape = Tape::new();
-            let pass = Pass::inference(&mut tape, self.parameters());
-            let read = Reader { model: self, pass, batch: &batch }.read(way, &reads)?;
-            for (i, output) in chosen.into_iter().zip(read) {
-                outputs[i] = output;
-            }
-        }
         let finite = |output: Output| output.numbers.iter().all(|x| x.is_finite()).then_some(output);
-        Ok(outputs.into_iter().map(finite).collect())
-    }
-
-    /// The outputs of all sequences of all texts, in batches; `read` says what is asked of a text's sequence. Numbers that are
-    /// not finite are an error that names the text.
-    pub(crate) fn read_texts(
-        &self,
-        texts: &[&[Features]],
-        read: impl Fn(usize, usize) -> Read,
-    ) -> Result<Vec<Vec<Output>>> {
-        let numbered = texts.iter().enumerate().flat_map(|(text, sequences)| {
-            sequences.iter().enumerate().map(move |(number, features)| (text, number, features))
-        });
-        let (mut of_text, mut sequences, mut reads) = (Vec::new(), Vec::new(), Vec::new());
-        for (text, number, features) in numbered {
-            of_text.push(text);
-            sequences.push(features);
-            reads.push(read(text, number));
-        }
-        let mut outputs: Vec<Vec<Output>> = texts.iter().map(|sequences| Vec::with_capacity(sequences.len())).collect();
-        for range in batches::by_tokens(sequences.iter().map(|sequence| sequence.len())) {
-            let batch: Vec<(&Features, &Read)> = range.clone().map(|i| (sequences[i], &reads[i])).collect();
-            for (i, output) in range.zip(self.read(&batch)?) {
-                let text = of_text[i];
-                outputs[text].push(output.ok_or(InferError::NotFinite { text: text + 1 })?);
-            }
-        }
-        Ok(outputs)
+        Ok(read(self.network(), self.parameters(), sequences)?.into_iter().map(finite).collect())
     }
 }
 
+/// [`Model::read`] for a network that is still being trained: what is not finite stays in the outputs.
+pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Features, &Read)]) -> Result<Vec<Output>> {
+    let mut outputs = vec![Output::default(); sequences.len()];
+    for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps] {
+        let chosen: Vec<usize> = (0..sequences.len()).filter(|i| sequences[*i].1.way() == way).collect();
+        if chosen.is_empty() {
+            continue;
+        }
+        let inputs: Vec<Sequence<'_>> = chosen
+            .iter()
+            .map(|i| Sequence { ids: &sequences[*i].0.ids, segments: &sequences[*i].0.segments })
+            .collect();
+        let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
+        let batch = Batch::new(parameters.device(), network.config(), &inputs, 0)?;
+        let mut tape = Tape::new();
+        let pass = Pass::inference(&mut tape, parameters);
+        let read = Reader { network, pass, batch: &batch }.read(way, &reads)?;
+        for (i, output) in chosen.into_iter().zip(read) {
+            outputs[i] = output;
+        }
+    }
+    Ok(outputs)
+}
+
 struct Reader<'a> {
-    model: &'a Model,
+    network: &'a models::Model,
     pass: Pass<'a>,
     batch: &'a Batch,
 }
 
 impl Reader<'_> {
     fn read(mut self, way: Way, reads: &[&Read]) -> Result<Vec<Output>> {
-        let network = self.model.network();
+        let network = self.network;
         if way == Way::FirstToken {
             let logits = network.logits(&mut self.pass, self.batch, None)?;
             let labels = logits.tensor().columns().max(1);
@@ -154,7 +140,7 @@ impl Reader<'_> {
 
     /// What is read off the last layer.
     fn last(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let network = self.model.network();
+        let network = self.network;
         let hidden = network.config().sizes().hidden_size;
         let only = |wanted: Read| (0..reads.len()).filter(move |i| *reads[*i] == wanted);
         for pooling in [Pooling::Mean, Pooling::First, Pooling::Max] {
@@ -191,7 +177,7 @@ impl Reader<'_> {
 
     /// Rows of chosen layers, added up or side by side.
     fn layers(&self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let config = self.model.config().model.sizes();
+        let config = self.network.config().sizes();
         let hidden = config.hidden_size;
         let mut states: Vec<Option<Vec<f32>>> = vec![None; encoded.hidden_states.len()];
         for (sequence, read) in reads.iter().enumerate() {
@@ -218,7 +204,7 @@ impl Reader<'_> {
     }
 
     fn attention(&self, encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let heads = self.model.config().model.sizes().num_attention_heads;
+        let heads = self.network.config().sizes().num_attention_heads;
         for layer in &encoded.attention_maps {
             let maps = layer.to_f32()?;
             let mut at = 0;
@@ -242,9 +228,9 @@ impl Reader<'_> {
             return Ok(());
         }
         let rows = Tensor::from_slice(self.pass.device(), [rows.len()], &rows)?;
-        let vocabulary = self.model.config().model.sizes().vocab_size;
-        let (network, layout) = (self.model.network(), &self.batch.layout);
-        let logits = network.logits_of(&mut self.pass, encoded.last.clone(), layout, Some(&rows))?;
+        let vocabulary = self.network.config().sizes().vocab_size;
+        let (last, layout) = (encoded.last.clone(), &self.batch.layout);
+        let logits = self.network.logits_of(&mut self.pass, last, layout, Some(&rows))?;
         let probabilities = self.pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
         let mut rows = probabilities.chunks(vocabulary);
         for (read, output) in reads.iter().zip(outputs) {

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use henson_text::{Features, Stride, TagSet, WordWindows, join_words, split_words};
+use henson_text::{Stride, TagSet, WordWindows, join_words, split_words};
 
 use crate::numbers::softmax;
-use crate::{Length, Model, Read, Result, Task};
+use crate::{Length, Model, Read, Request, Result, Task};
 
 /// A text whose words are tagged.
 #[derive(Clone, Debug)]
@@ -56,35 +56,15 @@ pub enum TagInput<'a> {
     Words(&'a [&'a str]),
 }
 
-/// A text whose words are to be tagged: what [`Model::lay_out_words`] makes.
-#[derive(Clone, Debug)]
-pub struct WordsToTag {
-    /// The text: as it was given, or the words with spaces between them.
-    pub text: String,
-    /// Its words, in bytes of the text.
-    pub words: Vec<Range<usize>>,
-    /// The sequences for the model, and where each word is read.
-    pub windows: WordWindows,
-}
-
 impl Model {
-    /// Tags the words of each text. With windows, each word is read where it has most context.
+    /// Tags the words of each text. With windows, which overlap by half, each word is read where it has most context.
     pub fn tag(&self, inputs: &[TagInput<'_>], length: Length) -> Result<Vec<Tagged>> {
-        self.check_task(Task::Tag)?;
-        let texts: Vec<WordsToTag> =
-            inputs.iter().map(|input| self.lay_out_words(*input, length)).collect::<Result<_>>()?;
-        let windows: Vec<&[Features]> = texts.iter().map(|text| text.windows.windows.as_slice()).collect();
-        let outputs = self.read_texts(&windows, |_, _| Read::Labels)?;
-        let tagged = texts.into_iter().zip(outputs).map(|(text, outputs)| {
-            let rows: Vec<Vec<f32>> = outputs.into_iter().map(|output| output.numbers).collect();
-            self.read_tags(text, &rows)
-        });
-        Ok(tagged.collect())
+        self.ask(inputs, |input| self.prepare_tag(*input, length))
     }
 
-    /// The first half of [`tag`](Self::tag): sequences for the model. Windows overlap by half, so that every word has
-    /// context on both sides.
-    pub fn lay_out_words(&self, input: TagInput<'_>, length: Length) -> Result<WordsToTag> {
+    /// [`tag`](Self::tag) for one text, to be run.
+    pub fn prepare_tag(&self, input: TagInput<'_>, length: Length) -> Result<Request<Tagged>> {
+        self.check_task(Task::Tag)?;
         let most = self.length_within(length.most);
         let room = most.saturating_sub(self.tokenizer().template().single_specials());
         let stride = length.windows.then_some(Stride::Step((room / 2).max(1)));
@@ -92,20 +72,19 @@ impl Model {
             TagInput::Text(text) => (text.to_owned(), split_words(text)),
             TagInput::Words(words) => join_words(words),
         };
-        let windows = self.tokenizer().words_in_windows(&text, &words, most, stride)?;
-        Ok(WordsToTag { text, words, windows })
-    }
-
-    /// The second half of [`tag`](Self::tag): tags and entities from the logits of each window, S×labels.
-    pub fn read_tags(&self, text: WordsToTag, logits: &[Vec<f32>]) -> Tagged {
-        let WordsToTag { text, words, windows } = text;
-        let labels = self.labels();
-        let row =
-            |(window, position): (usize, usize)| logits.get(window)?.chunks_exact(labels.len().max(1)).nth(position);
-        let rows = windows.places.iter().map(|place| place.and_then(row).unwrap_or_default());
-        let words: Vec<TaggedWord> = words.into_iter().zip(rows).map(|(word, row)| tagged(word, row)).collect();
-        let entities = Entity::of_words(&words, &labels);
-        Tagged { text, words, entities, dropped: windows.dropped }
+        let WordWindows { windows, places, dropped } =
+            self.tokenizer().words_in_windows(&text, &words, most, stride)?;
+        Ok(Request::new(windows, Read::Labels, dropped, move |model, read| {
+            let labels = model.labels();
+            let row = |(window, position): (usize, usize)| {
+                let (_, output) = read.get(window)?;
+                output.numbers.chunks_exact(labels.len().max(1)).nth(position)
+            };
+            let rows = places.into_iter().map(|place| place.and_then(row).unwrap_or_default());
+            let words: Vec<TaggedWord> = words.into_iter().zip(rows).map(|(word, row)| tagged(word, row)).collect();
+            let entities = Entity::of_words(&words, &labels);
+            Tagged { text, words, entities, dropped }
+        }))
     }
 }
 

@@ -146,30 +146,3 @@ impl Model {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Clients go by these names.
-    #[test]
-    fn abilities_have_the_names_of_routes() {
-        let all = [
-            (Ability::Embed, "embed"),
-            (Ability::EmbedAll, "embed_all"),
-            (Ability::Similarity, "similarity"),
-            (Ability::Tokenize, "tokenize"),
-            (Ability::Decode, "decode"),
-            (Ability::Inside, "inside"),
-            (Ability::Fill, "fill"),
-            (Ability::Rerank, "rerank"),
-            (Ability::Task(Task::Classify), "predict"),
-            (Ability::Task(Task::Tag), "tag"),
-            (Ability::Task(Task::Answer), "answer"),
-            (Ability::Task(Task::Choose), "choose"),
-        ];
-        for (ability, name) in all {
-            assert_eq!(serde_json::to_value(ability).unwrap(), name);
-        }
-    }
-}

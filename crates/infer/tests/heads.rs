@@ -259,18 +259,41 @@ fn attention_is_that_of_transformers() {
         let input = second.as_deref().map_or(Input::One(&first), |second| Input::Pair(&first, second));
         let maps = model.attention(input, None).unwrap();
         let layers: Vec<Vec<f64>> = get(case, "layers");
-        assert_eq!(maps.tokens, get::<Vec<String>>(case, "tokens"));
-        assert_eq!((maps.heads, maps.layers.len(), layers.len()), (3, 2, 2));
-        for (layer, expected) in maps.layers.iter().zip(&layers) {
+        let tokens: Vec<String> = maps.sequence.ids.iter().map(|id| model.tokenizer().token(*id).unwrap()).collect();
+        assert_eq!(tokens, get::<Vec<String>>(case, "tokens"));
+        assert_eq!((maps.heads, maps.layers().count(), layers.len()), (3, 2, 2));
+        for (layer, expected) in maps.layers().zip(&layers) {
             near(layer, expected, 1e-6, &first);
         }
-        let s = maps.tokens.len();
+        let s = tokens.len();
         let head = maps.head(1, 2).unwrap();
-        assert!(head == &maps.layers[1][2 * s * s..] && head[..s].iter().sum::<f32>() > 0.999);
+        assert!(head == &maps.layers().nth(1).unwrap()[2 * s * s..] && head[..s].iter().sum::<f32>() > 0.999);
         assert!(maps.head(2, 0).is_none() && maps.head(0, 3).is_none());
     }
     let cut = model.attention(Input::One(&"cat ".repeat(50)), Some(10)).unwrap();
-    assert_eq!((cut.tokens.len(), cut.dropped), (10, 42));
+    assert_eq!((cut.sequence.len(), cut.sequence.dropped), (10, 42));
+}
+
+/// Clients of the server go by these names.
+#[test]
+fn abilities_have_the_names_of_routes() {
+    for (head, left_to_right, own) in [
+        ("model", false, &[][..]),
+        ("mlm", false, &["fill"]),
+        ("mlm", true, &[]),
+        ("pretraining", false, &["fill"]),
+        ("sequence", false, &["predict"]),
+        ("regression", false, &["predict", "rerank"]),
+        ("token", false, &["tag"]),
+        ("qa", false, &["answer"]),
+        ("choice", false, &["choose"]),
+    ] {
+        let directory = directory(head, |config| config["is_decoder"] = json!(left_to_right));
+        let model = open_directory(directory.path(), None, DType::F32, Want::AsSaved).unwrap();
+        let mut names = vec!["embed", "embed_all", "similarity", "tokenize", "decode", "inside"];
+        names.extend(own);
+        assert_eq!(serde_json::to_value(model.abilities()).unwrap(), json!(names), "{head}");
+    }
 }
 
 #[test]

@@ -207,6 +207,13 @@ pub(crate) struct Answer<T> {
     pub(crate) dropped: usize,
 }
 
+impl<T> Answer<T> {
+    /// The same with another body.
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Answer<U> {
+        Answer { body: change(self.body), tokens: self.tokens, dropped: self.dropped }
+    }
+}
+
 const COMPUTE_TOKENS: HeaderName = HeaderName::from_static("x-compute-tokens");
 const TRUNCATED_TOKENS: HeaderName = HeaderName::from_static("x-truncated-tokens");
 const MODEL_WARNING: HeaderName = HeaderName::from_static("x-model-warning");

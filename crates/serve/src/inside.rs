@@ -1,14 +1,13 @@
 //! A look inside, for the page: what heads attend to, and how a word's vectors change with its context.
 
-use henson_infer::{Read, join_windows, normalise};
+use henson_infer::{AttentionMaps, Input, Request, dot, join_windows, normalise};
 use henson_text::{Features, code_point_offsets, split_words};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, Call};
 use crate::error::{ApiError, Kind};
 use crate::models::Cut;
-use crate::queue::Sequence;
-use crate::routes::{bounded, check_count, named_tokens, off_the_road};
+use crate::routes::{check_count, named_tokens, off_the_road};
 use crate::wire;
 
 /// Attention maps grow with the square of the text, and nobody looks at larger ones.
@@ -20,29 +19,23 @@ pub(crate) async fn attention(call: Call<wire::AttentionRequest>) -> Result<Answ
     if text.is_empty() {
         return Err(ApiError::new(Kind::Empty, "`inputs` is empty"));
     }
-    let cut = Cut { field: "inputs", most: MOST_TOKENS.min(model.model.most_tokens()), truncate: true, left: false };
-    let text = bounded(&text, &cut)?.to_owned();
-    let pieces = model.model.tokenizer().encode(&text)?;
-    let features = model.sequence(pieces, cut)?;
-    let (size, dropped) = (features.len(), features.dropped);
-    let tokens = named_tokens(&model, &text, &features.ids, &features.offsets);
-    let outputs = model.run(Sequence::of_texts([vec![features]], &Read::Attention)).await?;
-    let sizes = model.model.config().model.sizes();
-    let (layers, heads) = (sizes.num_hidden_layers, sizes.num_attention_heads);
-    let numbers = outputs.first().map(|output| output.numbers.as_slice()).unwrap_or_default();
-    let rows: Vec<&[f32]> = numbers.chunks(size).collect();
-    let maps: Vec<&[&[f32]]> = rows.chunks(size).collect();
-    let attention: Vec<&[&[&[f32]]]> = maps.chunks(heads).collect();
-    let body = json!({"tokens": tokens, "layers": layers, "heads": heads, "attention": rounded(&attention)});
-    Ok(Answer { body, tokens: size, dropped })
+    let most = MOST_TOKENS.min(model.model.most_tokens());
+    let text = Cut { field: "inputs", most, truncate: true, left: false }.bounded(&text)?;
+    let answer = model.run(model.model.prepare_attention(Input::One(text), Some(most))?).await?;
+    Ok(answer.map(|maps| {
+        let tokens = named_tokens(&model, text, &maps.sequence.ids, &maps.sequence.offsets);
+        let layers = model.model.config().model.sizes().num_hidden_layers;
+        json!({"tokens": tokens, "layers": layers, "heads": maps.heads, "attention": rounded(&maps)})
+    }))
 }
 
 /// Four digits are more than a picture shows, and a third of the bytes.
-fn rounded(attention: &[&[&[&[f32]]]]) -> Value {
-    let round = |x: f32| (f64::from(x) * 1e4).round() / 1e4;
-    let row = |row: &[f32]| row.iter().map(|x| json!(round(*x))).collect::<Value>();
-    let rows = |map: &[&[f32]]| map.iter().map(|numbers| row(numbers)).collect::<Value>();
-    attention.iter().map(|layer| layer.iter().map(|map| rows(map)).collect::<Value>()).collect()
+fn rounded(maps: &AttentionMaps) -> Value {
+    let size = maps.sequence.len();
+    let round = |x: &f32| json!((f64::from(*x) * 1e4).round() / 1e4);
+    let map =
+        |map: &[f32]| map.chunks_exact(size).map(|row| row.iter().map(round).collect::<Value>()).collect::<Value>();
+    maps.layers().map(|layer| layer.chunks_exact(size * size).map(map).collect::<Value>()).collect()
 }
 
 /// Every use of a word, and the cosines between their vectors in the last layer.
@@ -54,32 +47,28 @@ pub(crate) async fn neighbours(call: Call<wire::NeighboursRequest>) -> Result<An
         return Err(ApiError::new(Kind::Empty, "`word` is empty"));
     }
     let theirs = std::sync::Arc::clone(&model);
-    let texts = off_the_road(inputs.iter().map(String::len).sum(), move || {
+    let prepared = off_the_road(inputs.iter().map(String::len).sum(), move || {
         let cut = Cut { field: "inputs", most: theirs.model.most_tokens(), truncate: true, left: false };
-        let texts = inputs.into_iter().map(|text| {
-            let text = bounded(&text, &cut)?.to_owned();
-            let features = theirs.sequence(theirs.model.tokenizer().encode(&text)?, cut)?;
-            Ok((text, features))
-        });
-        texts.collect::<Result<Vec<_>, ApiError>>()
+        let (mut uses, mut requests) = (Vec::new(), Vec::new());
+        for (number, text) in inputs.iter().enumerate() {
+            let text = cut.bounded(text)?;
+            let request = theirs.model.prepare_tokens(&theirs.model.tokenizer().encode(text)?, None)?;
+            request.sequences.iter().for_each(|sequence| uses.extend(find(number, text, &sequence.features, &wanted)));
+            requests.push(request);
+        }
+        Ok((uses, Request::all(requests)))
     });
-    let texts = texts.await?;
-    let mut uses: Vec<Use> = Vec::new();
-    for (number, (text, features)) in texts.iter().enumerate() {
-        uses.extend(find(number, text, features, &wanted));
-    }
+    let (uses, request) = prepared.await?;
     if uses.is_empty() {
         let message = format!("none of the texts has the word {word:?}");
         return Err(ApiError::new(Kind::Validation, message));
     }
-    let tokens = texts.iter().map(|(_, features)| features.len()).sum();
-    let tasks = Sequence::of_texts(texts.into_iter().map(|(_, features)| vec![features]), &Read::Tokens);
-    let outputs = model.run(tasks).await?;
+    // Nothing is said of what is cut off: it cannot be compared.
+    let Answer { body: rows, tokens, .. } = model.run(request).await?;
     let hidden = model.model.config().model.sizes().hidden_size;
     let vectors: Vec<Vec<f32>> =
-        uses.iter().map(|found| unit_mean(&outputs[found.text].numbers, hidden, &found.positions)).collect();
-    let cosine = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
-    let similarity: Vec<Vec<f32>> = vectors.iter().map(|a| vectors.iter().map(|b| cosine(a, b)).collect()).collect();
+        uses.iter().map(|found| unit_mean(&rows[found.text], hidden, &found.positions)).collect();
+    let similarity: Vec<Vec<f32>> = vectors.iter().map(|a| vectors.iter().map(|b| dot(a, b)).collect()).collect();
     let nearest = |i: usize| {
         let mut others: Vec<usize> = (0..uses.len()).filter(|other| *other != i).collect();
         others.sort_by(|a, b| similarity[i][*b].total_cmp(&similarity[i][*a]));

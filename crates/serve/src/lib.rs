@@ -1,9 +1,9 @@
 //! Models behind HTTP. Text Embeddings Inference's routes and OpenAI's embeddings, so that clients switch by changing a
 //! URL; beside them what those have not: masked words, entities, answers, choices, and a look inside.
 //!
-//! The way of a request: a route parses it and turns its texts into sequences (`wire`, `routes`), a model's queue joins
+//! The way of a request: a route parses it (`wire`, `routes`) and prepares a `henson_infer::Request`, a model's queue joins
 //! the sequences of all requests into flat batches by their tokens (`queue`), one thread for each model computes them
-//! (`henson_infer::Model::read`), and the route makes the answer.
+//! (`henson_infer::Model::read`), and the request is finished by the same code that the commands use.
 //!
 //! Deliberately absent: TLS and accounts, which a proxy in front does better; signals, the environment and printing, which
 //! are the binary's; padding. Users' texts are never logged.

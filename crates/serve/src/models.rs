@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use henson_infer::{Ability, EmbedSettings, InferError, Model, Output, Pooling, Read, Task, Want};
+use henson_infer::{Ability, EmbedSettings, InferError, Model, Pooling, Read, Request, Task, Want};
 use henson_tensor::{DType, Device};
-use henson_text::{Features, Pieces};
+use henson_text::Pieces;
 use serde::Deserialize;
 
+use crate::app::Answer;
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::Metrics;
-use crate::queue::{Admitted, Limits, Queue, Sequence};
+use crate::queue::{Admitted, Limits, Queue};
 use crate::settings::Settings;
 
 /// A model to serve.
@@ -68,6 +69,9 @@ pub(crate) struct Registry {
     slots: RwLock<BTreeMap<String, (Fingerprint, Arc<Loaded>)>>,
 }
 
+/// A text that is longer than so many bytes for each token that the model takes is no text: it is not even looked at.
+const BYTES_PER_TOKEN: usize = 256;
+
 /// What OpenAI's requests call the texts; they have no `truncate`.
 pub(crate) const OPENAI_FIELD: &str = "input";
 
@@ -82,6 +86,43 @@ pub(crate) struct Cut {
     pub(crate) truncate: bool,
     /// Whether the beginning goes instead of the end.
     pub(crate) left: bool,
+}
+
+impl Cut {
+    /// What a text may have in bytes, before it is looked at. Texts to be cut are cut there.
+    pub(crate) fn bounded<'t>(&self, text: &'t str) -> Result<&'t str, ApiError> {
+        let most = self.most.saturating_mul(BYTES_PER_TOKEN);
+        if text.len() <= most {
+            return Ok(text);
+        }
+        if !self.truncate {
+            return Err(self.too_long(text.len().div_ceil(BYTES_PER_TOKEN)));
+        }
+        Ok(if self.left {
+            &text[text.ceil_char_boundary(text.len() - most)..]
+        } else {
+            &text[..text.floor_char_boundary(most)]
+        })
+    }
+
+    /// A request that has lost nothing, where texts must not be cut.
+    pub(crate) fn checked<A>(&self, request: Request<A>) -> Result<Request<A>, ApiError> {
+        if request.dropped > 0 && !self.truncate {
+            return Err(self.too_long(request.tokens() + request.dropped));
+        }
+        Ok(request)
+    }
+
+    /// What is told where a text is too long and must not be cut.
+    fn too_long(&self, given: usize) -> ApiError {
+        let Cut { field, most, .. } = self;
+        let next = match *field {
+            OPENAI_FIELD => "this server was told not to cut texts (--no-truncate)",
+            _ => "set `truncate` to cut it",
+        };
+        let message = format!("`{field}` must have at most {most} tokens, this has {given}: {next}");
+        ApiError::new(Kind::Validation, message)
+    }
 }
 
 impl Registry {
@@ -282,28 +323,11 @@ impl Loaded {
         self.queue.admit_texts(tokens)
     }
 
-    pub(crate) async fn run(&self, tasks: Vec<Sequence>) -> Result<Vec<Output>, ApiError> {
-        self.queue.run(tasks).await
-    }
-
-    /// Pieces with special tokens around them.
-    pub(crate) fn sequence(&self, mut pieces: Pieces, cut: Cut) -> Result<Features, ApiError> {
-        let template = self.model.tokenizer().template();
-        let room = cut.most.saturating_sub(template.single_specials());
-        let beyond = pieces.len().saturating_sub(room);
-        if beyond > 0 && !cut.truncate {
-            let given = pieces.len() + template.single_specials();
-            return Err(too_long(&cut, given));
-        }
-        if beyond > 0 && cut.left {
-            pieces.ids.drain(..beyond);
-            pieces.offsets.drain(..beyond.min(pieces.offsets.len()));
-            pieces.words.drain(..beyond.min(pieces.words.len()));
-            let mut features = template.single(&pieces, cut.most)?;
-            features.dropped = beyond;
-            return Ok(features);
-        }
-        Ok(template.single(&pieces, cut.most)?)
+    /// The answer to a request, which is computed together with those of others.
+    pub(crate) async fn run<A>(&self, request: Request<A>) -> Result<Answer<A>, ApiError> {
+        let (tokens, Request { sequences, dropped, finish }) = (request.tokens(), request);
+        let read = self.queue.run(sequences).await?;
+        Ok(Answer { body: finish(&self.model, read), tokens, dropped })
     }
 }
 
@@ -325,17 +349,6 @@ pub(crate) fn needed(ability: Ability) -> &'static str {
 fn warm_up(model: &Model) -> Result<bool, InferError> {
     let features = model.tokenizer().template().single(&Pieces::default(), model.most_tokens())?;
     Ok(model.read(&[(&features, &Read::Pooled(Pooling::Mean))])?.iter().all(Option::is_some))
-}
-
-/// What is told where a text is too long and must not be cut.
-pub(crate) fn too_long(cut: &Cut, given: usize) -> ApiError {
-    let Cut { field, most, .. } = cut;
-    let next = match *field {
-        OPENAI_FIELD => "this server was told not to cut texts (--no-truncate)",
-        _ => "set `truncate` to cut it",
-    };
-    let message = format!("`{field}` must have at most {most} tokens, this has {given}: {next}");
-    ApiError::new(Kind::Validation, message)
 }
 
 /// The files that make a model: weights, configs and vocabularies. A run's logs and checkpoints are none of them.

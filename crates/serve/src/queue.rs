@@ -10,31 +10,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use henson_infer::{InferError, Model, Output, Read};
+use henson_infer::{InferError, Model, Output, Sequence};
 use henson_text::Features;
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Kind, ServeError};
 use crate::metrics::ModelMetrics;
-
-/// A sequence, and what is wanted of it.
-pub(crate) struct Sequence {
-    pub(crate) features: Features,
-    pub(crate) read: Read,
-    /// The number of its text in the request, from 1, for messages.
-    pub(crate) text: usize,
-}
-
-impl Sequence {
-    /// The same of the sequences of all texts of a request.
-    pub(crate) fn of_texts(texts: impl IntoIterator<Item = Vec<Features>>, read: &Read) -> Vec<Self> {
-        let texts = (1..).zip(texts);
-        let tasks = texts.flat_map(|(text, sequences)| {
-            sequences.into_iter().map(move |features| Self { features, read: read.clone(), text })
-        });
-        tasks.collect()
-    }
-}
 
 /// What a batch gave: one for each task, none where its numbers are not finite.
 type Outputs = Vec<Option<Output>>;
@@ -84,7 +65,7 @@ struct Order {
     outputs: Vec<Output>,
     /// Answers that are there.
     done: usize,
-    reply: oneshot::Sender<Result<Vec<Output>, String>>,
+    reply: oneshot::Sender<Result<Vec<(Features, Output)>, String>>,
 }
 
 impl Queue {
@@ -102,8 +83,8 @@ impl Queue {
         Ok(Self { shared, limits })
     }
 
-    /// The answers for these sequences, in their order. Dropping the future gives its place in the queue up.
-    pub(crate) async fn run(&self, tasks: Vec<Sequence>) -> Result<Vec<Output>, ApiError> {
+    /// These sequences with what was read off each. Dropping the future gives its place in the queue up.
+    pub(crate) async fn run(&self, tasks: Vec<Sequence>) -> Result<Vec<(Features, Output)>, ApiError> {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
@@ -276,8 +257,9 @@ impl Turns {
             if order.done == order.tasks.len()
                 && let Some(order) = self.orders.remove(id)
             {
+                let features = order.tasks.into_iter().map(|task| task.features);
                 // Whoever has left meanwhile needs no answer.
-                let _ = order.reply.send(Ok(order.outputs));
+                let _ = order.reply.send(Ok(features.zip(order.outputs).collect()));
             }
         }
         dropped
@@ -344,10 +326,10 @@ mod tests {
             first_piece: 0,
             dropped: 0,
         };
-        Sequence { features, read: Read::Tokens, text: 1 }
+        Sequence { features, read: henson_infer::Read::Tokens, text: 1 }
     }
 
-    type Answer = oneshot::Receiver<Result<Vec<Output>, String>>;
+    type Answer = oneshot::Receiver<Result<Vec<(Features, Output)>, String>>;
 
     fn order(lengths: &[usize]) -> (Order, Answer) {
         let (reply, answer) = oneshot::channel();
@@ -364,6 +346,10 @@ mod tests {
             answers.push(answer);
         }
         (turns, answers)
+    }
+
+    fn outputs(answer: &mut Answer) -> Vec<Output> {
+        answer.try_recv().unwrap().unwrap().into_iter().map(|(_, output)| output).collect()
     }
 
     #[test]
@@ -423,8 +409,8 @@ mod tests {
         assert_eq!(turns.answer(&[(1, 1)], Ok(vec![some(2.0)])), 0);
         assert!(answers[0].try_recv().is_err());
         turns.answer(&[(1, 0), (2, 0)], Ok(vec![some(1.0), some(3.0)]));
-        assert_eq!(answers[0].try_recv().unwrap(), Ok(vec![output(1.0), output(2.0)]));
-        assert_eq!(answers[1].try_recv().unwrap(), Ok(vec![output(3.0)]));
+        assert_eq!(outputs(&mut answers[0]), [output(1.0), output(2.0)]);
+        assert_eq!(outputs(&mut answers[1]), [output(3.0)]);
     }
 
     #[test]
@@ -435,7 +421,7 @@ mod tests {
         assert_eq!(batch, [(1, 0), (2, 0)]);
         assert_eq!(turns.answer(&batch, Ok(vec![None, Some(output.clone())])), 9);
         assert!(answers[0].try_recv().unwrap().unwrap_err().contains("text 1 are not finite"));
-        assert_eq!(answers[1].try_recv().unwrap(), Ok(vec![output]));
+        assert_eq!(outputs(&mut answers[1]), [output]);
         assert_eq!(turns.next_batch(9), (vec![], 0));
     }
 

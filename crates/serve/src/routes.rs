@@ -1,18 +1,21 @@
 //! The routes: what each takes and gives. One table makes the router, the OpenAPI document and the page that lists them.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use base64::Engine;
-use henson_infer::{Ability, Pooling, Read, Task, normalise};
-use henson_text::{Features, Pieces, Slot, TextError, Tokenizer, code_point_offsets};
+use henson_infer::{
+    Ability, EmbedSettings, Embedding as Embedded, Filled, InferError, Length, Pooling, Request, Task, dot, normalise,
+};
+use henson_text::{Pieces, Slot, TextError, Tokenizer, code_point_offsets};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, App, Call};
 use crate::error::{ApiError, Kind};
-use crate::models::{Cut, Loaded, OPENAI_FIELD, too_long};
-use crate::queue::Sequence;
+use crate::models::{Cut, Loaded, OPENAI_FIELD};
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
 
@@ -313,9 +316,6 @@ pub(crate) const ROUTES: [Route; 21] = [
 /// Texts longer than this are cut into pieces on another thread, so that nobody else waits for it.
 const LONG: usize = 1 << 14;
 
-/// A text that is longer than so many bytes for each token that the model takes is no text: it is not even looked at.
-const BYTES_PER_TOKEN: usize = 256;
-
 /// Runs something that may take long where it delays nobody.
 pub(crate) async fn off_the_road<R: Send + 'static>(
     bytes: usize,
@@ -332,6 +332,17 @@ pub(crate) async fn off_the_road<R: Send + 'static>(
     }
 }
 
+/// The answer of a model to a request that is prepared where it delays nobody.
+pub(crate) async fn ask<A: 'static>(
+    model: &Arc<Loaded>,
+    bytes: usize,
+    prepare: impl FnOnce(&Loaded) -> Result<Request<A>, ApiError> + Send + 'static,
+) -> Result<Answer<A>, ApiError> {
+    let theirs = Arc::clone(model);
+    let request = off_the_road(bytes, move || prepare(&theirs)).await?;
+    model.run(request).await
+}
+
 /// At least one, and no more than the settings allow.
 pub(crate) fn check_count(app: &App, count: usize, what: &str) -> Result<(), ApiError> {
     let most = app.settings.most_texts;
@@ -345,22 +356,6 @@ pub(crate) fn check_count(app: &App, count: usize, what: &str) -> Result<(), Api
     Ok(())
 }
 
-/// What a text may have in bytes, before it is looked at. Texts to be cut are cut there.
-pub(crate) fn bounded<'t>(text: &'t str, cut: &Cut) -> Result<&'t str, ApiError> {
-    let most = cut.most.saturating_mul(BYTES_PER_TOKEN);
-    if text.len() <= most {
-        return Ok(text);
-    }
-    if !cut.truncate {
-        return Err(too_long(cut, text.len().div_ceil(BYTES_PER_TOKEN)));
-    }
-    Ok(if cut.left {
-        &text[text.ceil_char_boundary(text.len() - most)..]
-    } else {
-        &text[..text.floor_char_boundary(most)]
-    })
-}
-
 /// How the requests for vectors say what is wanted.
 struct Embedding {
     /// What the request calls the inputs.
@@ -371,12 +366,13 @@ struct Embedding {
     prompt_name: Option<String>,
 }
 
-/// Sequences of inputs, and how many pieces were cut off.
-async fn sequences(
+/// What is asked of each input.
+async fn of_inputs<A: 'static>(
     app: &App,
-    model: &std::sync::Arc<Loaded>,
+    model: &Arc<Loaded>,
     wanted: Embedding,
-) -> Result<(Vec<Features>, usize), ApiError> {
+    prepare: impl Fn(&Loaded, &Pieces) -> Result<Request<A>, InferError> + Send + 'static,
+) -> Result<Answer<Vec<A>>, ApiError> {
     check_count(app, wanted.inputs.len(), wanted.field)?;
     let cut = Cut {
         field: wanted.field,
@@ -389,36 +385,42 @@ async fn sequences(
         Input::Text(text) => text.len(),
         Input::Ids(ids) => 4 * ids.len(),
     });
-    let model = std::sync::Arc::clone(model);
-    off_the_road(bytes.sum(), move || {
-        let features = wanted.inputs.into_iter().map(|input| {
-            let tokenizer = model.model.tokenizer();
-            let empty = || ApiError::new(Kind::Empty, format!("`{}` has an empty text", wanted.field));
-            // Vectors need no way back to the text.
-            let ids = match input {
-                Input::Text(text) => {
-                    let text = format!("{prompt}{text}");
-                    if text.is_empty() {
-                        return Err(empty());
-                    }
-                    tokenizer.encode_ids(bounded(&text, &cut)?)?
-                }
-                Input::Ids(ids) => {
-                    let ids = unpadded(tokenizer, &ids)?;
-                    if prompt.is_empty() && ids.is_empty() {
-                        return Err(empty());
-                    }
-                    let before = tokenizer.encode_ids(bounded(&prompt, &cut)?)?;
-                    before.into_iter().chain(without_template(tokenizer, ids).iter().copied()).collect()
-                }
-            };
-            model.sequence(Pieces { ids, ..Pieces::default() }, cut)
+    ask(model, bytes.sum(), move |model| {
+        let requests = wanted.inputs.into_iter().map(|input| {
+            let ids = ids_of(model.model.tokenizer(), input, &prompt, &cut)?;
+            let mut pieces = Pieces { ids, ..Pieces::default() };
+            let room = cut.most.saturating_sub(model.model.tokenizer().template().single_specials());
+            let before = if cut.left && cut.truncate { pieces.len().saturating_sub(room) } else { 0 };
+            pieces.ids.drain(..before);
+            let mut request = cut.checked(prepare(model, &pieces)?)?;
+            request.dropped += before;
+            Ok(request)
         });
-        let features: Vec<Features> = features.collect::<Result<_, _>>()?;
-        let dropped = features.iter().map(|f| f.dropped).sum();
-        Ok((features, dropped))
+        Ok(Request::all(requests.collect::<Result<_, ApiError>>()?))
     })
     .await
+}
+
+/// The ids of an input, with the prompt before it: vectors need no way back to the text.
+fn ids_of(tokenizer: &Tokenizer, input: Input, prompt: &str, cut: &Cut) -> Result<Vec<u32>, ApiError> {
+    let empty = || ApiError::new(Kind::Empty, format!("`{}` has an empty text", cut.field));
+    match input {
+        Input::Text(text) => {
+            let text = format!("{prompt}{text}");
+            if text.is_empty() {
+                return Err(empty());
+            }
+            Ok(tokenizer.encode_ids(cut.bounded(&text)?)?)
+        }
+        Input::Ids(ids) => {
+            let ids = unpadded(tokenizer, &ids)?;
+            if prompt.is_empty() && ids.is_empty() {
+                return Err(empty());
+            }
+            let before = tokenizer.encode_ids(cut.bounded(prompt)?)?;
+            Ok(before.into_iter().chain(without_template(tokenizer, ids).iter().copied()).collect())
+        }
+    }
 }
 
 /// Ids of a tokenizer without what fills up a batch. Ids that it does not have are an error.
@@ -471,7 +473,7 @@ fn prompt(model: &Loaded, name: Option<String>) -> Result<Option<String>, ApiErr
 /// One vector for each input, and the tokens that they took.
 async fn vectors(
     app: &App,
-    model: &std::sync::Arc<Loaded>,
+    model: &Arc<Loaded>,
     wanted: Embedding,
     normalize: bool,
     dimensions: Option<usize>,
@@ -481,18 +483,17 @@ async fn vectors(
         let message = format!("`dimensions` is {dimensions}, expected 1 to {hidden}");
         return Err(ApiError::new(Kind::Validation, message));
     }
-    let (features, dropped) = sequences(app, model, wanted).await?;
-    let tokens = features.iter().map(Features::len).sum();
-    let tasks = Sequence::of_texts(features.into_iter().map(|text| vec![text]), &Read::Pooled(model.embed.pooling));
-    let vectors = model.run(tasks).await?.into_iter().map(|output| {
-        let mut vector = output.numbers;
+    let settings = EmbedSettings { normalise: false, ..model.embed };
+    let prepare = move |model: &Loaded, pieces: &Pieces| model.model.prepare_embed(pieces, settings, false);
+    let answer = of_inputs(app, model, wanted, prepare).await?;
+    let vector = |Embedded { mut vector, .. }| {
         vector.truncate(dimensions.unwrap_or(hidden));
         if normalize {
             normalise(&mut vector);
         }
         vector
-    });
-    Ok(Answer { body: vectors.collect(), tokens, dropped })
+    };
+    Ok(answer.map(|embedded| embedded.into_iter().map(vector).collect()))
 }
 
 async fn embed(call: Call<wire::EmbedRequest>) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
@@ -516,13 +517,11 @@ async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<V
         direction: body.truncation_direction,
         prompt_name: body.prompt_name,
     };
-    let (features, dropped) = sequences(&call.app, &call.model, wanted).await?;
-    let tokens = features.iter().map(Features::len).sum();
-    let tasks = Sequence::of_texts(features.into_iter().map(|text| vec![text]), &Read::Tokens);
+    let prepare = |model: &Loaded, pieces: &Pieces| model.model.prepare_tokens(pieces, model.embed.most_tokens);
+    let answer = of_inputs(&call.app, &call.model, wanted, prepare).await?;
     let hidden = call.model.model.config().model.sizes().hidden_size;
-    let outputs = call.model.run(tasks).await?;
-    let body = outputs.iter().map(|output| output.numbers.chunks(hidden).map(<[f32]>::to_vec).collect());
-    Ok(Answer { body: body.collect(), tokens, dropped })
+    let rows = |vectors: &Vec<f32>| vectors.chunks(hidden).map(<[f32]>::to_vec).collect();
+    Ok(answer.map(|texts| texts.iter().map(rows).collect()))
 }
 
 async fn similarity(call: Call<wire::SimilarityRequest>) -> Result<Answer<Vec<f32>>, ApiError> {
@@ -536,10 +535,8 @@ async fn similarity(call: Call<wire::SimilarityRequest>) -> Result<Answer<Vec<f3
         direction: parameters.truncation_direction,
         prompt_name: parameters.prompt_name,
     };
-    let Answer { body, tokens, dropped } = vectors(&call.app, &call.model, wanted, true, None).await?;
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum();
-    let scores = body[1..].iter().map(|vector| dot(&body[0], vector)).collect();
-    Ok(Answer { body: scores, tokens, dropped })
+    let answer = vectors(&call.app, &call.model, wanted, true, None).await?;
+    Ok(answer.map(|vectors| vectors[1..].iter().map(|vector| dot(&vectors[0], vector)).collect()))
 }
 
 async fn openai(call: Call<wire::OpenAiRequest>) -> Result<Answer<wire::OpenAiAnswer>, ApiError> {
@@ -583,7 +580,7 @@ async fn tokenize(call: Call<wire::TokenizeRequest>) -> Result<Answer<Vec<Vec<wi
         return Err(too_many_tokens("inputs", bytes / BYTES_PER_LISTED_TOKEN, most));
     }
     let _place = call.model.admit(bytes / 4)?;
-    let model = std::sync::Arc::clone(&call.model);
+    let model = Arc::clone(&call.model);
     let body = off_the_road(bytes, move || {
         let mut listed = 0;
         let texts = inputs.0.iter().map(|text| {
@@ -654,7 +651,7 @@ async fn decode(call: Call<wire::DecodeRequest>) -> Result<Answer<Vec<String>>, 
         return Err(too_many_tokens("ids", given, most));
     }
     let _place = call.model.admit(given)?;
-    let model = std::sync::Arc::clone(&call.model);
+    let model = Arc::clone(&call.model);
     let body = off_the_road(4 * given, move || {
         let texts = ids.0.iter().map(|ids| model.model.tokenizer().decode(ids, skip_special_tokens));
         Ok(texts.collect::<Result<Vec<_>, _>>()?)
@@ -662,68 +659,28 @@ async fn decode(call: Call<wire::DecodeRequest>) -> Result<Answer<Vec<String>>, 
     Ok(Answer { body: body.await?, tokens: 0, dropped: 0 })
 }
 
-async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<wire::Filled>>, ApiError> {
+async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<Filled>>, ApiError> {
     let Call { app, model, body: wire::FillRequest { inputs, top, truncate, .. } } = call;
     check_count(&app, inputs.0.len(), "inputs")?;
-    let truncate = truncate.unwrap_or(app.settings.truncate);
-    let cut = Cut { field: "inputs", most: model.model.most_tokens(), truncate, left: false };
-    let bytes = inputs.0.iter().map(String::len).sum();
-    let theirs = std::sync::Arc::clone(&model);
-    let (tasks, mut filled) = off_the_road(bytes, move || blanks(&theirs, &inputs.0, top, cut)).await?;
-    let tokens = tasks.iter().map(|task| task.features.len()).sum();
-    let dropped = filled.iter().map(|filled| filled.dropped).sum();
-    for (filled, output) in filled.iter_mut().zip(model.run(tasks).await?) {
-        let rows = output.ids.chunks(top.max(1)).zip(output.numbers.chunks(top.max(1)));
-        for (mask, (ids, probabilities)) in filled.masks.iter_mut().zip(rows) {
-            let candidates = ids.iter().zip(probabilities).map(|(id, probability)| wire::Candidate {
-                token: model.model.tokenizer().token(*id).unwrap_or_else(|| format!("<{id}>")),
-                id: *id,
-                probability: *probability,
-            });
-            mask.predictions = candidates.collect();
-        }
-    }
-    Ok(Answer { body: filled, tokens, dropped })
-}
-
-/// The sequences of texts with masks, and the answers to be completed.
-fn blanks(
-    model: &Loaded,
-    texts: &[String],
-    top: usize,
-    cut: Cut,
-) -> Result<(Vec<Sequence>, Vec<wire::Filled>), ApiError> {
     let vocabulary = model.model.config().model.sizes().vocab_size;
     if !(1..=vocabulary).contains(&top) {
         return Err(ApiError::new(Kind::Validation, format!("`top` is {top}, expected 1 to {vocabulary}")));
     }
-    let tokenizer = model.model.tokenizer();
-    let no_mask = || ApiError::new(Kind::Backend, "the model's tokenizer has no mask token");
-    let mask = tokenizer.special().mask.as_ref().ok_or_else(no_mask)?;
-    let (mut tasks, mut filled) = (Vec::new(), Vec::new());
-    for (number, text) in texts.iter().enumerate() {
-        let text = bounded(text, &cut)?;
-        let pieces = tokenizer.encode(text)?;
-        let places: Vec<(usize, usize)> = pieces
-            .ids
-            .iter()
-            .zip(&pieces.offsets)
-            .filter_map(|(id, offset)| (*id == mask.id).then_some(*offset))
-            .collect();
-        if places.is_empty() {
-            let (number, mask) = (number + 1, &mask.text);
-            let message = format!("text {number} has no {mask} to fill: write {mask} where a word is missing");
-            return Err(ApiError::new(Kind::Validation, message));
-        }
-        let features = model.sequence(pieces, cut)?;
-        let positions: Vec<usize> =
-            features.first.clone().filter(|position| features.ids[*position] == mask.id).collect();
-        let masks = code_point_offsets(text, &places).into_iter();
-        let masks = masks.map(|(start, end)| wire::Mask { start, end, predictions: Vec::new() }).collect();
-        filled.push(wire::Filled { masks, dropped: features.dropped });
-        tasks.push(Sequence { features, read: Read::Masked { positions, top }, text: number + 1 });
-    }
-    Ok((tasks, filled))
+    let truncate = truncate.unwrap_or(app.settings.truncate);
+    let cut = Cut { field: "inputs", most: model.model.most_tokens(), truncate, left: false };
+    let texts = Arc::new(inputs.0);
+    let theirs = Arc::clone(&texts);
+    let answer = ask(&model, texts.iter().map(String::len).sum(), move |model| {
+        let requests = (1..).zip(theirs.iter()).map(|(number, text)| {
+            let request = model.model.prepare_fill(cut.bounded(text)?, top, Length::CUT);
+            cut.checked(request.map_err(|error| error.numbered(&[number]))?)
+        });
+        Ok(Request::all(requests.collect::<Result<_, _>>()?))
+    });
+    let answer = answer.await?;
+    let both = answer.body.into_iter().zip(texts.iter());
+    let body = both.map(|(filled, text)| Ok(filled.in_characters(cut.bounded(text)?)));
+    Ok(Answer { body: body.collect::<Result<_, ApiError>>()?, ..answer })
 }
 
 fn describe(app: &App, model: &Loaded) -> Value {

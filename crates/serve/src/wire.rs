@@ -243,26 +243,6 @@ pub(crate) struct FillRequest {
     pub(crate) model: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
-pub(crate) struct Filled {
-    pub(crate) masks: Vec<Mask>,
-    pub(crate) dropped: usize,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Mask {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
-    pub(crate) predictions: Vec<Candidate>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Candidate {
-    pub(crate) token: String,
-    pub(crate) id: u32,
-    pub(crate) probability: f32,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PredictRequest {

@@ -230,6 +230,20 @@ fn classifiers_answer_as_the_command_does() {
     }
 }
 
+/// What its logits mean is of no matter where texts are only put in order.
+#[test]
+fn a_reranker_of_an_unknown_problem_type_ranks() {
+    let directory = model("regression");
+    let path = directory.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["problem_type"] = json!("ranking");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let running = Running::start(&[("m", directory.path())], Settings::default());
+    running.ok("/rerank", r#"{"query": "jim", "texts": ["a", "play!"]}"#);
+    let refused = running.post("/predict", r#"{"inputs": "a"}"#);
+    assert!(refused.status == 424 && refused.text().contains("`ranking`"), "{}", refused.text());
+}
+
 #[test]
 fn entities_answers_and_choices_are_those_of_the_command() {
     let (_directory, running, model) = served("token");

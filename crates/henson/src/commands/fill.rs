@@ -1,43 +1,19 @@
 //! `henson fill`.
 
 use henson_checkpoint::CheckpointError;
-use henson_infer::{Blank, Filled, InferError, Model, Want};
-use henson_text::code_point_offsets;
+use henson_infer::{Filled, InferError, Model, Want};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
 use crate::flags::Fill;
 use crate::{input, models, output};
 
-/// What `--json` prints for a text.
+/// What `--json` prints for a text. Offsets are in characters.
 #[derive(Serialize)]
 struct Line<'a> {
     text: &'a str,
-    masks: Vec<Mask<'a>>,
-    dropped: usize,
-}
-
-/// A blank; offsets are in characters.
-#[derive(Serialize)]
-struct Mask<'a> {
-    start: usize,
-    end: usize,
-    predictions: Vec<Prediction<'a>>,
-}
-
-#[derive(Serialize)]
-struct Prediction<'a> {
-    token: &'a str,
-    id: u32,
-    probability: f32,
-}
-
-impl<'a> Mask<'a> {
-    fn new((start, end): (usize, usize), blank: &'a Blank) -> Self {
-        let predictions = blank.candidates.iter();
-        let predictions = predictions.map(|c| Prediction { token: &c.token, id: c.id, probability: c.probability });
-        Self { start, end, predictions: predictions.collect() }
-    }
+    #[serde(flatten)]
+    filled: Filled,
 }
 
 pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
@@ -54,16 +30,13 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
         let filled = model.fill(texts, flags.top, flags.ask.length.length());
         let filled = filled.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, filled.iter().map(|f| f.dropped));
-        texts.iter().zip(&filled).try_for_each(|(text, filled)| print(text, filled, flags.ask.json))
+        texts.iter().zip(filled).try_for_each(|(text, filled)| print(text, filled, flags.ask.json))
     })
 }
 
-fn print(text: &str, filled: &Filled, as_json: bool) -> anyhow::Result<()> {
+fn print(text: &str, filled: Filled, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        let bytes: Vec<(usize, usize)> = filled.blanks.iter().map(|blank| (blank.start, blank.end)).collect();
-        let masks = code_point_offsets(text, &bytes).into_iter().zip(&filled.blanks);
-        let masks = masks.map(|(place, blank)| Mask::new(place, blank)).collect();
-        return output::json(&Line { text, masks, dropped: filled.dropped });
+        return output::json(&Line { text, filled: filled.in_characters(text) });
     }
     output::line(text)?;
     for (i, blank) in filled.blanks.iter().enumerate() {

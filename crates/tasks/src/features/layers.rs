@@ -4,8 +4,8 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use henson_infer::{Layers, Model};
-use henson_text::{Features, TextError, WordWindows};
+use henson_infer::{Layers, Model, Request};
+use henson_text::{TextError, WordWindows};
 use henson_train::TrainError;
 use serde::{Deserialize, Serialize};
 
@@ -94,18 +94,19 @@ pub(crate) fn vectors_of_words<T>(
     lay_out: impl Fn(&T) -> Result<WordWindows, TextError>,
     mut each: impl FnMut(usize) -> ControlFlow<()>,
 ) -> Result<(Vec<Vectors>, usize), TaskError> {
-    let (mut all, mut width) = (Vec::with_capacity(sentences.len()), 0);
+    let (mut all, width) = (Vec::with_capacity(sentences.len()), model.width_of(layers)?);
     for some in sentences.chunks(TOGETHER) {
-        let laid_out: Vec<WordWindows> =
-            some.iter().map(&lay_out).collect::<Result<_, _>>().map_err(TrainError::from)?;
-        let windows: Vec<&[Features]> = laid_out.iter().map(|words| words.windows.as_slice()).collect();
+        let (mut requests, mut places) = (Vec::new(), Vec::new());
+        for sentence in some {
+            let words = lay_out(sentence).map_err(TrainError::from)?;
+            requests.push(model.prepare_windows(words.windows, layers)?);
+            places.push(words.places);
+        }
         let numbers: Vec<usize> = (all.len() + 1..=all.len() + some.len()).collect();
-        let (vectors, columns) =
-            model.features_of_windows(&windows, layers).map_err(|error| error.numbered(&numbers))?;
-        width = columns;
-        for (words, own) in laid_out.iter().zip(&vectors) {
-            let read = words.places.iter().enumerate().filter_map(|(word, place)| Some((word, (*place)?)));
-            let (count, mut words, mut rows) = (words.places.len(), Vec::new(), Vec::new());
+        let vectors = model.run(Request::all(requests)).map_err(|error| error.numbered(&numbers))?;
+        for (places, own) in places.iter().zip(&vectors) {
+            let read = places.iter().enumerate().filter_map(|(word, place)| Some((word, (*place)?)));
+            let (count, mut words, mut rows) = (places.len(), Vec::new(), Vec::new());
             for (word, (window, position)) in read {
                 words.push(word);
                 rows.extend_from_slice(&own[window][position * width..][..width]);
