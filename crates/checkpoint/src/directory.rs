@@ -77,18 +77,24 @@ pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, C
 
 /// Reads a regular file of at most `limit` bytes.
 pub fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, CheckpointError> {
-    let io = || CheckpointError::io("read", path);
-    // Asked before opening: a pipe would block there.
-    if !std::fs::metadata(path).map_err(io())?.is_file() {
-        return Err(CheckpointError::NotAFile { path: path.to_owned() });
-    }
     let mut bytes = Vec::new();
     // The limit holds for what is read and not for what the file says of itself: it may grow.
-    File::open(path).map_err(io())?.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(io())?;
+    let mut file = open_regular(path, "read")?.take(limit.saturating_add(1));
+    file.read_to_end(&mut bytes).map_err(CheckpointError::io("read", path))?;
     if bytes.len() as u64 > limit {
         return Err(CheckpointError::TooLarge { path: path.to_owned(), limit });
     }
     Ok(bytes)
+}
+
+/// Opens a file, and nothing else: opening a FIFO would wait for somebody who writes to it, and a device may have no end.
+/// `action` is for the error alone. (`henson_text::check_regular` is the same for crates below, which have errors of their own.)
+pub fn open_regular(path: &Path, action: &'static str) -> Result<File, CheckpointError> {
+    let io = || CheckpointError::io(action, path);
+    if !std::fs::metadata(path).map_err(io())?.is_file() {
+        return Err(CheckpointError::NotAFile { path: path.to_owned() });
+    }
+    File::open(path).map_err(io())
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ mod weights;
 
 pub use atomic::{Existing, is_temporary, remove_temporaries, write_atomic};
 pub use config::{Config, TaskConfig, TrainedReading};
-pub use directory::{ModelDirectory, parse_json, read_json, read_limited};
+pub use directory::{ModelDirectory, open_regular, parse_json, read_json, read_limited};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};
 pub use load::{LoadMode, LoadOptions, load, open_parameters};

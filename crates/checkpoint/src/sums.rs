@@ -1,7 +1,6 @@
 //! Checksums of files: XXH3, which finds damage and costs next to nothing. It is no protection against malice.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -10,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use crate::CheckpointError;
+use crate::directory::open_regular;
 
 /// The checksums of a directory's files, by their names in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,11 +36,7 @@ impl Sums {
         for (name, expected) in self.0.iter().filter(|(name, _)| is_meant(name)) {
             let path = directory.join(name);
             let io = || CheckpointError::io("read", &path);
-            // Asked before opening: a pipe would block there.
-            if !std::fs::metadata(&path).map_err(io())?.is_file() {
-                return Err(CheckpointError::NotAFile { path });
-            }
-            let mut file = File::open(&path).map_err(io())?;
+            let mut file = open_regular(&path, "read")?;
             let mut hash = XxHash3_64::new();
             loop {
                 match file.read(&mut buffer).map_err(io())? {

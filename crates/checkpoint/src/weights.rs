@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::Deserialize;
 use twox_hash::XxHash3_64;
 
-use crate::directory::{parse_json, read_limited};
+use crate::directory::{open_regular, parse_json, read_limited};
 use crate::safetensors::{Header, LENGTH, TensorInfo, UniqueMap, for_each_f32};
 use crate::sums::{self, Sums};
 use crate::{CheckpointError, atomic};
@@ -204,11 +204,7 @@ impl Weights {
     /// Opens a file, to be followed by [`Weights::add`] with its header.
     fn read_header(&mut self, path: &Path) -> Result<Header, CheckpointError> {
         let io = || CheckpointError::io("open", path);
-        // Asked before opening: a pipe would block there.
-        if !std::fs::metadata(path).map_err(io())?.is_file() {
-            return Err(CheckpointError::NotAFile { path: path.to_owned() });
-        }
-        let file = File::open(path).map_err(io())?;
+        let file = open_regular(path, "open")?;
         let metadata = file.metadata().map_err(io())?;
         let (size, modified) = (metadata.len(), (metadata.mtime(), metadata.mtime_nsec()));
         let (path, reading) = (path.to_owned(), Mutex::default());

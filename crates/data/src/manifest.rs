@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path};
 
+use henson_text::check_regular;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -173,7 +174,7 @@ impl Manifest {
 
 /// Reads a file that should be small.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    let file = File::open(path).map_err(DataError::io("open", path))?;
+    let file = check_regular(path).and_then(|()| File::open(path)).map_err(DataError::io("open", path))?;
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(DataError::io("read", path))?;
     if bytes.len() as u64 > limit {
@@ -184,7 +185,7 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, DataError
 
 /// The SHA-256 of a file, and its size.
 pub(crate) fn checksum(path: &Path) -> Result<(u64, String), DataError> {
-    let mut file = File::open(path).map_err(DataError::io("open", path))?;
+    let mut file = check_regular(path).and_then(|()| File::open(path)).map_err(DataError::io("open", path))?;
     let (mut hash, mut size, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 18]);
     loop {
         let read = file.read(&mut buffer).map_err(DataError::io("read", path))?;

@@ -382,13 +382,13 @@ struct Prompts {
 impl Prompts {
     fn of(source: &Source) -> Result<Self, ServeError> {
         let path = source.path.join("config_sentence_transformers.json");
-        // Most models have no such file. What is no file (a FIFO, a device) would be waited for without end.
-        if !path.is_file() {
+        // Most models have no such file.
+        if !path.exists() {
             return Ok(Self::default());
         }
-        let told = |error| ServeError::Prompts { name: source.name.clone(), path: path.clone(), source: error };
-        let text = std::fs::read_to_string(&path).map_err(serde_json::Error::io).map_err(told)?;
-        serde_json::from_str(&text).map_err(told)
+        let named = |error| ServeError::Prompts { name: source.name.clone(), path: path.clone(), source: error };
+        let text = check_regular(&path).and_then(|()| std::fs::read_to_string(&path));
+        serde_json::from_str(&text.map_err(serde_json::Error::io).map_err(named)?).map_err(named)
     }
 }
 
@@ -405,6 +405,18 @@ mod tests {
             let source = Source { name: name.to_owned(), path: PathBuf::new() };
             assert_eq!(source.check_name().is_ok(), good, "{name}");
         }
+    }
+
+    #[test]
+    fn prompts_in_a_fifo_are_refused_at_once() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let fifo = directory.path().join("config_sentence_transformers.json");
+        assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
+        let (done, result) = std::sync::mpsc::channel();
+        let source = Source { name: "m".to_owned(), path: directory.path().to_owned() };
+        std::thread::spawn(move || done.send(Prompts::of(&source).map(drop)));
+        let error = result.recv_timeout(std::time::Duration::from_secs(10)).expect("it waits").unwrap_err();
+        assert!(error.to_string().contains("found a FIFO"), "{error}");
     }
 
     #[test]

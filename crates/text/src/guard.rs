@@ -53,7 +53,8 @@ pub(crate) fn shielded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Resul
 /// Reads a whole file as UTF-8, up to a limit, without the byte order mark that some editors put before it.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     let io = |source| TextError::Io { action: "read", path: path.to_owned(), source };
-    let file = open_regular(path).map_err(io)?;
+    check_regular(path).map_err(io)?;
+    let file = std::fs::File::open(path).map_err(io)?;
     let too_large = |size| TextError::TooLarge { path: path.to_owned(), size, limit };
     let size = file.metadata().map_err(io)?.len();
     if size > limit {
@@ -79,14 +80,15 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     })
 }
 
-/// Opens a file, and nothing else: opening a FIFO would wait for somebody who writes to it, and a device may have no end.
-fn open_regular(path: &Path) -> std::io::Result<std::fs::File> {
-    let what = match std::fs::metadata(path)?.file_type() {
-        kind if kind.is_file() => return std::fs::File::open(path),
+/// Whether a file can be opened and read to its end: opening a FIFO would wait for somebody who writes to it, and a device may
+/// have no end.
+pub fn check_regular(path: &Path) -> std::io::Result<()> {
+    let found = match std::fs::metadata(path)?.file_type() {
+        kind if kind.is_file() => return Ok(()),
         kind if kind.is_dir() => "a directory",
         _ => "a FIFO, a socket or a device",
     };
-    Err(std::io::Error::other(format!("expected a regular file, found {what}")))
+    Err(std::io::Error::other(format!("expected a regular file, found {found}")))
 }
 
 /// Turns a parser's error into ours.

@@ -52,6 +52,7 @@ pub use error::TextError;
 pub use fast::Encoder;
 pub use features::{Features, truncated_lengths, window_with_most_context, windows_with_most_context};
 pub use files::{BytePairOptions, BytePairStyle, WordPieceOptions};
+pub use guard::check_regular;
 pub use offsets::{byte_of_code_point, code_point_offsets};
 pub use sampling::{Regularisation, Sampler};
 pub use special::{Special, SpecialNames, SpecialTokens};

@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use henson_checkpoint::{CheckpointError, write_atomic};
+use henson_checkpoint::{CheckpointError, open_regular, write_atomic};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -264,11 +264,7 @@ fn for_each_line<T: serde::de::DeserializeOwned>(
     mut each: impl FnMut(T, &[u8]),
 ) -> Result<Vec<String>, LogError> {
     let io = || LogError::io("read", path);
-    // Asked before opening: a pipe would block there.
-    if !fs::metadata(path).map_err(io())?.is_file() {
-        return Err(CheckpointError::NotAFile { path: path.to_owned() }.into());
-    }
-    let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(io())?);
+    let mut reader = BufReader::with_capacity(1 << 16, open_regular(path, "read")?);
     let (mut bytes, mut total, mut number) = (Vec::new(), 0_u64, 0);
     let mut skipped = Skipped { path, messages: Vec::new(), more: 0 };
     loop {

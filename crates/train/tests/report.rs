@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use henson_checkpoint::CheckpointError;
 use henson_train::metrics::{Eval, Line, LogError, MetricsLog, Note, Prediction, Sample, Samples, Train, read};
 use henson_train::report::{Confused, Run, is_report, render, write};
 use henson_train::tensorboard::EventWriter;
@@ -212,7 +213,22 @@ fn damaged_lines_are_skipped_and_reported_by_file_and_line() {
     let skipped = read(&path).unwrap().skipped;
     assert!(skipped.len() == 6 && skipped[5].contains("7 more damaged lines"), "{skipped:?}");
     assert!(read(directory.path()).unwrap_err().to_string().contains("not a regular file"));
-    assert!(matches!(read(&directory.path().join("none")), Err(LogError::Io { action: "read", .. })));
+    let none = read(&directory.path().join("none"));
+    assert!(matches!(none, Err(LogError::Checkpoint(CheckpointError::Io { action: "read", .. }))));
+}
+
+/// Opening a FIFO would wait for somebody who writes to it.
+#[test]
+fn a_fifo_in_a_run_is_refused_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("metrics.jsonl"), "").unwrap();
+    let fifo = directory.path().join("recipe.toml");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let (done, result) = std::sync::mpsc::channel();
+    let run = directory.path().to_owned();
+    std::thread::spawn(move || done.send((is_report(&fifo), Run::open(&run).map(drop))));
+    let (is_report, opened) = result.recv_timeout(Duration::from_secs(10)).expect("it waits");
+    assert!(!is_report && opened.unwrap_err().to_string().contains("recipe.toml is not a regular file"));
 }
 
 // Event files
@@ -665,7 +681,7 @@ fn a_directory_becomes_a_page() {
     fs::create_dir(&path).unwrap();
     let message = Run::open(&path).unwrap_err().to_string();
     assert!(message.contains("mini holds no run (no metrics.jsonl)"), "{message}");
-    assert!(matches!(Run::open(&directory.path().join("none")), Err(LogError::Io { .. })));
+    assert!(matches!(Run::open(&directory.path().join("none")), Err(LogError::Checkpoint(CheckpointError::Io { .. }))));
 
     let mut log = MetricsLog::open(path.join("metrics.jsonl"), None).unwrap();
     log.append(&Line::Train(train(1))).unwrap();

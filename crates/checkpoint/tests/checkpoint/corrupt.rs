@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use henson_checkpoint::safetensors::{FormatError, Header};
-use henson_checkpoint::{CheckpointError, Weights};
+use henson_checkpoint::{CheckpointError, ModelDirectory, Weights};
 use proptest::prelude::*;
 
 use crate::{child, child_argument, golden, ones, raw, safetensors};
@@ -241,4 +241,24 @@ fn directories_without_weights() {
     assert!(matches!(Weights::open(directory.path()), Err(CheckpointError::NotAFile { .. })));
     assert!(matches!(Weights::open(&directory.path().join("none")), Err(CheckpointError::Io { action: "open", .. })));
     assert!(matches!(Weights::open(&golden("model/config.json")), Err(CheckpointError::NotADirectory { .. })));
+}
+
+/// Opening a FIFO would wait for somebody who writes to it.
+#[test]
+fn a_fifo_is_refused_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "model.safetensors.index.json"] {
+        let status = std::process::Command::new("mkfifo").arg(directory.path().join(name)).status().unwrap();
+        assert!(status.success());
+        let (done, result) = std::sync::mpsc::channel();
+        let (path, file) = (directory.path().to_owned(), directory.path().join(name));
+        std::thread::spawn(move || {
+            let is_config = name == "config.json";
+            let config = || ModelDirectory::open(&path).and_then(|directory| directory.config());
+            done.send(if is_config { config().map(drop) } else { Weights::open(&path).map(drop) })
+        });
+        let error = result.recv_timeout(std::time::Duration::from_secs(10)).expect("it waits").unwrap_err();
+        assert!(matches!(&error, CheckpointError::NotAFile { path } if *path == file), "{error}");
+        std::fs::remove_file(file).unwrap();
+    }
 }

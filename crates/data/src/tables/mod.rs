@@ -16,6 +16,7 @@ use std::io::BufReader;
 use std::path::Path;
 use std::sync::Arc;
 
+use henson_text::check_regular;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -29,19 +30,9 @@ use crate::documents::{self, Counted, Lines, Meter};
 /// end. Standard input is asked for by its name, `-`.
 fn open(path: &Path, meter: &Arc<Meter>) -> Result<(BufReader<Counted>, Vec<u8>), DataError> {
     if path.as_os_str() != "-" {
-        check_regular(path)?;
+        check_regular(path).map_err(DataError::io("open", path))?;
     }
     documents::open(path, meter)
-}
-
-fn check_regular(path: &Path) -> Result<(), DataError> {
-    let kind = std::fs::metadata(path).map_err(DataError::io("open", path))?.file_type();
-    if kind.is_file() {
-        return Ok(());
-    }
-    let found = if kind.is_dir() { "a directory" } else { "a FIFO, a socket or a device" };
-    let problem = std::io::Error::other(format!("expected a regular file, found {found}"));
-    Err(DataError::io("open", path)(problem))
 }
 
 /// How a table is written. Compression is seen by itself.

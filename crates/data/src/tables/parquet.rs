@@ -20,7 +20,6 @@ pub(super) fn read(path: &Path, each: EachRow<'_>) -> Result<(), DataError> {
         return Err(DataError::parquet(path, "it cannot be read from standard input, because its end comes first"));
     }
     let problem = |error: ParquetError| DataError::parquet(path, error.to_string());
-    super::check_regular(path)?;
     let file = File::open(path).map_err(DataError::io("open", path))?;
     let reader = guarded(path, || SerializedFileReader::new(file).map_err(problem))?;
     let mut rows = guarded(path, || reader.get_row_iter(None).map_err(problem))?;

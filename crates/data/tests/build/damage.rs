@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use henson_data::tables::{TableOptions, read_json, read_rows};
 use henson_data::{Corpus, DataError, InstanceSettings, Instances, Loader, Place, Split, Vocabulary, WordMarks};
 use henson_text::Template;
 use proptest::prelude::*;
@@ -182,6 +183,32 @@ fn damaged_manifests_and_vocabularies() {
     assert!(numbers != whole);
     std::fs::write(&path, numbers).unwrap();
     assert!(matches!(Corpus::open(&out, Split::Train), Err(DataError::Damaged { .. })));
+}
+
+/// Opening a FIFO would wait for somebody who writes to it.
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let (out, _) = corpus(directory.path());
+    let refused = |name: &str, read: fn(&Path) -> Result<(), DataError>| {
+        let path = out.join(name);
+        let _ = std::fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let (done, result) = std::sync::mpsc::channel();
+        let file = path.clone();
+        std::thread::spawn(move || done.send(read(&file)));
+        let error = result.recv_timeout(std::time::Duration::from_secs(10)).expect("it waits").unwrap_err();
+        let DataError::Io { source, path: named, .. } = &error else { panic!("{name}: {error}") };
+        assert!(*named == path && source.to_string().contains("found a FIFO"), "{name}: {source}");
+    };
+    let table = |path: &Path| read_rows(path, &TableOptions::default(), &mut |_| Ok(()));
+    for name in ["rows.csv", "rows.jsonl", "rows.parquet"] {
+        refused(name, table);
+    }
+    refused("squad.json", |path| read_json::<serde_json::Value>(path).map(drop));
+    // The vocabulary first: it is read after the manifest.
+    refused("vocabulary.json", |path| Corpus::open(path.parent().unwrap(), Split::Train).map(drop));
+    refused("corpus.json", |path| Corpus::open(path.parent().unwrap(), Split::Train).map(drop));
 }
 
 #[test]

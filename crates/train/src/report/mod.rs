@@ -11,11 +11,11 @@ mod page;
 mod series;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use henson_checkpoint::{Config, read_json, write_atomic};
+use henson_checkpoint::{Config, open_regular, read_json, write_atomic};
 use henson_models::Model;
 use henson_tensor::Builder;
 use serde::Serialize;
@@ -238,9 +238,10 @@ pub fn write(path: &Path, runs: &[Run]) -> Result<(), LogError> {
 
 /// Whether a file is a page that [`write()`] wrote.
 pub fn is_report(path: &Path) -> bool {
+    let Ok(file) = open_regular(path, "read") else { return false };
     let mut beginning = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(1024).read_to_end(&mut beginning));
-    read.is_ok() && beginning.windows(MARK.len()).any(|window| window == MARK.as_bytes())
+    file.take(1024).read_to_end(&mut beginning).is_ok()
+        && beginning.windows(MARK.len()).any(|window| window == MARK.as_bytes())
 }
 
 /// Losses, perplexities and error rates are better when lower, all other metrics when higher.
@@ -270,12 +271,12 @@ fn by_step<'a, T>(lines: impl Iterator<Item = &'a T>, step: impl Fn(&T) -> u64) 
 }
 
 fn read_text(path: &Path) -> Result<String, LogError> {
-    let mut bytes = Vec::new();
-    match File::open(path).and_then(|file| file.take(FILE_LIMIT).read_to_end(&mut bytes)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(LogError::io("read", path)(error)),
-        Ok(_) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    if !path.exists() {
+        return Ok(String::new());
     }
+    let mut bytes = Vec::new();
+    open_regular(path, "read")?.take(FILE_LIMIT).read_to_end(&mut bytes).map_err(LogError::io("read", path))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Value>, LogError> {
