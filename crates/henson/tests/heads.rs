@@ -246,6 +246,11 @@ fn results_that_are_not_finite_are_an_error_that_names_the_text() {
     std::fs::write(&file, format!("the cat.\n{long}.\n")).unwrap();
     let arguments = ["--task", "perplexity", "--data", file.to_str().unwrap()];
     fails(1, "eval", &directory, &arguments, "", &["not finite"]);
+    let directory = overflowing("sequence");
+    let file = directory.path().join("rows.csv");
+    std::fs::write(&file, format!("text,label\nthe cat,LABEL_0\n{long},LABEL_1\n")).unwrap();
+    let arguments = ["--task", "classify", "--data", file.to_str().unwrap()];
+    fails(1, "eval", &directory, &arguments, "", &["text 2 are not finite"]);
 }
 
 #[test]

@@ -233,24 +233,43 @@ fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
+/// A server, and where it listens.
+fn serve(place: &Place, flags: &str, standard_error: Stdio) -> (Child, String) {
+    let mut serve = place.command(&format!("serve --model MLM --port 0 --json {flags}"), "OUT");
+    let mut child = serve.stdout(Stdio::piped()).stderr(standard_error).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    (child, line["address"].as_str().unwrap().trim_start_matches("http://").to_owned())
+}
+
+fn get(address: &str, path: &str) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn refused_requests_are_logged_at_a_limited_rate() {
+    let (child, address) = serve(&Place::new(), "", Stdio::piped());
+    for _ in 0..50 {
+        assert!(get(&address, "/nowhere").starts_with("HTTP/1.1 404"));
+    }
+    signal(&child, "-INT");
+    let log = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    let lines = log.lines().filter(|line| line.contains("\"status\":404")).count();
+    assert_eq!(lines, 10, "{log}");
+}
+
 #[test]
 fn a_server_answers_though_its_log_is_lost() {
     let place = Place::new();
     for standard_error in [Stdio::from(full()), closed_pipe().into()] {
-        let mut serve = place.command("serve --model MLM --port 0 --json --log-requests", "OUT");
-        let mut child = serve.stdout(Stdio::piped()).stderr(standard_error).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let address = line["address"].as_str().unwrap().trim_start_matches("http://").to_owned();
-        let health = || {
-            use std::io::{Read, Write};
-            let mut stream = std::net::TcpStream::connect(&address).unwrap();
-            stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            answer
-        };
+        let (mut child, address) = serve(&place, "--log-requests", standard_error);
+        let health = || get(&address, "/health");
         assert!(health().starts_with("HTTP/1.1 200"));
         // A reload, which logs, too.
         signal(&child, "-HUP");

@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use crate::body::{Incoming, Unsent, counted};
+use crate::body::{DRAINING, Incoming, Unsent, counted};
 use crate::error::{ApiError, Kind, ServeError};
 use crate::hosts::Hosts;
 use crate::metrics::Metrics;
@@ -313,7 +313,7 @@ async fn carried(app: &App, request: Request, next: Next) -> Response {
     if body.is_left() {
         let slow = response.status() == StatusCode::REQUEST_TIMEOUT;
         if !slow && (body.is_begun() || !waits) {
-            body.drain().await;
+            body.drain(DRAINING).await;
         }
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const DRAINED: usize = 64 << 20;
 
 /// How long that may take.
-const DRAINING: Duration = Duration::from_secs(10);
+pub(crate) const DRAINING: Duration = Duration::from_secs(10);
 
 /// A request's body, shared by the handler and by whoever takes the rest.
 #[derive(Clone)]
@@ -47,8 +47,8 @@ impl Incoming {
     }
 
     /// Throws the rest away, so that the client comes to read the answer: closing a connection with unread bytes would
-    /// take the answer along. Gives up after some time or bytes.
-    pub(crate) async fn drain(&mut self) {
+    /// take the answer along. Gives up after some bytes, or when the time is over.
+    pub(crate) async fn drain(&mut self, time: Duration) {
         let rest = async {
             let mut bytes = 0;
             while bytes < DRAINED
@@ -58,7 +58,7 @@ impl Incoming {
             }
         };
         // Whoever is still sending then gets the answer if it listens.
-        let _ = tokio::time::timeout(DRAINING, rest).await;
+        let _ = tokio::time::timeout(time, rest).await;
     }
 }
 
@@ -147,8 +147,46 @@ mod tests {
     fn the_rest_of_a_body_can_be_taken() {
         let mut body = Incoming::new(Body::from("abc"));
         assert!(body.is_left() && !body.is_begun());
-        ready(body.drain());
+        ready(body.drain(DRAINING));
         assert!(!body.is_left() && body.is_begun());
         assert!(!Incoming::new(Body::empty()).is_left());
+    }
+
+    /// A client that never comes to an end: it sends this many frames of a mebibyte each, and then nothing more.
+    struct Endless(usize);
+
+    impl HttpBody for Endless {
+        type Data = Bytes;
+        type Error = axum::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+            static MEBIBYTE: [u8; 1 << 20] = [0; 1 << 20];
+            let Some(left) = self.0.checked_sub(1) else { return Poll::Pending };
+            self.0 = left;
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&MEBIBYTE)))))
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_body_without_end_is_not_waited_for() {
+        let most = DRAINED >> 20;
+        // Bytes without end, and a client that stalls: given up, the one at once, the other when the time is over.
+        for (frames, read) in [(10 * most, most), (3, 3)] {
+            let mut body = Incoming::new(Body::new(Endless(frames)));
+            let time = if frames > most { Duration::MAX } else { Duration::from_millis(20) };
+            let given_up = async { tokio::time::timeout(Duration::from_secs(20), body.drain(time)).await };
+            assert!(ready(given_up).is_ok(), "{frames} frames");
+            assert!(body.is_left());
+            let mut rest = 0;
+            while let Poll::Ready(Some(Ok(_))) =
+                Pin::new(&mut body).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
+            {
+                rest += 1;
+            }
+            assert_eq!(frames - rest, read);
+        }
     }
 }

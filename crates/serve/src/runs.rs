@@ -153,6 +153,10 @@ mod tests {
             (from, polls) = (next, polls + 1);
         }
         assert_eq!((steps, from), (vec![1, 2, 3], fs::metadata(&path).unwrap().len()));
+        // Its end alone is not taken for a line.
+        let wide = format!("{}{{\"step\": 9}}\n", " ".repeat(2 * CHUNK as usize));
+        fs::write(&path, format!("{wide}{{\"step\": 2}}\n")).unwrap();
+        assert_eq!(read(&path, 0).unwrap().0, [json!({"step": 2})]);
         // One that is still being written is waited for.
         fs::write(&path, &long[..long.len() - 1]).unwrap();
         assert_eq!(read(&path, 0).unwrap(), (vec![], 0, 0));

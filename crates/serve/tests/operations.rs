@@ -166,7 +166,19 @@ fn tokens_are_listed_within_the_limits_of_the_queue() {
     }
     assert_eq!(running.post("/decode", &json!({"ids": vec![61; 100]}).to_string()).status, 200);
     assert_eq!(running.post("/decode", &json!({"ids": vec![vec![61; 51]; 2]}).to_string()).status, 413);
+    // Texts that only a tokenizer reads wait in the same queue as those that a model computes.
+    let (_directory, busy) = start(Settings { queue_requests: 1, batch_tokens: 64, ..Settings::default() });
+    let long = json!({"inputs": vec!["a ".repeat(38); 100]}).to_string();
+    let statuses: Vec<(u16, u16)> = std::thread::scope(|scope| {
+        let computing = scope.spawn(|| (0..10).for_each(|_| _ = busy.post("/embed", &long)));
+        let ask =
+            || (busy.post("/tokenize", r#"{"inputs": "a"}"#).status, busy.post("/decode", r#"{"ids": [61]}"#).status);
+        std::iter::from_fn(|| (!computing.is_finished()).then(ask)).collect()
+    });
+    assert!(statuses.iter().any(|(tokenize, _)| *tokenize == 429), "{statuses:?}");
+    assert!(statuses.iter().any(|(_, decode)| *decode == 429), "{statuses:?}");
     // Places are given back.
+    busy.ok("/tokenize", r#"{"inputs": "a"}"#);
     assert_eq!(running.metric("henson_queue_tokens{model=\"m\"}"), 0.0);
     let (_directory, running) = start(Settings { answer_bytes: 4000, ..Settings::default() });
     let large = running.post("/tokenize", &json!({"inputs": "a ".repeat(100)}).to_string());

@@ -159,10 +159,10 @@ fn squad_scores_are_the_official_ones_to_the_last_digit() {
 
 #[test]
 fn frequent_mistakes_come_first() {
-    let pairs = [(0, 1), (2, 0), (2, 0), (1, 1), (3, 2), (0, 1), (0, 1)];
+    let pairs = [(0, 1), (2, 0), (2, 0), (1, 1), (3, 2), (3, 2), (0, 1), (0, 1), (0, 3), (3, 2), (3, 2)];
     let confusion = Confusion::new(60_000, pairs.into_iter());
-    assert_eq!(confusion.mistakes(2), [(0, 1, 3), (2, 0, 2)]);
-    assert_eq!(confusion.mistakes(9).len(), 3);
+    assert_eq!(confusion.mistakes(3), [(3, 2, 4), (0, 1, 3), (2, 0, 2)]);
+    assert_eq!(confusion.mistakes(9).len(), 4);
     assert_eq!((confusion.count(0, 1), confusion.count(1, 1), confusion.count(1, 0)), (3, 1, 0));
     let counts = confusion.counts(1);
     assert_eq!((counts.right, counts.expected, counts.predicted), (1, 1, 4));
