@@ -41,7 +41,7 @@ pub(crate) fn fetch(name: &str, repository: &Path, hub: &Hub<'_>) -> Result<Path
     let mut fetcher = Fetcher::new(name, hub)?;
     let config_url = fetcher.url("config.json");
     let Some(config) = fetcher.get_small("config.json", CONFIG_LIMIT)? else {
-        let problem = format!("{} knows no model {name} with a config.json; check the name", hub.endpoint);
+        let problem = format!("{} has no model {name} with a config.json; check the name", hub.endpoint);
         return Err(CheckpointError::Download { url: config_url, problem });
     };
     // A portal's login page also comes with the status 200.
@@ -58,7 +58,7 @@ pub(crate) fn fetch(name: &str, repository: &Path, hub: &Hub<'_>) -> Result<Path
         let url = fetcher.url(INDEX_FILE);
         let Some(index) = fetcher.get_small(INDEX_FILE, INDEX_LIMIT)? else {
             let problem = "the model has no weights as safetensors; fetch its directory by other means and convert it \
-                           (opening it says how)";
+                           (opening it prints how)";
             return Err(CheckpointError::Download { url: fetcher.url(SINGLE_FILE), problem: problem.to_owned() });
         };
         let weight_map = parse_index(Path::new(&url), &index)?;
@@ -171,7 +171,7 @@ impl<'a> Fetcher<'a> {
                 }
             }
         }
-        Err(problem(&url, "it is redirected without end"))
+        Err(problem(&url, "it is redirected too often"))
     }
 
     /// All files must be of one commit: `main` may move on while they are fetched.
@@ -200,7 +200,7 @@ impl<'a> Fetcher<'a> {
         let total = header(&response, "content-length").and_then(|length| length.parse::<u64>().ok());
         // In chunks, the end is marked; otherwise a file that broke off would look like a whole one.
         if total.is_none() && header(&response, "transfer-encoding").is_none() {
-            return Err(problem(&url, "the server does not say how long it is"));
+            return Err(problem(&url, "the server does not report its length"));
         }
         let mut body = response.body_mut().as_reader();
         let mut buffer = vec![0; 1 << 18];
@@ -239,7 +239,7 @@ fn redirected(from: &str, location: Option<&str>) -> Result<String, CheckpointEr
         Some(location) if location.starts_with('/') && !location.starts_with("//") => {
             origin(from).to_owned() + location
         }
-        _ => return Err(problem(from, format!("it is redirected to {location:?}, which is no address"))),
+        _ => return Err(problem(from, format!("it is redirected to {location:?}, which is not a valid address"))),
     };
     if from.starts_with("https://") && !to.starts_with("https://") {
         return Err(problem(from, format!("it is redirected to {}, which is not encrypted", origin(&to))));

@@ -130,7 +130,7 @@ pub enum CheckpointError {
     },
 
     /// An index names a shard by something else than the name of a file beside it.
-    #[error("{}: {shard:?} is not the plain name of a file beside the index", index.display())]
+    #[error("{}: {shard:?} is not the plain name of a file next to the index", index.display())]
     ShardName {
         /// The index.
         index: PathBuf,

@@ -134,7 +134,7 @@ impl fmt::Display for LoadReport {
         list(f, "new, so not in the file and left as initialised", &self.fresh, |f, missing| {
             write!(f, "{} {:?}", missing.parameter, missing.shape)
         })?;
-        list(f, "of another shape than in the model", &self.misshapen, |f, misshapen| {
+        list(f, "with a different shape than in the model", &self.misshapen, |f, misshapen| {
             write!(f, "{}: expected {:?}, got {:?}", misshapen.key, misshapen.expected, misshapen.got)?;
             misshapen.hint.map_or(Ok(()), |hint| write!(f, " ({hint})"))
         })?;

@@ -42,7 +42,7 @@ pub enum FormatError {
     },
     /// The header's length is absurd, as it is when the file is of another format.
     #[error(
-        "it claims a header of {length} bytes, more than the {HEADER_LIMIT} that are allowed: it is no safetensors file"
+        "it claims a header of {length} bytes, more than the {HEADER_LIMIT} that are allowed: it is not a safetensors file"
     )]
     HeaderTooLong {
         /// The length that it claims.
@@ -75,7 +75,7 @@ pub enum FormatError {
         dtype: String,
     },
     /// Dtype and shape do not give the number of bytes that the offsets give.
-    #[error("its tensor {name} of {dtype} {shape:?} lies at bytes {start}..{end}, which is not its size")]
+    #[error("its tensor {name} of {dtype} {shape:?} is at bytes {start}..{end}, which is not its size")]
     Size {
         /// The tensor.
         name: String,

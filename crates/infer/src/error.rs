@@ -34,7 +34,7 @@ pub enum InferError {
     Input(#[from] InputError),
     /// The tokenizer gives ids that the model does not have.
     #[error(
-        "the tokenizer in {path} has {tokenizer} pieces, the model's vocabulary {model}: they do not belong together; \
+        "the tokenizer in {path} has {tokenizer} tokens, the model's vocabulary {model}: they do not belong together; \
          put the tokenizer that the model was trained with into its directory"
     )]
     Vocabulary {
@@ -118,9 +118,8 @@ pub enum InferError {
     },
     /// Blanks for a model that reads left to right.
     #[error(
-        "the model reads left to right (`is_decoder` in config.json): it tells the next piece and has never seen {mask}, so it \
-         cannot fill blanks; `henson eval --task perplexity` and `--task blimp` ask it what it can tell, and a masked \
-         language model fills"
+        "the model reads left to right (`is_decoder` in config.json): it predicts the next token and has never seen {mask}, so \
+         it cannot fill blanks: use a masked language model; `henson eval --task perplexity` and `--task blimp` score this one"
     )]
     CannotFill {
         /// The mask token.

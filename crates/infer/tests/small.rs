@@ -129,7 +129,7 @@ fn poolings_are_what_they_say() {
 fn directories_that_do_not_fit_are_explained() {
     let d = directory("mlm");
     write_vocabulary(d.path(), 80);
-    assert_fails(d.path(), Want::Encoder, &["80 pieces", "71", "do not belong together"]);
+    assert_fails(d.path(), Want::Encoder, &["80 tokens", "71", "do not belong together"]);
 
     let d = directory("model");
     assert_fails(d.path(), Want::MaskedLm, &["cls.predictions.bias", "do not fit"]);

@@ -142,10 +142,10 @@ impl<T: wire::Request> FromRequest<App> for Call<T> {
             Ok(Err(error)) => {
                 let limit =
                     std::error::Error::source(&error).is_some_and(|source| source.to_string().contains("limit"));
-                let broken = || ApiError::new(Kind::Syntax, "the body ended before its time");
+                let broken = || ApiError::new(Kind::Syntax, "the body ended early");
                 return Err(if limit { too_large() } else { broken() });
             }
-            Err(_) => return Err(ApiError::new(Kind::Timeout, "the body did not come in time")),
+            Err(_) => return Err(ApiError::new(Kind::Timeout, "the body did not arrive in time")),
         };
         let body: T = serde_json::from_slice(&bytes).map_err(|error| {
             let syntax = error.is_syntax() || error.is_eof();
@@ -240,7 +240,7 @@ async fn check_host(State(app): State<App>, request: Request, next: Next) -> Res
     if app.hosts.as_ref().is_none_or(|hosts| hosts.are_meant_by(&request)) {
         return next.run(request).await;
     }
-    let message = "this server is not known by the host of this request: --allow-host NAME lets it answer to that name";
+    let message = "the host of this request is not one of this server: allow it with --allow-host NAME";
     in_the_form_of(&request, ApiError::new(Kind::Misdirected, message))
 }
 
@@ -256,7 +256,7 @@ async fn guard(State(app): State<App>, request: Request, next: Next) -> Response
         }
     }
     if app.is_stopping() {
-        return in_the_form_of(&request, ApiError::later(Kind::Unhealthy, "the server is about to stop", 5));
+        return in_the_form_of(&request, ApiError::later(Kind::Unhealthy, "the server is shutting down", 5));
     }
     let openai = is_openai(&request);
     let mut response = next.run(request).await;
@@ -333,12 +333,12 @@ async fn carried(app: &App, request: Request, next: Next) -> Response {
 }
 
 async fn not_found(request: Request) -> Response {
-    let error = ApiError::new(Kind::NotFound, "there is no such route; GET /docs lists them");
+    let error = ApiError::new(Kind::NotFound, "no such route; GET /docs lists all routes");
     in_the_form_of(&request, error)
 }
 
 async fn wrong_method(request: Request) -> Response {
-    let error = ApiError::new(Kind::Method, "this route has another method; GET /docs lists them");
+    let error = ApiError::new(Kind::Method, "this route has a different method; GET /docs lists all routes");
     in_the_form_of(&request, error)
 }
 

@@ -63,10 +63,10 @@ pub enum ServeError {
     #[error("there is no model to serve: name a directory with --model DIR")]
     NoModels,
     /// An origin that is none.
-    #[error("{0:?} is no origin: expected * or something like https://example.org")]
+    #[error("{0:?} is not a valid origin: expected * or something like https://example.org")]
     Origin(String),
     /// A host that is more than a name.
-    #[error("{0:?} is no host: expected a name or an address alone, such as models.example.org")]
+    #[error("{0:?} is not a valid host name: expected a name or an address alone, such as models.example.org")]
     Host(String),
     /// A key that cannot be sent.
     #[error("the API key is empty: leave it out to serve without one")]

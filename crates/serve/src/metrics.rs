@@ -93,8 +93,8 @@ impl Metrics {
         registry.register_with_unit("batch", seconds, Unit::Seconds, metrics.batch_seconds.clone());
         registry.register("tokens", "Tokens that were computed", metrics.tokens.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
-        registry.register("reloads", "Models that were loaded again", metrics.reloads.clone());
-        let failed = "Models that could not be loaded again and stayed as they were";
+        registry.register("reloads", "Models that were reloaded", metrics.reloads.clone());
+        let failed = "Models that failed to reload; the old ones are still served";
         registry.register("failed_reloads", failed, metrics.failed_reloads.clone());
         metrics.registry = registry;
         metrics

@@ -75,16 +75,16 @@ fn operation(route: &Route, of_model: bool) -> Value {
             "content": {"application/json": {"schema": schema(route), "example": example(route)}},
         });
         for (status, what) in [
-            ("400", "broken JSON, or nothing to work on"),
+            ("400", "invalid JSON, or no input"),
             ("401", "a wrong API key"),
             ("404", "no such model"),
-            ("408", "the body came too slowly"),
+            ("408", "the body arrived too slowly"),
             ("413", "a body or a list beyond the limits"),
             ("415", "not sent as application/json"),
-            ("422", "JSON, but not what belongs there"),
+            ("422", "valid JSON, but not a valid request"),
             ("424", "a model of another kind, or one that failed"),
-            ("429", "too much waits already; see Retry-After"),
-            ("503", "loading, about to stop, or too slow; see Retry-After"),
+            ("429", "the queue is full; see Retry-After"),
+            ("503", "loading, shutting down, or too slow; see Retry-After"),
         ] {
             operation["responses"][status] = failed(what);
         }

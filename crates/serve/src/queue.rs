@@ -129,7 +129,7 @@ impl Queue {
             Err(waiting) => {
                 let nanoseconds = shared.nanoseconds.load(Ordering::Relaxed);
                 let seconds = (waiting as u64).saturating_mul(nanoseconds).div_ceil(1_000_000_000).clamp(1, 60);
-                let message = "the model is overloaded: too much waits already; try again later";
+                let message = "the model is overloaded: the queue is full; try again later";
                 Err(ApiError::later(Kind::Overloaded, message, seconds))
             }
         }
@@ -300,7 +300,7 @@ fn work(shared: &Shared, batch_tokens: usize, run: impl Fn(&[&Sequence]) -> Resu
         };
         let outputs = match outputs {
             Ok(outputs) => outputs.map_err(|error| error.to_string()),
-            Err(_) => Err("the computation broke down; this is a bug in henson".to_owned()),
+            Err(_) => Err("the computation failed unexpectedly; this is a bug in henson".to_owned()),
         };
         let elapsed = start.elapsed();
         shared.nanoseconds.store(elapsed.as_nanos() as u64 / tokens.max(1) as u64, Ordering::Relaxed);

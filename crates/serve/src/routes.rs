@@ -52,14 +52,15 @@ const MODEL_OR_OTHER: (&str, &str, &str) = (
 );
 const TRUNCATE: (&str, &str, &str) = ("truncate", BOOLEAN, "cut texts that are too long instead of refusing them");
 const SIDE: (&str, &str, &str) = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
-const PROMPT: (&str, &str, &str) = ("prompt_name", STRING, "a prompt of the model's to put before each text");
+const PROMPT: (&str, &str, &str) =
+    ("prompt_name", STRING, "the name of one of the model's prompts, put before each text");
 const EMBED: [(&str, &str, &str); 7] = [
     ("*inputs", INPUTS, "a text, several, or token ids"),
-    ("normalize", BOOLEAN, "whether vectors get the length 1; yes unless told"),
+    ("normalize", BOOLEAN, "whether vectors are normalized to length 1 (default: yes)"),
     TRUNCATE,
     SIDE,
     PROMPT,
-    ("dimensions", INTEGER, "keep only so many numbers of each vector"),
+    ("dimensions", INTEGER, "truncate each vector to this many dimensions"),
     MODEL_OR_OTHER,
 ];
 
@@ -117,7 +118,7 @@ pub(crate) const ROUTES: [Route; 21] = [
                 r#"{"type": "string", "enum": ["float", "base64"]}"#,
                 "numbers, or their bytes in base64",
             ),
-            ("dimensions", INTEGER, "keep only so many numbers of each vector"),
+            ("dimensions", INTEGER, "truncate each vector to this many dimensions"),
             ("user", STRING, "taken and not used"),
         ],
         example: r#"{"input": "Jim Henson was a puppeteer."}"#,
@@ -136,10 +137,10 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/tokenize",
         of_model: true,
-        summary: "The pieces of texts, with ids and character offsets",
+        summary: "The tokens of texts, with ids and character offsets",
         fields: &[
             ("*inputs", TEXTS, "a text or several"),
-            ("add_special_tokens", BOOLEAN, "with [CLS] and [SEP]; yes unless told"),
+            ("add_special_tokens", BOOLEAN, "with [CLS] and [SEP] (default: yes)"),
             PROMPT,
             MODEL_OR_OTHER,
         ],
@@ -157,7 +158,7 @@ pub(crate) const ROUTES: [Route; 21] = [
                 r#"{"oneOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}]}"#,
                 "ids, or lists of them",
             ),
-            ("skip_special_tokens", BOOLEAN, "without [CLS] and [SEP]; yes unless told"),
+            ("skip_special_tokens", BOOLEAN, "without [CLS] and [SEP] (default: yes)"),
             MODEL_OR_OTHER,
         ],
         example: r#"{"ids": [5, 6, 7]}"#,
@@ -167,10 +168,10 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/fill",
         of_model: true,
-        summary: "The likeliest words for each [MASK]; a masked language model",
+        summary: "The most likely tokens for each [MASK]; needs a masked language model",
         fields: &[
             ("*inputs", TEXTS, "texts with [MASK] in them"),
-            ("top", INTEGER, "how many words for each mask; 5 unless told"),
+            ("top", INTEGER, "how many predictions for each mask (default: 5)"),
             TRUNCATE,
             MODEL,
         ],
@@ -181,7 +182,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/predict",
         of_model: true,
-        summary: "Labels with scores for texts or pairs of texts; a sequence classifier",
+        summary: "Labels with scores for texts or text pairs; needs a sequence classifier",
         fields: &[
             ("*inputs", PAIRS, "a text, a pair [text, text], or a list [[text], [text, text], …] of both"),
             TRUNCATE,
@@ -195,13 +196,13 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/rerank",
         of_model: true,
-        summary: "Texts in the order of how well they answer a query; a sequence classifier with one label",
+        summary: "Texts ranked by their relevance to a query; needs a sequence classifier with one label",
         fields: &[
             ("*query", STRING, "the query"),
-            ("*texts", STRINGS, "what is put in order"),
+            ("*texts", STRINGS, "the texts to rank"),
             TRUNCATE,
             ("raw_scores", BOOLEAN, "logits instead of probabilities"),
-            ("return_text", BOOLEAN, "whether the texts come back, too"),
+            ("return_text", BOOLEAN, "whether to return the texts"),
             MODEL_OR_OTHER,
         ],
         example: r#"{"query": "Who made the Muppets?", "texts": ["It rains.", "Jim Henson did."]}"#,
@@ -211,7 +212,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/tag",
         of_model: true,
-        summary: "Entities with their place in the text, in characters; a token classifier",
+        summary: "Entities with their character offsets; needs a token classifier",
         fields: &[("*inputs", TEXTS, "a text or several"), MODEL],
         example: r#"{"inputs": "Jim Henson lived in London."}"#,
         handler: || post(answers::tag),
@@ -220,11 +221,11 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/answer",
         of_model: true,
-        summary: "Answers to a question within a passage, with their places and scores; a question-answering model",
+        summary: "Answers to a question within a passage, with their character offsets and scores; needs a question-answering model",
         fields: &[
             ("*question", STRING, "the question"),
             ("*context", STRING, "the passage, of any length"),
-            ("top", INTEGER, "how many answers; 5 unless told"),
+            ("top", INTEGER, "how many answers (default: 5)"),
             MODEL,
         ],
         example: r#"{"question": "Where did Jim Henson live?", "context": "Jim Henson lived in London."}"#,
@@ -234,8 +235,8 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/choose",
         of_model: true,
-        summary: "Which of several continuations fits best; a multiple-choice model",
-        fields: &[("*context", STRING, "what is to be continued"), ("*choices", STRINGS, "the continuations"), MODEL],
+        summary: "Which of several continuations fits best; needs a multiple-choice model",
+        fields: &[("*context", STRING, "the text to continue"), ("*choices", STRINGS, "the continuations"), MODEL],
         example: r#"{"context": "He picked up the puppet", "choices": ["and made it speak.", "and it rained."]}"#,
         handler: || post(answers::choose),
     },
@@ -252,7 +253,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "post",
         path: "/inside/neighbours",
         of_model: true,
-        summary: "How near the uses of a word in several texts are to each other",
+        summary: "How similar the uses of a word in several texts are",
         fields: &[("*word", STRING, "the word"), ("*inputs", STRINGS, "texts that hold it"), MODEL],
         example: r#"{"word": "play", "inputs": ["A play by Shakespeare.", "Children play outside.", "They play chess."]}"#,
         handler: || post(inside::neighbours),
@@ -297,7 +298,7 @@ pub(crate) const ROUTES: [Route; 21] = [
         method: "get",
         path: "/runs/{run}",
         of_model: false,
-        summary: "The log of a run from a byte on (?from=BYTES), to be asked again and again",
+        summary: "The log of a run from a byte offset on (?from=BYTES), for polling",
         fields: &[],
         example: "",
         handler: || get(runs::log),
@@ -327,7 +328,7 @@ pub(crate) async fn off_the_road<R: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(_) => {
-            Err(ApiError::new(Kind::Backend, "cutting the texts into pieces broke down; this is a bug in henson"))
+            Err(ApiError::new(Kind::Backend, "tokenizing the texts failed unexpectedly; this is a bug in henson"))
         }
     }
 }
@@ -755,7 +756,7 @@ async fn openai_models(State(app): State<App>) -> Answer<Value> {
 
 pub(crate) async fn health(State(app): State<App>) -> Result<Answer<Value>, ApiError> {
     if app.is_stopping() {
-        return Err(ApiError::later(Kind::Unhealthy, "the server is about to stop", 5));
+        return Err(ApiError::later(Kind::Unhealthy, "the server is shutting down", 5));
     }
     if !app.models.all_loaded() {
         return Err(ApiError::later(Kind::Unhealthy, "models are still being loaded", 1));

@@ -51,7 +51,7 @@ fn directory(app: &App) -> Result<PathBuf, ApiError> {
 async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
 ) -> Result<R, ApiError> {
-    let broken = |_| ApiError::new(Kind::Backend, "reading the runs broke down; this is a bug in henson");
+    let broken = |_| ApiError::new(Kind::Backend, "reading the runs failed unexpectedly; this is a bug in henson");
     tokio::task::spawn_blocking(work).await.map_err(broken)?
 }
 

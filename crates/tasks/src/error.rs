@@ -31,7 +31,7 @@ pub enum TaskError {
     /// A table has no column for something that the task needs.
     #[error(
         "{} has no column for {role}: expected {expected}, found {found}; name the column by {flag}, or by its \
-         number and with --header=false where the first row is no header",
+         number and with --header=false where the first row is not a header",
         path.display()
     )]
     NoColumn {
@@ -60,7 +60,7 @@ pub enum TaskError {
 
     /// Tags that are numbers alone: whether they are entities, and of what kind, nobody knows.
     #[error(
-        "{} has numbers for tags, and nothing says what they stand for: name them in the order of their numbers by --labels \
+        "{} has numbers for tags, and nothing defines what they stand for: name them in the order of their numbers by --labels \
          O,B-PER,…, write the names into the file, or give a parquet that keeps them (the ClassLabel of `datasets`); --task pos \
          takes tags that are not entities as they are",
         path.display()
@@ -102,7 +102,7 @@ pub enum TaskError {
     },
 
     /// A file to train on has nothing that a model could tell apart.
-    #[error("{} has {found}: expected at least two labels to tell apart", path.display())]
+    #[error("{} has {found}: expected at least two different labels", path.display())]
     FewLabels {
         /// The file.
         path: PathBuf,
@@ -126,7 +126,7 @@ pub enum TaskError {
     },
 
     /// Models of an ensemble that cannot be averaged.
-    #[error("{} cannot be averaged with {}: they have other labels, or divide texts in another way", second.display(), first.display())]
+    #[error("{} cannot be averaged with {}: their labels differ, or they split texts differently (tokenizer, maximum length, windows)", second.display(), first.display())]
     Ensemble {
         /// The first model.
         first: PathBuf,
@@ -135,7 +135,7 @@ pub enum TaskError {
     },
 
     /// A directory that holds another search.
-    #[error("{} holds another search, or none: choose another --out, or delete it\n{differences}", path.display())]
+    #[error("{} holds a different search, or none: choose another --out, or delete it\n{differences}", path.display())]
     OtherSearch {
         /// The directory.
         path: PathBuf,
@@ -178,7 +178,7 @@ pub enum TaskError {
     },
 
     /// Predictions of another kind than the task's. An error of the caller.
-    #[error("example {id} of task {task} has a prediction of another kind")]
+    #[error("example {id} of task {task} has a prediction of a different kind")]
     WrongKind {
         /// The example.
         id: String,

@@ -239,15 +239,15 @@ fn failures() {
     let status = |status| Answer { status, ..Answer::default() };
     let cut = Answer { length: Some(Some(60_000)), ..file(vec![0; 50_000]) };
 
-    check_failure(&Server::start([]), "knows no model org/name with a config.json");
+    check_failure(&Server::start([]), "has no model org/name with a config.json");
     check_failure(&with(CONFIG, status(401)), "status 401): the name is wrong, or the model is private");
     check_failure(&with(CONFIG, file("<html>")), "line 1, column 1");
-    check_failure(&with(CONFIG, redirect(CONFIG)), "redirected without end");
-    check_failure(&with(CONFIG, redirect("nowhere")), "which is no address");
+    check_failure(&with(CONFIG, redirect(CONFIG)), "redirected too often");
+    check_failure(&with(CONFIG, redirect("nowhere")), "which is not a valid address");
     check_failure(&with(WEIGHTS, status(503)), "status 503; try again later");
     check_failure(&with(WEIGHTS, cut.clone()), "it broke off");
     check_failure(&with("/org/name/resolve/main/tokenizer.json", cut), "it broke off");
-    check_failure(&with(WEIGHTS, Answer { length: Some(None), ..file("x") }), "does not say how long it is");
+    check_failure(&with(WEIGHTS, Answer { length: Some(None), ..file("x") }), "does not report its length");
     check_failure(&with(WEIGHTS, status(404)), "no weights as safetensors");
     let mut changed = file("x");
     changed.headers[0].1 = COMMIT.replace('0', "f");

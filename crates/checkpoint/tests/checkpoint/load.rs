@@ -60,7 +60,7 @@ fn all_faults_at_once() {
         report.to_string(),
         "1 parameters loaded\n\
          1 missing, so not in the file:\n  bert.embeddings.LayerNorm.weight [3]\n\
-         1 of another shape than in the model:\n  bert.embeddings.word_embeddings.weight: expected [5, 3], got [7, 3] (the \
+         1 with a different shape than in the model:\n  bert.embeddings.word_embeddings.weight: expected [5, 3], got [7, 3] (the \
          vocabulary does not fit the model: config and tokenizer must come with these weights)\n\
          1 without floating-point numbers:\n  cls.predictions.transform.dense.weight: I32\n\
          1 with numbers that are not finite:\n  cls.predictions.bias: 1 NaN and 2 infinite of 5\n\

@@ -99,7 +99,7 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
     show_mistakes(flags, results)?;
     if let Some(reason) = &results.degenerate {
         output::warn(&format!(
-            "the model learnt nothing: it {reason}; try --restarts 5, more epochs, or another learning_rate"
+            "training failed: the model {reason}; try --restarts 5, more epochs, or another learning_rate"
         ));
     }
     let task = Task::named(&results.task).ok_or_else(|| TaskError::NoTask { name: results.task.clone() })?;

@@ -109,7 +109,7 @@ impl Tagger {
             return Err(wrong(problem).into());
         }
         if description.labels.is_empty() || description.lstm_layers > 16 || description.hidden_size > 1 << 14 {
-            return Err(wrong("its labels are none, or its sizes absurd".to_owned()).into());
+            return Err(wrong("it has no labels, or sizes that cannot be".to_owned()).into());
         }
         let model = Model::open(path, device, dtype, Want::Encoder)?;
         let encoder_layers = model.config().model.sizes().num_hidden_layers;
@@ -293,7 +293,7 @@ fn read_parameters(path: &Path, network: &Network) -> Result<Vec<f32>, TrainErro
         },
         None if weights.names().len() != entries.len() => {
             let extra = weights.names().find(|name| !entries.iter().any(|(other, _)| other == name));
-            format!("{} is not part of what {DESCRIPTION} says", extra.unwrap_or("a tensor"))
+            format!("{} is not described in {DESCRIPTION}", extra.unwrap_or("a tensor"))
         }
         None => {
             let mut all = Vec::with_capacity(network.len());

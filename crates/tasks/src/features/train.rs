@@ -379,7 +379,7 @@ fn card(plan: &TaggerPlan, description: &Description, results: &Results) -> Stri
     let crf = if description.crf { " with a CRF" } else { "" };
     let mut text = format!(
         "---\ntags:\n- {}\n- henson\n---\n\n# {} as features for {}\n\n{head}{crf} on the frozen encoder {}, \
-         layers `{}`. Made by henson; the whole recipe is in recipe.toml, the course of the training in metrics.jsonl and \
+         layers `{}`. Made by henson; the whole recipe is in recipe.toml, the training log in metrics.jsonl and \
          report.html.\n\n## Data\n\n- trained on {}: {} sentences\n",
         plan.task.name,
         plain(&start),

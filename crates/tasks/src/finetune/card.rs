@@ -21,8 +21,8 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
     let (start, sizes) = (name(&recipe.model), plan.config.model.sizes());
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
-         Fine-tuned by henson from {}: {} layers of {}. All settings are in recipe.toml, the course of the \
-         training in metrics.jsonl and report.html.\n",
+         Fine-tuned by henson from {}: {} layers of {}. All settings are in recipe.toml, the training \
+         log in metrics.jsonl and report.html.\n",
         plan.task.name,
         plain(&start),
         plan.task.name,
@@ -61,11 +61,11 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         results.steps,
         results.seconds,
         results.best_step,
-        if results.stopped_early { "; training ended early, because nothing got better" } else { "" },
+        if results.stopped_early { "; training stopped early, because the score no longer improved" } else { "" },
     );
     if let Some(linear) = results.linear_head.as_ref().filter(|linear| linear.kept) {
         text += &format!(
-            "\nThe encoder is as it was: a linear head on the mean of its vectors had {} {:.4}, fine-tuning {:.4}. The last layer is \
+            "\nThe encoder is unchanged: a linear head on the mean of its vectors had {} {:.4}, fine-tuning {:.4}. The last layer is \
              one more than the encoder's and only averages, so that the head, which reads the first token, sees the mean.\n",
             results.metric,
             linear.value.unwrap_or(f64::NAN),
@@ -76,14 +76,14 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         text += &estimate(results, folds);
     }
     if let Some(score) = score {
-        text += "\n## Scores\n\nOn the data that the model was chosen by, so rather too good than too bad.\n\n";
+        text += "\n## Scores\n\nMeasured on the data that the model was selected by, so slightly optimistic.\n\n";
         text += "| score | value |\n|---|---|\n";
         for (name, value) in &score.metrics {
             text += &format!("| {name} | {value:.4} |\n");
         }
         if let Some(reason) = &results.degenerate {
             text += &format!(
-                "\n**This model learnt nothing: it {reason}.** Try another seed, more epochs, or another learning rate.\n"
+                "\n**Training failed: the model {reason}.** Try another seed, more epochs, or another learning rate.\n"
             );
         }
     }

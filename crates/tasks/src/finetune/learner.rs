@@ -161,7 +161,7 @@ pub(crate) fn chosen_by(set: &Set, score: &Score) -> (&'static str, f64) {
 pub(crate) fn degenerate(set: &Set, predictions: &[Prediction], score: &Score) -> Option<String> {
     let first = predictions.first()?;
     if predictions.len() > 1 && predictions.iter().all(|prediction| prediction.says_the_same(first)) {
-        return Some("says the same to everything".to_owned());
+        return Some("predicts the same for every example".to_owned());
     }
     set.task.form.degenerate(set, predictions, score)
 }
@@ -307,14 +307,14 @@ mod tests {
             let score = score(&set, &predictions, None, 0).unwrap();
             degenerate(&set, &predictions, &score).unwrap_or_default()
         };
-        assert!(check([0, 0, 0, 0]).contains("the same to everything"));
-        assert!(check([1, 1, 1, 1]).contains("the same to everything"));
+        assert!(check([0, 0, 0, 0]).contains("the same for every example"));
+        assert!(check([1, 1, 1, 1]).contains("the same for every example"));
         assert!(check([0, 0, 1, 0]).contains("has an accuracy of 50.0%, below the 75.0%"));
         assert_eq!(check([0, 0, 1, 1]), "");
     }
 
     #[test]
-    fn numbers_that_have_nothing_to_do_with_the_right_ones_are_told() {
+    fn numbers_that_have_nothing_to_do_with_the_right_ones_are_reported() {
         let check = |right: [f64; 4], numbers: [f64; 4]| {
             let example = |number| Example {
                 id: String::new(),
@@ -328,7 +328,7 @@ mod tests {
             degenerate(&set, &predictions, &score).unwrap_or_default()
         };
         let right = [0.0, 1.0, 2.0, 3.0];
-        assert!(check(right, [1.5; 4]).contains("the same to everything"));
+        assert!(check(right, [1.5; 4]).contains("the same for every example"));
         // Not the same to everything, and of no use.
         assert!(check(right, [1.0, 2.0, 2.0, 1.0]).contains("a correlation of 0.000"));
         assert!(check(right, [3.0, 1.5, 1.4, 0.0]).contains("a correlation of -0."));

@@ -277,7 +277,7 @@ fn tokenizer_of(path: &Path, config: &Config) -> Result<Tokenizer, TaskError> {
     if tokenizer.vocabulary_size() > config.model.sizes().vocab_size {
         let (pieces, rows) = (tokenizer.vocabulary_size(), config.model.sizes().vocab_size);
         let problem = format!(
-            "the tokenizer in {} has {pieces} pieces, the model's vocabulary {rows}: they do not belong together",
+            "the tokenizer in {} has {pieces} tokens, the model's vocabulary {rows}: they do not belong together",
             path.display()
         );
         return Err(TrainError::Vocabulary(problem).into());
@@ -319,7 +319,7 @@ pub(crate) fn read_both(
         *found = read(&dev_path, &of_dev(&labels))?;
     }
     if let Some(dev) = dev.as_ref().filter(|dev| needs_labels && !dev.is_labelled()) {
-        return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is there to be scored on" });
+        return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is for scoring" });
     }
     if train.labels.len() < train.task.form.fewest_labels {
         return Err(TaskError::FewLabels { path: train_path, found: format!("the labels {}", listed(&train.labels)) });
@@ -369,7 +369,7 @@ pub fn missing_documents(set: &Set) -> Option<String> {
         ))
     } else if set.examples.iter().all(is_alone) {
         Some(format!(
-            "sentences of the same document beside each other in {path}: in tables, rows with the same number in a column \
+            "sentences of the same document next to each other in {path}: in tables, rows with the same number in a column \
              `document`"
         ))
     } else {

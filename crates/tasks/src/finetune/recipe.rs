@@ -189,7 +189,7 @@ impl FineTuneRecipe {
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
         ])?;
         if let Some(short) = self.max_length.filter(|length| *length < 3) {
-            let expected = "at least 3, since two tokens stand around a text";
+            let expected = "at least 3, since two special tokens surround a text";
             return Err(TrainError::setting("max_length", short, expected));
         }
         let counts = [

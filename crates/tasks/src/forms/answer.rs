@@ -136,7 +136,7 @@ impl Steps for Questions {
             )
         };
         let best = score.get("best_f1_threshold").filter(|_| set.task.may_be_unanswerable);
-        best.is_some_and(declined).then(|| "does best where it answers nothing".to_owned())
+        best.is_some_and(declined).then(|| "scores best by answering nothing".to_owned())
     }
 
     fn read_predictions(&self, path: &Path, set: &mut Set) -> Result<Vec<Prediction>, TaskError> {
@@ -277,7 +277,7 @@ fn read_document(path: &Path, mut collector: Collector<'_>) -> Result<Set, TaskE
         DataError::Json { path, problem } => {
             let reason = format!(
                 "{problem}; expected a JSON document as SQuAD's, with \"data\", \"paragraphs\" and \"qas\", or a .jsonl or \
-                 .parquet with a question and its passage a row"
+                 .parquet with one question and its passage per row"
             );
             TaskError::Empty { path, task: collector.reading.task.name, reason }
         }

@@ -210,6 +210,6 @@ fn chosen(label: &str, names: &[&str]) -> Result<u32, String> {
         _ => None,
     };
     let found = by_name.or_else(|| by_number().map(|number| number as usize)).or_else(by_letter);
-    let expected = || format!("{label:?} is none of the {} choices: expected one of {}", names.len(), listed(names));
+    let expected = || format!("{label:?} is not one of the {} choices: expected one of {}", names.len(), listed(names));
     found.filter(|choice| *choice < names.len()).map(|choice| choice as u32).ok_or_else(expected)
 }

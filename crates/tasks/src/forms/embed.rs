@@ -154,15 +154,20 @@ impl Steps for Embed {
                 recipe.windows,
                 "windows",
                 "true".to_owned(),
-                "false: pairs are learnt from the beginnings of their texts",
+                "false: training uses the beginnings of both texts of a pair",
             ),
             (
                 recipe.batch_size < 2,
                 "batch_size",
                 recipe.batch_size.to_string(),
-                "at least 2: partners are told from others",
+                "at least 2: the negatives of a pair are the other pairs of its batch",
             ),
-            (recipe.limit == Some(1), "limit", "1".to_owned(), "at least 2: partners are told from others"),
+            (
+                recipe.limit == Some(1),
+                "limit",
+                "1".to_owned(),
+                "at least 2: the negatives of a pair are the other pairs of its batch",
+            ),
             (
                 own != Pooling::Mean,
                 "model",
@@ -204,7 +209,7 @@ impl Steps for Embed {
 /// The text that means something else, where the row has one.
 fn unlike(cells: &Cells<'_>) -> Result<Option<String>, TaskError> {
     let (path, row, user) = (cells.path, cells.row, cells.files.negative_column.as_ref());
-    let role = Role { what: "the text that means something else", flag: "--negative-column", names: &["negative"] };
+    let role = Role { what: "the negative text", flag: "--negative-column", names: &["negative"] };
     let found = match user {
         Some(_) => Some(rows::need(path, row, user, &role, None)?),
         None => rows::find(row, None, role.names, None),
@@ -235,7 +240,7 @@ fn partners(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
         match prediction {
             Prediction::Similarity { vectors: Some([first, second]), .. } => pairs.push([first, second]),
             Prediction::Similarity { vectors: None, .. } => {
-                let needed = "cosines alone can only be held against scores; give a model, or a file with scores";
+                let needed = "cosines alone can only be compared with scores; give a model, or a file with scores";
                 return Err(TaskError::NoLabels { path: set.path.clone(), needed });
             }
             _ => return Err(wrong_kind(set, example)),
@@ -270,7 +275,7 @@ fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
         return Ok(());
     }
     let expected = format!(
-        "at most {most}, half of batch_size ({size}): a part needs two pairs, since partners are told from others of it"
+        "at most {most}, half of batch_size ({size}): a part needs two pairs, since the negatives of a pair are the others of its part"
     );
     Err(TrainError::setting("accumulation", recipe.accumulation, expected).into())
 }
@@ -320,7 +325,7 @@ fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError>
         }
     }
     if train.examples.len() < 2 {
-        let reason = format!("{} pairs are alike, and partners are told from others", train.examples.len());
+        let reason = format!("{} similar pairs, and the negatives of a pair are other pairs", train.examples.len());
         return Err(TaskError::Empty { path: train.path.clone(), task: train.task.name, reason });
     }
     Ok(())

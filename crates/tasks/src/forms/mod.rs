@@ -230,7 +230,7 @@ pub(crate) trait Steps: Debug + Sync {
     /// Scores the predictions for a set; their mistakes in any order.
     fn score(&self, set: &Set, predictions: &[Prediction], threshold: Option<f64>) -> Result<Score, TaskError>;
 
-    /// Why a model is no better than none, if so; that it says the same to everything is known already.
+    /// Why a model is no better than none, if so; that it predicts the same for every example is known already.
     fn degenerate(&self, _set: &Set, _predictions: &[Prediction], _score: &Score) -> Option<String> {
         None
     }

@@ -265,7 +265,7 @@ impl Tag {
             && one.words.len() >= ONE_SENTENCE
         {
             collector.set.problems.push(format!(
-                "{}: all {} lines are one sentence, since no empty line ends one; expected a word with its tag a line, or a table \
+                "{}: all {} lines are one sentence, since no empty line ends one; expected one word with its tag per line, or a table \
                  as .jsonl or .parquet",
                 path.display(),
                 one.words.len()

@@ -167,7 +167,7 @@ impl Found {
         for (label, score) in scores {
             let number = label_number(set, label)? as usize;
             all.resize(all.len().max(number + 1), 0.0);
-            all[number] = score.as_f64().ok_or_else(|| format!("the score of {label:?} is no number"))? as f32;
+            all[number] = score.as_f64().ok_or_else(|| format!("the score of {label:?} is not a number"))? as f32;
         }
         Ok(all)
     }

@@ -176,7 +176,7 @@ fn what_cannot_be_tuned_is_said() {
     check("embed-scores.jsonl", &[], from.path(), "6 pairs");
     check("embed-scores.jsonl", &["min_score=3"], from.path(), "3 pairs");
     check("embed-scores.jsonl", &["min_score=0", "limit=4"], from.path(), "4 pairs");
-    check("embed-scores.jsonl", &["min_score=5"], from.path(), "1 pairs are alike");
+    check("embed-scores.jsonl", &["min_score=5"], from.path(), "1 similar pairs");
     let one = FineTuneRecipe { batch_size: 1, ..recipe("embed", from.path(), "embed.jsonl", &[]) };
     let message = Plan::new(one, 1).err().unwrap().to_string();
     assert!(message.contains("`batch_size` is 1"), "{message}");

@@ -123,7 +123,7 @@ fn other_runs_and_broken_files_are_refused() {
     for (from, to, expected) in [
         ("\"hidden_size\": 12", "\"hidden_size\": 14", "lstm.weight_ih_l0"),
         ("\"crf\": false", "\"crf\": true", "crf.start_transitions"),
-        ("\"lstm_layers\": 2", "\"lstm_layers\": 1", "not part of"),
+        ("\"lstm_layers\": 2", "\"lstm_layers\": 1", "not described in"),
         ("\"format\": 1", "\"format\": 2", "format"),
         ("\"crf\"", "\"crg\"", "crg"),
     ] {

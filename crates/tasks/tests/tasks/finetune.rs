@@ -141,7 +141,7 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
     fs::write(&path, fs::read_to_string(&plan.recipe.train).unwrap().replace("woman", "man")).unwrap();
     let other = FineTuneRecipe { train: path.display().to_string(), ..plan.recipe.clone() };
     let message = run(&self::plan(other), &whole, None).unwrap_err().to_string();
-    assert!(message.contains("other data"), "{message}");
+    assert!(message.contains("different data"), "{message}");
     // So are other names of the labels, which the numbers do not tell.
     let renamed = |path: &str| {
         let new = place.path().join("renamed.jsonl");
@@ -152,7 +152,7 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
     let other = self::plan(FineTuneRecipe { train, dev, ..plan.recipe.clone() });
     assert_eq!(other.train.labels, ["bad", "fair", "great"]);
     let message = run(&other, &whole, None).unwrap_err().to_string();
-    assert!(message.contains("other data"), "{message}");
+    assert!(message.contains("different data"), "{message}");
 
     // What was trained is what is scored, from the directory alone.
     let opened = Model::open(&whole, &device(), DType::F32, Want::AsSaved).unwrap();
@@ -351,7 +351,7 @@ fn sentences_are_read_amid_their_documents() {
     for (name, train, dev, expected) in [
         ("ner", &plain, &documents, "-DOCSTART- lines"),
         ("ner", &documents, &plain, "-DOCSTART- lines"),
-        ("ner", &alone, &documents, "beside each other"),
+        ("ner", &alone, &documents, "next to each other"),
         ("ner", &named, &documents, "line 2: column \"document\": expected a number, found \"a\""),
         ("ner", &documents, &missing, "line 2: column \"document\": expected a number, found nothing"),
         ("pair", &pairs, &pairs, "words with tags"),
@@ -385,7 +385,7 @@ fn training_ends_early_when_nothing_gets_better() {
     run(&plan, place.path(), Some(7)).unwrap();
     let results = finished(run(&plan, place.path(), None).unwrap());
     assert_eq!((results.steps, results.best_step, results.stopped_early), (9, 9, true));
-    assert!(fs::read_to_string(place.path().join("README.md")).unwrap().contains("ended early"));
+    assert!(fs::read_to_string(place.path().join("README.md")).unwrap().contains("stopped early"));
 }
 
 /// A search has more runs after one whose patience ended, at its last step or before; and an interruption ends the search.
@@ -505,7 +505,7 @@ fn what_cannot_be_trained_is_said_before_anything_is_written() {
     let bare = file("bare.jsonl", "{\"text\": \"a cat\"}\n");
     let cases = [
         (FineTuneRecipe { task: "magic".to_owned(), ..good.clone() }, "there is no task `magic`"),
-        (FineTuneRecipe { train: one.clone(), dev: one, ..good.clone() }, "at least two labels"),
+        (FineTuneRecipe { train: one.clone(), dev: one, ..good.clone() }, "at least two different labels"),
         (FineTuneRecipe { train: bare.clone(), ..good.clone() }, "training needs a file with labels"),
         (FineTuneRecipe { dev: bare, ..good.clone() }, "dev file"),
         (FineTuneRecipe { batch_size: 0, ..good.clone() }, "`batch_size` is 0"),
