@@ -102,7 +102,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// Whether it keeps bytes from the disk, so that a program that goes on to succeed must not have ignored it.
+    /// Whether it keeps bytes from the disk, so that a program that then succeeds must not have ignored it.
     pub(crate) fn loses_data(&self) -> bool {
         let writes = ["write", "writev", "pwrite64", "copy_file_range", "ftruncate", "fsync", "fdatasync"];
         let moves = ["rename", "renameat", "renameat2", "link", "linkat"];

@@ -584,7 +584,7 @@ mod tests {
         recover(Path::new("/")).unwrap();
     }
 
-    /// Killed after each step of moving files in: the next open goes on from there.
+    /// Killed after each step of moving files in: the next open continues from there.
     #[test]
     fn killed_while_merging() {
         const NAMES: [&str; 3] = ["config.json", "1_Pooling/config.json", "model.safetensors"];

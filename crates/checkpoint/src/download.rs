@@ -1,7 +1,7 @@
 //! A model's files from a hub into the cache, all at once or not at all.
 //!
 //! The files lie in `snapshots/REVISION` themselves and are not links into `blobs`, as they also do where
-//! `huggingface_hub` cannot make links; it reads both. An interrupted download begins anew.
+//! `huggingface_hub` cannot make links; it reads both. An interrupted download starts from scratch.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -180,7 +180,7 @@ pub fn build(
                 inputs.skipped.len()
             ),
             0 if read.documents == 0 => "the files hold no text".to_owned(),
-            0 => format!("no piece was left of any of the {} documents", read.documents),
+            0 => format!("no token was left of any of the {} documents", read.documents),
             held => format!("all {held} were held out; hold out fewer, or give more text"),
         };
         return Err(DataError::NoDocuments { reason });

@@ -228,7 +228,7 @@ impl Corpus {
             let (size, found) = checksum(&path)?;
             if (size, &found) != (bytes, sha256) {
                 let problem =
-                    format!("its SHA-256 is {found} over {size} bytes, the manifest says {sha256} over {bytes}");
+                    format!("its SHA-256 is {found} over {size} bytes, the manifest lists {sha256} over {bytes}");
                 return Err(DataError::damaged(path, problem));
             }
         }
@@ -278,7 +278,7 @@ impl<'a> Reader<'a> {
             // Pieces are those of sentences.
             && (first_piece == piece || first_sentence < sentence);
         if !fits {
-            return Err(from.damaged(format!("the offsets of document {here} make no sense")));
+            return Err(from.damaged(format!("the offsets of document {here} are invalid")));
         }
         let (first_piece, first_sentence) = (first_piece as usize, first_sentence as usize);
         let (pieces, sentences) = (piece as usize - first_piece, sentence as usize - first_sentence);
@@ -352,7 +352,7 @@ impl<'a> Reader<'a> {
         let largest = ids[before..].iter().copied().max();
         match largest.is_none_or(|id| id < shard.vocabulary_size()) {
             true => Ok(()),
-            false => Err(shard.damaged("it has an id beyond the vocabulary")),
+            false => Err(shard.damaged("it has an id outside of the vocabulary")),
         }
     }
 

@@ -375,7 +375,10 @@ fn read_json(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Re
         let number = line.number;
         let problem = |problem: String| DataError::Record { path: path.to_owned(), line: number, problem };
         if line.unfinished {
-            return Err(problem(format!("it has more than {} MiB; is it an object a line?", LARGEST_OBJECT >> 20)));
+            return Err(problem(format!(
+                "it has more than {} MiB; does it have one object per line?",
+                LARGEST_OBJECT >> 20
+            )));
         }
         if line.bytes.trim_ascii().is_empty() {
             continue;

@@ -36,7 +36,7 @@ pub enum DataError {
 
     /// A directory is not a corpus.
     #[error(
-        "{} is no corpus: it has no corpus.json; give the directory that `henson data build` wrote",
+        "{} is not a corpus: it has no corpus.json; give the directory that `henson data build` wrote",
         directory.display()
     )]
     NotACorpus {
@@ -91,13 +91,13 @@ pub enum DataError {
 
     /// A vocabulary without a piece to hide others behind.
     #[error(
-        "the tokenizer has no mask_token, which hidden pieces are replaced with: name one in its tokenizer_config.json, \
+        "the tokenizer has no mask_token, which masked tokens are replaced with: name one in its tokenizer_config.json, \
          or use objective = \"causal\""
     )]
     NoMask,
 
     /// A vocabulary of special pieces only.
-    #[error("the vocabulary has no pieces but special ones: train a tokenizer on text (henson tokenizer train)")]
+    #[error("the vocabulary has only special tokens: train a tokenizer on text (henson tokenizer train)")]
     NoPieces,
 
     /// A template of another tokenizer than the corpus was built with.
@@ -137,7 +137,7 @@ pub enum DataError {
 
     /// A place beyond the end of its epoch.
     #[error(
-        "there is no instance {} in epoch {}, which has {count}: was the place saved with other data or settings?",
+        "there is no instance {} in epoch {}, which has {count}: was the position saved with other data or settings?",
         place.index,
         place.epoch
     )]
@@ -156,7 +156,7 @@ pub enum DataError {
     },
 
     /// A thread that made batches ended early.
-    #[error("the threads that make batches have stopped: an error of henson's own, please report it")]
+    #[error("the threads that make batches have stopped: this is a bug in henson, please report it")]
     LoaderStopped,
 
     /// A text is not UTF-8.
@@ -267,7 +267,7 @@ pub enum DataError {
     },
 
     /// The destination of a build is there already.
-    #[error("{} exists already: choose another place, or replace it with --overwrite", path.display())]
+    #[error("{} exists already: choose another directory, or replace it with --overwrite", path.display())]
     Exists {
         /// The destination.
         path: PathBuf,

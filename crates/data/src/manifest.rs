@@ -150,7 +150,7 @@ impl Manifest {
             // It comes from strangers, and names are joined to the directory.
             let plain = !name.contains('\\') && Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
             if !plain || name.is_empty() || !seen.insert(name) {
-                return Err(format!("the name {name:?} leads elsewhere, or stands there twice"));
+                return Err(format!("the name {name:?} leads outside of the directory, or is listed twice"));
             }
         }
         for source in &self.sources {

@@ -106,7 +106,7 @@ impl<W: Write> ShardWriter<W> {
         self.ends.extend_from_slice(ends);
         let added = Counts { documents: 1, sentences: ends.len() as u64, pieces: ids.len() as u64 };
         self.counts.add(added);
-        let place = |count: u64| u32::try_from(count).map_err(|_| io::Error::other("more than 2^32 pieces in a shard"));
+        let place = |count: u64| u32::try_from(count).map_err(|_| io::Error::other("more than 2^32 tokens in a shard"));
         self.documents.push([place(self.counts.pieces)?, place(self.counts.sentences)?]);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
@@ -187,14 +187,14 @@ impl Shard {
         // Asked before opening: a pipe would block there.
         let metadata = std::fs::metadata(path).map_err(DataError::io("open", path))?;
         if !metadata.is_file() || metadata.len() != size {
-            let problem = format!("it has {} bytes, the manifest says {size}", metadata.len());
+            let problem = format!("it has {} bytes, the manifest lists {size}", metadata.len());
             return Err(DataError::damaged(path, problem));
         }
         let file = File::open(path).map_err(DataError::io("open", path))?;
         let read = |at, out: &mut [u8]| read_exact_at(path, &file, at, out);
         let frame = Frame::read(path, size, vocabulary_size, &read)?;
         if frame.counts != counts {
-            let problem = format!("it says {:?}, the manifest {counts:?}", frame.counts);
+            let problem = format!("it has {:?}, the manifest lists {counts:?}", frame.counts);
             return Err(DataError::damaged(path, problem));
         }
         let Frame { ends, documents, covered, sums, .. } = frame;
@@ -276,7 +276,7 @@ impl Shard {
         }
         match totals == self.counts {
             true => Ok(()),
-            false => Err(self.damaged(format!("its documents have {totals:?}, its footer says {:?}", self.counts))),
+            false => Err(self.damaged(format!("its documents have {totals:?}, its footer has {:?}", self.counts))),
         }
     }
 }

@@ -136,7 +136,7 @@ impl Drop for Staging {
 fn refuse_foreign(destination: &Path) -> Result<(), DataError> {
     let refuse = |problem: String| DataError::NotReplaced { path: destination.to_owned(), problem };
     if !destination.join(MANIFEST).is_file() {
-        return Err(refuse(format!("it has no {MANIFEST}, so it is no corpus; choose another place")));
+        return Err(refuse(format!("it has no {MANIFEST}, so it is not a corpus; choose another directory")));
     }
     let mut foreign = Vec::new();
     for entry in fs::read_dir(destination).map_err(DataError::io("read", destination))? {

@@ -51,7 +51,7 @@ impl BuiltIn {
 
     /// Its directory, or what to do where there is none.
     pub(crate) fn directory(self) -> anyhow::Result<PathBuf> {
-        let program = std::env::current_exe().context("cannot tell where this program is; name a --model")?;
+        let program = std::env::current_exe().context("cannot find the path of this program; give a --model")?;
         let beside = program.parent().unwrap_or(Path::new("."));
         let places = places(beside, crate::models::set("HENSON_MODELS"), Path::new(SOURCE), self.name());
         if let Some(found) = places.iter().find(|place| place.join("config.json").is_file()) {

@@ -54,11 +54,11 @@ pub(crate) fn for_each(
         progress.at(lines.read(), done);
     }
     progress.finish();
-    anyhow::ensure!(done > 0, "{} has no text: expected one a line", lines.name);
+    anyhow::ensure!(done > 0, "{} has no text: expected one per line", lines.name);
     match lines.number - done {
         0 => {}
-        1 => output::warn(&format!("a blank line of {} was passed over", lines.name)),
-        blank => output::warn(&format!("{blank} blank lines of {} were passed over", lines.name)),
+        1 => output::warn(&format!("a blank line of {} was skipped", lines.name)),
+        blank => output::warn(&format!("{blank} blank lines of {} were skipped", lines.name)),
     }
     Ok(())
 }
@@ -96,7 +96,7 @@ impl Lines {
         let path = path.unwrap_or(&stdin);
         let (name, inner, bytes): (_, Box<dyn Read>, _) = if path == stdin {
             if io::stdin().is_terminal() {
-                output::message("reading one text a line from the terminal; end with ctrl-D");
+                output::message("reading one text per line from the terminal; end with ctrl-D");
             }
             ("standard input".to_owned(), Box::new(io::stdin()), None)
         } else {
@@ -127,7 +127,7 @@ impl Lines {
         self.number += 1;
         anyhow::ensure!(
             line.len() as u64 <= LONGEST,
-            "{}, line {}: longer than {} MiB; is this a text with one entry a line?",
+            "{}, line {}: longer than {} MiB; is this a text with one entry per line?",
             self.name,
             self.number,
             LONGEST >> 20

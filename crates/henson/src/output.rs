@@ -35,14 +35,14 @@ static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 pub(crate) struct Interrupted {
     /// Updates made.
     step: u64,
-    /// What to do to go on.
+    /// What to do to continue.
     next: &'static str,
 }
 
 impl Interrupted {
     /// With everything saved.
     pub(crate) fn saved(step: u64) -> Self {
-        Self { step, next: "a checkpoint is there, and the same command goes on from it" }
+        Self { step, next: "the same command resumes from the last checkpoint" }
     }
 
     /// With nothing that could be gone on from; `next` says what to do.
@@ -92,11 +92,11 @@ pub(crate) fn needs_masked_lm(what: &str, path: &Path) -> String {
     )
 }
 
-/// Refuses what is no directory before hours are spent on what shall go into it.
+/// Refuses what is not a directory before hours are spent on what shall go into it.
 pub(crate) fn check_directory(out: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
         out.is_dir() || !out.exists(),
-        "--out {} is a file: expected a directory, which is made where there is none",
+        "--out {} is a file: expected a directory, which is created if it does not exist",
         out.display()
     );
     Ok(())
@@ -356,7 +356,7 @@ impl Drop for Progress {
 /// Warns where a longer sequence was asked for than the model takes.
 pub(crate) fn warn_of_length(asked: Option<usize>, most: usize) {
     if let Some(asked) = asked.filter(|asked| *asked > most) {
-        warn(&format!("a length of {asked} was asked for, and the model takes no more than {most}: that it is"));
+        warn(&format!("a length of {asked} was asked for, and the model takes no more than {most}: using that"));
     }
 }
 
@@ -364,7 +364,7 @@ pub(crate) fn warn_of_length(asked: Option<usize>, most: usize) {
 pub(crate) fn warn_cut(numbers: &[usize], dropped: impl Iterator<Item = usize>) {
     let cut: Vec<(&usize, usize)> = numbers.iter().zip(dropped).filter(|(_, dropped)| *dropped > 0).collect();
     for (number, dropped) in cut.iter().take(3) {
-        warn(&format!("text {number} is too long: {dropped} pieces were cut off; --windows reads all of it"));
+        warn(&format!("text {number} is too long: {dropped} tokens were cut off; --windows reads all of it"));
     }
     if cut.len() > 3 {
         warn(&format!("{} more of the texts up to {} were cut", cut.len() - 3, cut[cut.len() - 1].0));

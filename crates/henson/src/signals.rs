@@ -33,7 +33,7 @@ pub(crate) fn stop() -> anyhow::Result<Arc<AtomicBool>> {
     let report = move || {
         if signals.forever().next().is_some() {
             std::thread::sleep(SOON);
-            output::message("interrupted: what is under way is finished first; a second signal ends it at once");
+            output::message("interrupted: finishing the current work; a second signal stops at once");
         }
     };
     // Where no thread can be started, an interruption works without a word.

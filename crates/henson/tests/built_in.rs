@@ -162,7 +162,7 @@ fn models_beside_the_program_are_used() {
     henson.fails(&["classify", "word40"], &["henson-12m", "a masked language model", "classifier", "henson finetune"]);
 }
 
-/// What a run leaves says the name of the model and not where it is here, and goes on by the name as by the recipe.
+/// What a run leaves has the name of the model and not where it is here, and resumes by the name as by the recipe.
 #[test]
 fn recipes_of_fine_tuning_keep_the_name() {
     let henson = Installed::new();

@@ -102,7 +102,7 @@ fn blank_lines_are_no_texts() {
         let ask = |input: &[u8]| henson(&[command, &["--model", directory], json].concat(), input);
         let output = ask(b"\na [MASK]\n \t\r\n\nb [MASK]\n\n");
         assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
-        assert_eq!(text(&output.stderr), "warning: 4 blank lines of standard input were passed over\n", "{command:?}");
+        assert_eq!(text(&output.stderr), "warning: 4 blank lines of standard input were skipped\n", "{command:?}");
         let without = ask(b"a [MASK]\nb [MASK]\n");
         assert!(without.stderr.is_empty() && without.stdout == output.stdout, "{command:?}");
         for nothing in [&b""[..], b"\n \n"] {
@@ -164,7 +164,7 @@ fn long_texts_are_cut_with_a_warning_or_windowed() {
     let output = henson(&["embed", "--model", directory, "--json", &long], b"");
     assert!(output.status.success());
     let message = text(&output.stderr);
-    assert!(message.contains("text 1") && message.contains("112 pieces") && message.contains("--windows"), "{message}");
+    assert!(message.contains("text 1") && message.contains("112 tokens") && message.contains("--windows"), "{message}");
     let output = henson(&["embed", "--model", directory, "--json", "--windows", &long], b"");
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     for command in ["embed", "features", "fill"] {
@@ -364,7 +364,7 @@ fn every_mistake_gets_a_clear_word() {
         b"",
         &[empty, "is a directory: expected a file"],
     );
-    fails(1, &["pretrain", "--data", empty, "--out", file], b"", &["no corpus"]);
+    fails(1, &["pretrain", "--data", empty, "--out", file], b"", &["not a corpus"]);
     fails(1, &["ablate", empty, "--data", empty, "--out", file], b"", &[file, "is a file: expected a directory"]);
     fails(1, &["bench", "tokenize", "--model", directory, "/dev/null"], b"", &["/dev/null has no text"]);
     #[cfg(target_os = "linux")]

@@ -146,7 +146,7 @@ fn wrong_usage_and_wrong_files() {
     fails(place, 1, &with(&["table.csv"]), &["table.csv is a table", "--format text"]);
     fails(place, 1, &with(&["bad.txt"]), &["bad.txt", "line 2", "--lossy"]);
     fails(place, 1, &["data", "build", "--tokenizer", "none", "--out", "x", "a.txt"], &["tokenizer", "none"]);
-    fails(place, 1, &["data", "stats", "tokenizer"], &["no corpus"]);
+    fails(place, 1, &["data", "stats", "tokenizer"], &["not a corpus"]);
     assert_eq!(left(place), [""; 0]);
     assert!(run(place, &with(&["a.txt", "--held-out", "0"]), b"").status.success());
     fails(place, 1, &with(&["a.txt"]), &["exists already", "--overwrite"]);

@@ -40,14 +40,14 @@ fn an_interrupted_demo_goes_on() {
     interrupt(&child);
     let interrupted = child.wait_with_output().unwrap();
     let message = String::from_utf8_lossy(&interrupted.stderr);
-    assert!(interrupted.status.code() == Some(130) && message.contains("the same command goes on"), "{message}");
+    assert!(interrupted.status.code() == Some(130) && message.contains("the same command resumes"), "{message}");
     assert!(!out.join("model/model.safetensors").exists(), "it was interrupted before it was done");
     let before = std::fs::read(out.join("before.json")).unwrap();
 
     // It is pre-trained to the end. After that, an interruption ends it at once.
     let mut child = demo(&out).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.next().unwrap().contains("was interrupted; it goes on"));
+    assert!(lines.next().unwrap().contains("was interrupted; it resumes"));
     assert!(lines.any(|line| line.starts_with("4. a classifier")), "it came to its next part");
     interrupt(&child);
     assert_eq!(child.wait().unwrap().signal(), Some(2));

@@ -122,7 +122,7 @@ fn one_run_from_tables_to_scores() {
     let said = place.at("said");
     let ask = ["predict", "--task", "classify", "--model", &run, "--data", &bare, "--out", &said, "--max-length", "40"];
     lines(&place.henson(&ask));
-    fails(&place.henson(&ask), 1, &["is there already", "--overwrite"]);
+    fails(&place.henson(&ask), 1, &["exists already", "--overwrite"]);
     let predictions = format!("{said}/predictions.jsonl");
     let scored = ["eval", "--task", "classify", "--predictions", &predictions, "--data", &file, "--json"];
     assert_eq!(lines(&place.henson(&scored)).remove(0)["accuracy"], results["value"]);
@@ -275,7 +275,7 @@ fn mistakes_are_told() {
     fails(&longer, 0, &["warning: a length of 999 was asked for, and the model takes no more than 40"]);
     fails(&place.finetune("classify", "classify.jsonl", "model/vocab.txt", &[]), 1, &["vocab.txt is a file"]);
     let labels = ["--labels", "bad,fair,good,better", "--stop-at", "0"];
-    fails(&place.finetune("classify", "classify.jsonl", "labels", &labels), 0, &["has \"better\"", "not learnt"]);
+    fails(&place.finetune("classify", "classify.jsonl", "labels", &labels), 0, &["has \"better\"", "not learned"]);
     // The directory of another command's run.
     std::fs::write(place.at("longer/recipe.toml"), "checkpoint_every = 3\n").unwrap();
     let other = place.finetune("classify", "classify.jsonl", "longer", &[]);
@@ -288,7 +288,7 @@ fn mistakes_are_told() {
     let table = place.at("table.tsv");
     std::fs::write(&table, "text,label\na cat,1\na dog,0\n").unwrap();
     finetune(&["--task", "classify", "--train", &table], &["found \"text,label\"", "--format csv divides there"]);
-    finetune(&["--task", "classify", "--data", &table], &["table.tsv is no directory", "--train"]);
+    finetune(&["--task", "classify", "--data", &table], &["table.tsv is not a directory", "--train"]);
     finetune(&["--task", "qa", "--train", &table], &["table.tsv", "a JSON document as SQuAD's", ".jsonl"]);
     std::fs::write(&table, "word\tA\n".repeat(50)).unwrap();
     let tagged = ["--task", "tag", "--train", &table];
@@ -489,11 +489,7 @@ fn no_text_of_the_files_is_left_with_the_model() {
         assert_eq!(text(&output.stderr).contains(SECRET), mistakes.contains(SECRET), "{task}: {mistakes}");
         if task == "classify" {
             assert!(mistakes.contains(SECRET), "{mistakes}");
-            fails(
-                &place.henson(&["finetune", &recipe, "--out", &again, "--mistakes", &wrong]),
-                1,
-                &["is there already"],
-            );
+            fails(&place.henson(&["finetune", &recipe, "--out", &again, "--mistakes", &wrong]), 1, &["exists already"]);
             std::fs::remove_file(&wrong).unwrap();
             let finished = place.henson(&["finetune", &recipe, "--out", &again, "--mistakes", &wrong]);
             fails(&finished, 1, &["was finished before", "henson eval"]);

@@ -76,7 +76,7 @@ fn show_tells_what_the_model_sees() {
         assert_eq!((&line["index"], &line["count"]), (&Value::from(3 + i), &Value::from(epoch.count())));
         // The text for people says the same.
         let [head, a, b] = blocks.next().unwrap().lines().collect::<Vec<_>>().try_into().unwrap();
-        assert!(head.contains(&format!("in epoch 2: {} pieces", instance.ids.len())), "{head}");
+        assert!(head.contains(&format!("in epoch 2: {} tokens", instance.ids.len())), "{head}");
         assert!(head.contains(&format!("document {}", instance.document)), "{head}");
         match instance.random_document {
             Some(other) => assert!(head.ends_with(&format!("B a random part of document {other}")), "{head}"),

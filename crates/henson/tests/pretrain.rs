@@ -153,7 +153,7 @@ fn killed_at_any_moment_a_run_goes_on_and_ends_with_the_same_bits() {
     assert_eq!(left, [""; 0]);
     assert_eq!(names(&whole.join("checkpoints")), names(&killed.join("checkpoints")));
 
-    // Started again, it says that it is finished; with more steps it goes on.
+    // Started again, it reports that it is finished; with more steps it resumes.
     let again = henson(&borrowed(&arguments(&killed)));
     assert!(again.status.success() && String::from_utf8_lossy(&again.stderr).contains("is finished"));
     let mut more = arguments(&killed);
@@ -223,7 +223,7 @@ fn what_would_run_is_said_and_mistakes_are_named() {
     };
     let cases: [(&'static str, i32, &[&str]); 8] = [
         ("config.vocab_size=10", 1, &["config.vocab_size", "tokens of the data's tokenizer"]),
-        ("phase.0.steps=3", 1, &["there is no `phase` to count in", "[[phase]]"]),
+        ("phase.0.steps=3", 1, &["there is no list `phase`", "[[phase]]"]),
         ("stepz=3", 1, &["unknown setting `stepz`", "steps"]),
         ("objective=magic", 1, &["magic", "mlm-nsp"]),
         ("sequence_length=4096", 1, &["sequence_length", "512"]),
@@ -245,7 +245,7 @@ fn what_would_run_is_said_and_mistakes_are_named() {
         all
     };
     let begun = henson(&borrowed(&small(&["steps=2", "warmup_steps=9"])));
-    assert!(begun.status.success() && String::from_utf8_lossy(&begun.stderr).contains("never gets to its peak"));
+    assert!(begun.status.success() && String::from_utf8_lossy(&begun.stderr).contains("never reaches its peak"));
     // A checkpoint that was damaged.
     let weights = out.join("checkpoints/step-2/model.safetensors");
     let whole = std::fs::read(&weights).unwrap();
@@ -259,7 +259,7 @@ fn what_would_run_is_said_and_mistakes_are_named() {
     fails(
         1,
         &borrowed(&small(&["steps=2", "warmup_steps=9", "learning_rate=0.5"])),
-        &["another recipe", "learning_rate: was 0.001, now 0.5"],
+        &["a different recipe", "learning_rate: was 0.001, now 0.5"],
     );
     std::fs::write(out.join("recipe.toml"), "patience = 3\n").unwrap();
     fails(1, &borrowed(&small(&["steps=2"])), &["holds a run of another command", "patience"]);
@@ -315,7 +315,7 @@ fn words_are_added_to_a_vocabulary_and_pre_training_goes_on_with_them() {
     std::fs::write(at("words.txt"), "Zzyzx\nthe\n##zzyzx\n\n").unwrap();
     let first = at("first");
     let said = works(&["tokenizer", "extend", "--model", &first, "--pieces", &at("words.txt"), "--out", &at("tok")]);
-    assert!(said.contains("602 tokens") && said.contains("2 new ones, 1 were there already"), "{said}");
+    assert!(said.contains("602 tokens") && said.contains("2 new ones, 1 existed already"), "{said}");
     std::fs::write(at("bad.txt"), "two words\n").unwrap();
     fails(
         1,

@@ -89,7 +89,12 @@ fn only_reports_are_overwritten() {
     let directory = runs(&["a", "b"]);
     let own = directory.path().join("report.html");
     fs::write(&own, "my own page").unwrap();
-    fails(directory.path(), 1, &["a", "b"], "report.html exists already, is no report of henson and was not touched");
+    fails(
+        directory.path(),
+        1,
+        &["a", "b"],
+        "report.html exists already, is not a report of henson and was not touched",
+    );
     assert_eq!(fs::read(&own).unwrap(), b"my own page");
     works(directory.path(), &["a", "b", "--overwrite"]);
     works(directory.path(), &["a", "b"]);
@@ -103,7 +108,7 @@ fn only_reports_are_overwritten() {
 fn what_is_wrong_is_told() {
     let directory = runs(&["a"]);
     fails(directory.path(), 2, &[], "DIR");
-    fails(directory.path(), 1, &["none"], "none is no directory: expected the --out of a run");
+    fails(directory.path(), 1, &["none"], "none is not a directory: expected the --out of a run");
     fs::create_dir(directory.path().join("empty")).unwrap();
     fails(directory.path(), 1, &["a", "empty"], "empty holds no run (no metrics.jsonl)");
     fails(directory.path(), 1, &["a", "--out", "no/such/place.html"], "no/such");

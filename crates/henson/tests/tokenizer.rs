@@ -282,5 +282,5 @@ fn wrong_usage_is_refused() {
     fails(1, &["encode", "--model", name(directory.path()), "a"], b"", &["no tokenizer in"]);
     fails(1, &["info", "--model", name(&unigram), "/dev/null"], b"", &["no words"]);
     let extend = ["extend", "--model", name(&unigram), "--pieces", "-", "--out", "x"];
-    fails(1, &extend, b"\n", &["standard input has no pieces", "one a line"]);
+    fails(1, &extend, b"\n", &["standard input has no tokens", "one per line"]);
 }

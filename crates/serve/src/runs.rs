@@ -16,7 +16,7 @@ use crate::error::{ApiError, Kind};
 
 const LOG: &str = "metrics.jsonl";
 
-/// The most bytes of a log in one answer; the next request goes on from there.
+/// The most bytes of a log in one answer; the next request continues from there.
 const CHUNK: u64 = 4 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -94,7 +94,7 @@ pub(crate) async fn log(
 }
 
 /// Whole lines from a byte on (without those that are longer than a chunk), the byte that they begin at and the one after the last of them. A log that was cut back since (a
-/// run that went on from an earlier checkpoint) is read from its beginning: `next` is then below what the caller knows.
+/// run that resumed from an earlier checkpoint) is read from its beginning: `next` is then below what the caller knows.
 fn read(path: &Path, from: u64) -> std::io::Result<(Vec<Value>, u64, u64)> {
     let mut file = File::open(path)?;
     let from = if from > file.metadata()?.len() { 0 } else { from };

@@ -1,4 +1,4 @@
-//! Layers of long short-term memory (LSTM) that read in both directions, with the way back written by hand.
+//! Layers of long short-term memory (LSTM) that read in both directions, with the backward pass written by hand.
 //!
 //! It stands on a frozen encoder (section 5.3 of the paper) and nowhere inside of one, so it is no operation of the tape: it
 //! runs on the CPU, in f32. Nothing is padded: sequences go side by side from word to word, the longest first, and the
@@ -107,7 +107,7 @@ pub(crate) struct BiLstm {
     pub(crate) layers: usize,
 }
 
-/// What a pass leaves for the way back.
+/// What a pass leaves for the backward pass.
 pub(crate) struct Passed {
     /// What each layer read, T×I.
     inputs: Vec<Vec<f32>>,
@@ -440,7 +440,7 @@ impl Kept {
 pub(crate) mod reference {
     use super::BiLstm;
 
-    /// One direction over one sequence. Gives states, and for the way back gates and cells, step by step.
+    /// One direction over one sequence. Gives states, and for the backward pass gates and cells, step by step.
     fn direction(p: &[f64], x: &[Vec<f64>], h: usize, reverse: bool) -> (Vec<Vec<f64>>, Vec<[Vec<f64>; 2]>) {
         let width = x[0].len();
         let (w, rest) = p.split_at(4 * h * width);
@@ -465,7 +465,7 @@ pub(crate) mod reference {
         (states, kept)
     }
 
-    /// The way back through one direction: adds to the gradients of parameters and input.
+    /// The backward pass through one direction: adds to the gradients of parameters and input.
     fn direction_backward(
         p: &[f64],
         x: &[Vec<f64>],

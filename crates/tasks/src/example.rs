@@ -15,7 +15,7 @@ pub struct Set {
     pub task: &'static Task,
     /// The file.
     pub path: PathBuf,
-    /// The labels in the order of their numbers: official, given, or learnt from the file and sorted. Empty for numbers,
+    /// The labels in the order of their numbers: official, given, or learned from the file and sorted. Empty for numbers,
     /// answers and choices.
     pub labels: Vec<String>,
     /// Whether a label outside of `labels` is wrong; else the list is only what the file happened to have.
@@ -162,7 +162,7 @@ impl Words {
         lengths.into_iter().map(next).collect()
     }
 
-    /// The sentence amid at most so many words of its document on either side, and which of all these are its own.
+    /// The sentence within at most so many words of its document on either side, and which of all these are its own.
     pub(crate) fn around(&self, most: usize) -> (&[String], Range<usize>) {
         let start = self.own.start.saturating_sub(most);
         let end = self.document.len().min(self.own.end.saturating_add(most));

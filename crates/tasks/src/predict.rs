@@ -31,8 +31,8 @@ pub struct PredictSettings {
 
 /// How a file is read for a model: where the labels are not official ones, they are the model's.
 pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
-    let learnt = reading.task.form.fewest_labels > 0 && reading.task.labels.is_empty();
-    if learnt && reading.files.labels.is_empty() {
+    let learned = reading.task.form.fewest_labels > 0 && reading.task.labels.is_empty();
+    if learned && reading.files.labels.is_empty() {
         (reading.files.labels, reading.labels_of_model) = (model.labels(), true);
     }
     reading

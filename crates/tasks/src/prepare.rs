@@ -19,7 +19,7 @@ pub struct Lengths {
     pub stride: Stride,
     /// The most pieces of a question.
     pub max_question: usize,
-    /// Whether words to tag are read amid the sentences around them, as many as fit.
+    /// Whether words to tag are read together with the sentences around them, as many as fit.
     pub document_context: bool,
 }
 

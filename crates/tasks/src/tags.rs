@@ -7,7 +7,7 @@ use henson_text::TagSet;
 /// How tags say where entities begin and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// `B-` begins every entity, `I-` goes on (IOB2).
+    /// `B-` begins every entity, `I-` continues it (IOB2).
     Bio,
     /// `I-` everywhere; `B-` only where an entity follows another of its kind at once.
     Iob1,

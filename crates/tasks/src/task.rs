@@ -43,7 +43,7 @@ pub struct Task {
     /// stands for anything. Each may also be compressed.
     pub files: [&'static str; 3],
     /// The labels as the files write them, in the order of their numbers (those of GLUE as `transformers`' examples train
-    /// it, from the `datasets` library); empty: learnt from the file.
+    /// it, from the `datasets` library); empty: learned from the file.
     pub labels: &'static [&'static str],
     /// What the labels mean, for config.json; empty where the files' own words are clear.
     pub meanings: &'static [&'static str],

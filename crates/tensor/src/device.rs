@@ -92,7 +92,7 @@ impl Device {
     }
 
     /// How a GPU does its matrix products, as it found to be fastest so far: for [`Device::choose_products`], so that a run
-    /// that goes on computes the same bits.
+    /// that resumes computes the same bits.
     pub fn product_choices(&self) -> Option<String> {
         match self {
             Device::Cpu(_) => None,

@@ -91,7 +91,7 @@ impl Param {
     ///
     /// Panics if there are not as many.
     pub fn from_row(&self, row: usize) -> Self {
-        let [rows, columns] = *self.shape.sizes() else { panic!("a matrix has rows, {} has not", self.shape) };
+        let [rows, columns] = *self.shape.sizes() else { panic!("a matrix has rows, {} has none", self.shape) };
         assert!(row <= rows, "row {row} of {rows}");
         Self { start: self.start + row * columns, shape: [rows - row, columns].into() }
     }

@@ -1,4 +1,4 @@
-//! One pass over a model: operations run at once and, in training, leave a note on the tape for the way back.
+//! One pass over a model: operations run at once and, in training, are recorded on the tape for the backward pass.
 //!
 //! Gradients of parameters are added to flat buffers; gradients of intermediate values live in slots for just as long
 //! as they are needed. The loss of a pass is the sum of its loss operations.
@@ -11,7 +11,7 @@ use crate::ops::{self, Op};
 use crate::recording::Trace;
 use crate::{DType, Device, Gradients, Parameters, Result, Tensor, TensorError};
 
-/// What a pass remembers for the way back; kept from step to step, so that its lists need not grow again.
+/// What a pass remembers for the backward pass; kept from step to step, so that its lists need not grow again.
 #[derive(Default)]
 pub struct Tape {
     ops: Vec<Op>,
@@ -26,7 +26,7 @@ impl Tape {
         Self::default()
     }
 
-    /// Whether feed-forward layers keep their input alone and compute the rest again on the way back: half of the memory
+    /// Whether feed-forward layers keep their input alone and compute the rest again in the backward pass: half of the memory
     /// that a pass keeps, for an eighth more work. The numbers are the same.
     pub fn set_recompute(&mut self, on: bool) {
         self.recompute = on;
@@ -167,7 +167,7 @@ impl<'a> Pass<'a> {
         self.parameters.dtype()
     }
 
-    /// Lets the way back begin at a value with a given gradient, for losses that are computed elsewhere.
+    /// Lets the backward pass begin at a value with a given gradient, for losses that are computed elsewhere.
     pub fn seed_gradient(&mut self, value: &Var, gradient: &[f32]) -> Result<()> {
         let Some(slot) = value.slot else {
             return Err(TensorError::Unsupported { operation: "seed_gradient", why: "the value has no gradient" });
@@ -238,7 +238,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The way back: what operations need of the pass.
+/// The backward pass: what operations need of the pass.
 pub(crate) struct Backward<'a> {
     pub(crate) parameters: &'a Parameters,
     pub(crate) gradients: &'a mut Gradients,

@@ -1,4 +1,4 @@
-//! Start and end logits to answers: the way back of `windows.rs`. The procedure is that of Google's `run_squad.py`
+//! Start and end logits to answers: the reverse of `windows.rs`. The procedure is that of Google's `run_squad.py`
 //! (`write_predictions`) with one difference: an answer is a part of the passage as it was written, cut out by its offsets,
 //! and never put together from pieces. How answers are scored is not here.
 

@@ -81,7 +81,7 @@ pub enum TextError {
 
     /// A file is not JSON, or not the JSON that belongs there.
     #[error(
-        "{} cannot be understood at line {line}, column {column}: {reason}; is it the right file, and complete?",
+        "{} cannot be parsed at line {line}, column {column}: {reason}; is it the right file, and complete?",
         path.display()
     )]
     Json {
@@ -184,7 +184,7 @@ pub enum TextError {
 
     /// The directory's tokenizer class is one whose plain files have another meaning than ours.
     #[error(
-        "{} says the tokenizer is a {class}, whose {file} cannot be read on its own: make a tokenizer.json with \
+        "{} names the tokenizer {class}, whose {file} cannot be read on its own: make a tokenizer.json with \
          transformers (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)) and open that",
         path.display()
     )]
@@ -259,12 +259,12 @@ pub enum TextError {
     },
 
     /// Windows that do not move.
-    #[error("stride 0: it is the number of pieces from one window's beginning to the next one's, so at least 1")]
+    #[error("stride 0: expected at least 1, the number of tokens from the start of a window to the start of the next")]
     ZeroStride,
 
     /// Windows that would not move, since they are all overlap.
     #[error(
-        "windows cannot overlap by {overlap} pieces: each has room for {room}; choose a smaller overlap or a larger max_length"
+        "windows cannot overlap by {overlap} tokens: each has room for {room}; choose a smaller overlap or a larger max_length"
     )]
     Overlap {
         /// The overlap that was asked for.
@@ -324,6 +324,6 @@ pub enum TextError {
     },
 
     /// The caller asked to stop.
-    #[error("training was stopped before its end; nothing is kept")]
+    #[error("training was stopped before it finished; nothing is kept")]
     Stopped,
 }

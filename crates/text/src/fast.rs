@@ -232,7 +232,7 @@ impl Memory {
 
 /// WordPiece for words that normalization leaves alone, but for their case.
 struct PlainWords {
-    /// The pieces that begin a word, and those that go on, without their prefix.
+    /// The pieces that begin a word, and those that continue one, without their prefix.
     first: Words,
     rest: Words,
     /// The longest of them.

@@ -1,4 +1,4 @@
-//! Pieces with special tokens around them: what a model reads, and the way back to the text. Used by training and
+//! Pieces with special tokens around them: what a model reads, and the mapping back to the text. Used by training and
 //! serving alike, so that the two cannot drift apart. It knows ids and offsets only: labels, masks and tensors are made
 //! elsewhere from the positions given here.
 //!
@@ -100,7 +100,7 @@ impl Template {
         stride: usize,
     ) -> Result<Vec<Features>, TextError> {
         let needed = usize::from(!part.is_empty());
-        let room = room(max_length, self.single_specials(), needed, "special tokens and one piece of the text")?;
+        let room = room(max_length, self.single_specials(), needed, "special tokens and one token of the text")?;
         let spans = window_spans(part.len(), room, stride)?.into_iter();
         let spans = spans.map(|span| part.start + span.start..part.start + span.end);
         Ok(spans.map(|span| lay_out(self.single_slots(), (text, span), None)).collect())
@@ -116,7 +116,7 @@ impl Template {
         stride: usize,
     ) -> Result<Vec<Features>, TextError> {
         let needed = first.len() + usize::from(!second.is_empty());
-        let reason = "special tokens, the whole first text and one piece of the second";
+        let reason = "special tokens, the whole first text and one token of the second";
         let room = room(max_length, self.pair_specials(), needed, reason)? - first.len();
         let spans = window_spans(second.len(), room, stride)?;
         let whole = || (first, 0..first.len());
@@ -238,7 +238,7 @@ fn lay_out(slots: &[Slot], first: (&Pieces, Range<usize>), second: Option<(&Piec
 fn append(features: &mut Features, (pieces, span): &(&Pieces, Range<usize>), segment: u32) -> Range<usize> {
     let start = features.ids.len();
     features.ids.extend_from_slice(&pieces.ids[span.clone()]);
-    // Pieces that were made from ids alone (a shard) have no offsets, and so no way back to a text.
+    // Pieces that were made from ids alone (a shard) have no offsets, and so cannot be mapped back to a text.
     features.offsets.extend(span.clone().map(|piece| pieces.offsets.get(piece).copied()));
     features.segments.resize(features.ids.len(), segment);
     start..features.ids.len()

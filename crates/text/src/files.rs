@@ -368,7 +368,7 @@ fn word_piece(
     if !ids.contains_key(&names.unk) {
         return Err(TextError::UnknownSpecialToken {
             path: path.to_owned(),
-            role: "unk_token (needed for words that cannot be written in pieces)".to_owned(),
+            role: "unk_token (needed for words that cannot be tokenized)".to_owned(),
             token: names.unk.clone(),
         });
     }

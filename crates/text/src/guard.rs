@@ -32,7 +32,7 @@ const LONGEST_AFFIX: usize = 64;
 const LONGEST_PIECE: usize = 4096;
 
 /// How the text of [`shielded`] begins after a panic.
-pub(crate) const BREAKDOWN: &str = "the tokenizers library broke down on it";
+pub(crate) const BREAKDOWN: &str = "the tokenizers library failed on it";
 
 /// Calls into the `tokenizers` crate and turns a panic into an error's text.
 ///
@@ -171,7 +171,7 @@ fn check_model_work(path: &Path, model: &Value) -> Result<(), TextError> {
     match list(&model["vocab"]).iter().find(long) {
         None => Ok(()),
         Some(entry) => {
-            Err(malformed(path, "model.vocab", &format!("pieces of at most {LONGEST_PIECE} bytes"), &entry[0]))
+            Err(malformed(path, "model.vocab", &format!("tokens of at most {LONGEST_PIECE} bytes"), &entry[0]))
         }
     }
 }

@@ -32,7 +32,7 @@ impl Trie {
             let mut next = Vec::new();
             for mut below in level {
                 trie.first_child.push(trie.labels.len() as u32);
-                // The piece that ends here sorts before those that go on.
+                // The piece that ends here sorts before those that continue.
                 if characters[below.clone()].first().is_some_and(|piece| piece.len() == depth) {
                     below.start += 1;
                 }

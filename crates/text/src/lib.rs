@@ -1,5 +1,5 @@
 //! The only user of the `tokenizers` crate: tokenizer files in and out, text to pieces and back, and the features that
-//! models read, with their way back to the text. Training and serving build their inputs with the same functions here.
+//! models read, with the mapping back to the text. Training and serving build their inputs with the same functions here.
 //!
 //! What is deliberately absent: no tensors, no padding (a batch is a flat stream), no threads but in training (callers
 //! spread texts over theirs), no downloads, and no printing. Truncation never happens silently: whatever cuts says how
@@ -10,8 +10,8 @@
 //! - [`Tokenizer::encode`] turns a text into [`Pieces`], without special tokens;
 //! - [`Template`] (from [`Tokenizer::template`]) sets the special tokens around pieces: [`Template::single`],
 //!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`];
-//! - for tasks, [`Tokenizer::question`], [`Tokenizer::words_in_windows`] and [`Tokenizer::choices`] do both, and the way
-//!   back is [`find_answers`] and [`TagSet::entities`];
+//! - for tasks, [`Tokenizer::question`], [`Tokenizer::words_in_windows`] and [`Tokenizer::choices`] do both, and the
+//!   reverse is [`find_answers`] and [`TagSet::entities`];
 //! - [`train`] makes a tokenizer out of text, [`Tokenizer::sampler`] encodes at random for subword regularisation.
 //!
 //! ```

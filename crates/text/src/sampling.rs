@@ -3,7 +3,7 @@
 //!
 //! - The unigram model draws among all ways to write a word, each with its probability to the power of alpha (Kudo,
 //!   2018). Large alphas give the best way almost always, 0 gives every way the same chance.
-//! - BPE drops each possible merge with some probability, anew before every merge (BPE-dropout: Provilkov, Emelianenko
+//! - BPE drops each possible merge with some probability, drawn again before every merge (BPE-dropout: Provilkov, Emelianenko
 //!   and Voita, 2020).
 //! - WordPiece drops each match but the shortest with some probability while it looks for the longest
 //!   (MaxMatch-dropout: Hiraoka, 2022). A word that cannot be finished after that is cut as usual: to lose it to the
@@ -33,7 +33,7 @@ pub enum Regularisation {
         /// The power; Kudo uses 0.1 to 0.5.
         alpha: f64,
     },
-    /// For BPE and WordPiece: merges or matches are passed over with this probability.
+    /// For BPE and WordPiece: merges or matches are skipped with this probability.
     Dropout {
         /// From 0, which changes nothing, to 1, which leaves characters; Provilkov and others use 0.1.
         probability: f64,
@@ -87,7 +87,7 @@ impl Tokenizer {
                 Kind::Unigram => "a unigram model without byte fallback, sampled with an alpha and not by dropout",
                 Kind::BytePair => "BPE without byte fallback, sampled by dropout and not with an alpha",
                 Kind::WordPiece => "WordPiece, sampled by dropout and not with an alpha",
-                Kind::WordLevel => "a tokenizer that cuts words",
+                Kind::WordLevel => "a tokenizer that splits words",
             };
             return Err(TextError::BadSampling { expected: unfit, got: format!("{regularisation:?}") });
         };

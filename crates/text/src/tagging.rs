@@ -158,7 +158,7 @@ impl Tokenizer {
         Ok(WordWindows::new(&pieces, windows, words))
     }
 
-    /// Lays out some words of a text, `own`, amid the others: one sequence with as much of the text as fits, the same
+    /// Lays out some words of a text, `own`, among the others: one sequence with as much of the text as fits, the same
     /// on both sides where both have so much. Only their own places are given. Where they alone are too long they stand
     /// in windows that overlap by half, and nothing around them.
     pub fn words_in_context(
@@ -318,7 +318,7 @@ mod tests {
         chunks("B-PER B-PER", &[(0..1, "PER"), (1..2, "PER")]);
         // IOB1: `B` only between neighbours of one kind.
         chunks("I-PER I-PER B-PER O I-LOC", &[(0..2, "PER"), (2..3, "PER"), (4..5, "LOC")]);
-        // Another kind begins anew, also without its `B`.
+        // Another kind begins a new one, also without its `B`.
         chunks("B-PER I-LOC I-LOC", &[(0..1, "PER"), (1..3, "LOC")]);
         chunks("B-X I-X E-X S-X S-X E-X I-X", &[(0..3, "X"), (3..4, "X"), (4..5, "X"), (5..6, "X"), (6..7, "X")]);
         chunks("B-X L-X U-X", &[(0..2, "X"), (2..3, "X")]);

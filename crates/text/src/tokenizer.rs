@@ -234,7 +234,7 @@ impl Tokenizer {
         self.lowercase
     }
 
-    /// The same tokenizer with further pieces at the end of its vocabulary; those that it has already are passed over.
+    /// The same tokenizer with further pieces at the end of its vocabulary; those that it has already are skipped.
     ///
     /// A piece is a word, which is normalized as texts are, or `##` and what continues one. Only WordPiece can be extended
     /// so: the other kinds would also need to know how the piece is made, or how likely it is.
@@ -379,7 +379,7 @@ pub(crate) fn check_white_space(splits_by_pattern: bool, text: &str) -> Result<(
 
 /// Makes the special tokens known as such, as Hugging Face does, where their file did not: otherwise their texts would
 /// be cut into pieces, and decoding would not skip them. Beside our five these are the others that a configuration
-/// names; one that is not in the vocabulary is passed over, since no model here could use it.
+/// names; one that is not in the vocabulary is skipped, since no model here could use it.
 fn register(
     inner: &mut tokenizers::Tokenizer,
     special: &SpecialTokens,

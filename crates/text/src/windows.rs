@@ -1,6 +1,6 @@
 //! Examples of tasks as sequences for a model: a question with its passage in windows, a context with its choices. Training
 //! and serving build their inputs here; single texts and pairs come from [`Template`](crate::Template) directly, words with
-//! tags from `tagging.rs`. The way back from logits to answers is in `answers.rs`.
+//! tags from `tagging.rs`. The reverse, from logits to answers, is in `answers.rs`.
 
 use std::ops::Range;
 

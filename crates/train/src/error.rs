@@ -11,7 +11,7 @@ use henson_text::TextError;
 /// A result of this crate.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
-/// A run could not be started, or not go on.
+/// A run could not be started or resumed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// A recipe is not valid TOML, has a key that does not exist, or a value of the wrong kind.
@@ -33,7 +33,7 @@ pub enum TrainError {
         expected: String,
     },
     /// A directory is occupied by something that is no run.
-    #[error("{path} is there already and holds no run of henson (no recipe.toml): choose another --out, or delete it")]
+    #[error("{path} exists already and holds no run of henson (no recipe.toml): choose another --out, or delete it")]
     NotARun {
         /// The directory.
         path: PathBuf,
@@ -47,14 +47,14 @@ pub enum TrainError {
         problem: String,
     },
     /// Another process trains into the same directory.
-    #[error("another henson trains into {path} at the moment: wait for it, or choose another --out")]
+    #[error("another henson process is training in {path}: wait for it, or choose another --out")]
     Busy {
         /// The directory.
         path: PathBuf,
     },
     /// A run was begun with other settings.
     #[error(
-        "{path} was begun with another recipe; it differs in:\n{}\ntake these back, or choose another --out \
+        "{path} was started with a different recipe; it differs in:\n{}\nrevert these settings, or choose another --out \
          (what only watches a run may change)",
         differences.join("\n")
     )]

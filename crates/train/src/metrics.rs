@@ -1,7 +1,7 @@
 //! A run's log, `metrics.jsonl`: one JSON object a line, tagged by its `kind`.
 //!
 //! The log belongs to its checkpoints. [`MetricsLog::open`] cuts back what was logged after the checkpoint that a run
-//! goes on from, so that no step stands in it twice, and drops the last line where a kill tore it. Numbers that are not
+//! resumes from, so that no step stands in it twice, and drops the last line where a kill tore it. Numbers that are not
 //! finite are written as `null`, which JSON has, and read back as NaN. Damaged lines are skipped and reported: no training
 //! ends because of its log.
 //!
@@ -201,8 +201,8 @@ pub struct Log {
 }
 
 impl MetricsLog {
-    /// Opens the log of a run that goes on from the checkpoint of a step: lines after `keep_through_step` are dropped,
-    /// and so are damaged ones and a torn last line. `None` is a run that begins anew, which keeps no line: what was killed
+    /// Opens the log of a run that resumes from the checkpoint of a step: lines after `keep_through_step` are dropped,
+    /// and so are damaged ones and a torn last line. `None` is a run that starts from scratch, which keeps no line: what was killed
     /// before its first checkpoint is logged again. At every moment the old or the new log is there, complete.
     pub fn open(path: impl Into<PathBuf>, keep_through_step: Option<u64>) -> Result<Self, LogError> {
         #[derive(Deserialize)]

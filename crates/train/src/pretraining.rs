@@ -210,7 +210,7 @@ impl Plan {
         self.held_out.as_deref()
     }
 
-    /// Names the data, to be found again when a run goes on.
+    /// Names the data, to be found again when a run resumes.
     pub fn data_name(&self) -> String {
         self.corpus.digest().to_owned()
     }
@@ -245,7 +245,7 @@ impl Plan {
         Ok(engine)
     }
 
-    /// The weights of a directory; new heads and pieces start anew.
+    /// The weights of a directory; new heads and tokens start from scratch.
     fn started_from(
         &self,
         path: &Path,
@@ -265,7 +265,7 @@ impl Plan {
             let show = |tokenizer: &Tokenizer| tokenizer.token(id).unwrap_or_default();
             return Err(TrainError::Vocabulary(format!(
                 "{} was built with another vocabulary than {}: id {id} is `{}` there and `{}` here. Build the data with \
-                 --tokenizer {}, or with a copy of it that has new pieces at its end (`henson tokenizer extend`)",
+                 --tokenizer {}, or with a copy of it that has new tokens at its end (`henson tokenizer extend`)",
                 self.recipe.data,
                 path.display(),
                 show(&self.tokenizer),

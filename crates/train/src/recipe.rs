@@ -360,7 +360,7 @@ impl Recipe {
                 }
             }
             if phase.warmup_steps.is_some() && phase.learning_rate.is_none() {
-                let expected = "a `learning_rate` beside it: a phase without one follows the run's course";
+                let expected = "a `learning_rate` next to it: a phase without one follows the run's schedule";
                 return Err(TrainError::setting("phase.warmup_steps", "alone", expected));
             }
         }
@@ -520,7 +520,7 @@ fn suggest(problem: &str) -> String {
     format!("{before}unknown setting `{unknown}`: {meant}`henson help settings` lists all")
 }
 
-/// What keeps a run of `old` settings from going on with the `new` ones, a line each: not those that `may_change`, nor
+/// What keeps a run of `old` settings from resuming with the `new` ones, a line each: not those that `may_change`, nor
 /// numbers that `may_rise` and did.
 pub fn differences<T: Serialize>(old: &T, new: &T, may_change: &[&str], may_rise: &[&str]) -> Result<Vec<String>> {
     let table = |settings: &T| Table::try_from(settings).map_err(|error| recipe_error("recipe", error));
@@ -565,10 +565,7 @@ fn apply(table: &mut Table, set: &str) -> Result<()> {
             return Ok(());
         }
         Some(item) if item.parse::<usize>().is_ok() && !table.contains_key(first) => {
-            return Err(recipe_error(
-                &place,
-                format!("there is no `{first}` to count in: give a recipe with [[{first}]]"),
-            ));
+            return Err(recipe_error(&place, format!("there is no list `{first}`: give a recipe with [[{first}]]")));
         }
         Some(_) => table.entry(first).or_insert_with(|| Value::Table(Table::new())),
     };
@@ -579,10 +576,10 @@ fn apply(table: &mut Table, set: &str) -> Result<()> {
                 let count = list.len();
                 let item = part.parse::<usize>().ok().and_then(|i| list.get_mut(i));
                 item.ok_or_else(|| {
-                    recipe_error(&place, format!("`{part}` is none of the {count} items, which count from 0"))
+                    recipe_error(&place, format!("`{part}` is not one of the {count} items, which are numbered from 0"))
                 })?
             }
-            _ => return Err(recipe_error(&place, format!("`{part}` lies inside of something that is no table"))),
+            _ => return Err(recipe_error(&place, format!("`{part}` is nested under a value that is not a table"))),
         };
         if parts.peek().is_none() {
             *next = value;
@@ -627,7 +624,7 @@ mod tests {
             ("steps = 10", &["=1"], "the key is empty"),
             ("steps = 10", &["quux=1"], "unknown setting `quux`: `henson help settings` lists all"),
             ("steps = 10", &["phase.0.steps=1"], "phase"),
-            ("[[phase]]\nsteps = 1", &["phase.3.steps=1"], "none of the 1 items"),
+            ("[[phase]]\nsteps = 1", &["phase.3.steps=1"], "not one of the 1 items"),
             ("steps = 10\nepochs = 2", &[], "either `steps` or `epochs`"),
             ("steps = 0", &[], "`steps` is 0"),
             ("batch_size = 10\naccumulation = 4", &[], "a divisor of 10"),

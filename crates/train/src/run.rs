@@ -32,7 +32,7 @@ const MOMENTS: [&str; 2] = ["first", "second"];
 /// The largest state.json that is read.
 const STATE_LIMIT: u64 = 1 << 20;
 
-/// Raised when an old henson could not go on from a new one's state.
+/// Raised when an old henson could not resume from a new one's state.
 const STATE_VERSION: u32 = 1;
 
 /// Where a run is, beside its weights and moments.
@@ -56,7 +56,7 @@ pub struct State {
     pub best: Option<Best>,
 }
 
-/// The best evaluation of a run; of equal ones the last, whose model has learnt the longest.
+/// The best evaluation of a run; of equal ones the last, whose model has learned the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// When.
@@ -324,7 +324,7 @@ impl RunDirectory {
             return Err(TrainError::StateVersion { path, found: noted.state.version, supported: STATE_VERSION });
         }
         if noted.state.step != step {
-            return Err(wrong(format!("it is of step {}, its directory of step {step}", noted.state.step)));
+            return Err(wrong(format!("it belongs to step {}, its directory to step {step}", noted.state.step)));
         }
         Ok(noted)
     }

@@ -23,8 +23,8 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Begins a file in `directory`, which is made if it is not there, for a run that goes on from the checkpoint of a
-    /// step, or begins anew (`None`). TensorBoard then forgets what older files there say about later steps, or all.
+    /// Begins a file in `directory`, which is made if it is not there, for a run that resumes from the checkpoint of a
+    /// step, or starts from scratch (`None`). TensorBoard then forgets what older files there say about later steps, or all.
     pub fn create(
         directory: &Path,
         start_time: SystemTime,

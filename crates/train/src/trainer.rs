@@ -1,6 +1,6 @@
 //! The loop that every training goes through: steps, logs, evaluations, checkpoints, and how it ends.
 //!
-//! What is learnt is a [`Task`]'s business; where it runs and how it is shown, the caller's.
+//! What is learned is a [`Task`]'s business; where it runs and how it is shown, the caller's.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::Hash;
@@ -48,7 +48,7 @@ pub struct Engine {
     pub tape: Tape,
     /// The seed of dropout.
     pub seed: u64,
-    /// Passes that a GPU has learnt to play.
+    /// Passes that a GPU has learned to play.
     recordings: Recordings,
 }
 
@@ -142,7 +142,7 @@ pub struct Evaluation {
     pub score: f64,
 }
 
-/// What is learnt.
+/// What is learned.
 pub trait Task {
     /// Adds the gradients of update number `step` (from 0) to the engine's, which are zero.
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway>;
@@ -292,7 +292,7 @@ pub(crate) fn train(
         // A kill right after a save leaves one checkpoint too many.
         run.prune(settings.keep_checkpoints, state.best)?;
     }
-    // A run that was killed before its first checkpoint begins its log anew.
+    // A run that was killed before its first checkpoint starts its log from scratch.
     let logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
     logs.metrics.skipped().iter().for_each(|text| (watch.on)(Event::Warning { text }));
     let mut ledger = Ledger::new(logs, run, (state.step > 0).then_some(state.step), settings);

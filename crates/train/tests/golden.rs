@@ -111,7 +111,7 @@ fn assert_close(what: &str, got: &[f32], expected: &[f32]) {
     assert!(error <= TOLERANCE, "{what}: error {error:e}");
 }
 
-/// The loss of a head, recorded for the way back; as one number.
+/// The loss of a head, recorded for the backward pass; as one number.
 fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
     let Setup { golden, model, batch, .. } = setup;
     let device = pass.device();

@@ -124,7 +124,7 @@ fn the_last_checkpoints_and_the_best_are_kept() {
     let plan = plan(&["checkpoint_every=2", "keep_checkpoints=3", "steps=12", "learning_rate=0.0"]);
     let directory = tempfile::tempdir().unwrap();
     run(&plan, directory.path(), 2, None).unwrap();
-    // Nothing is learnt, so all evaluations are equal, and the last of them is the best.
+    // Nothing is learned, so all evaluations are equal, and the last of them is the best.
     let run = RunDirectory::open(directory.path()).unwrap();
     assert_eq!(run.steps().unwrap(), [8, 10, 12]);
     let best = run.latest().unwrap().unwrap().best.unwrap();
@@ -137,7 +137,7 @@ fn the_last_checkpoints_and_the_best_are_kept() {
 fn a_second_process_is_refused_and_so_are_other_directories() {
     let directory = tempfile::tempdir().unwrap();
     let _first = RunDirectory::open(directory.path()).unwrap();
-    assert!(RunDirectory::open(directory.path()).unwrap_err().to_string().contains("another henson"));
+    assert!(RunDirectory::open(directory.path()).unwrap_err().to_string().contains("another henson process"));
     let other = tempfile::tempdir().unwrap();
     fs::write(other.path().join("thesis.tex"), "years of work").unwrap();
     assert!(RunDirectory::open(other.path()).unwrap_err().to_string().contains("holds no run"));

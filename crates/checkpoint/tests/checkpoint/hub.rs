@@ -145,7 +145,7 @@ fn fetched_once() {
     assert_eq!(resolve_model("org/name", &Hub::new(cache.path())).unwrap(), directory);
     assert_eq!(server.requests(), before);
 
-    // What has been lost is fetched anew.
+    // What has been lost is fetched again.
     std::fs::remove_file(directory.join("model.safetensors")).unwrap();
     assert!(matches!(resolve_model("org/name", &Hub::new(cache.path())), Err(CheckpointError::ModelNotFound { .. })));
     assert_eq!(resolve_model("org/name", &hub).unwrap(), directory);

@@ -157,7 +157,7 @@ impl InstanceSettings {
         }
         let sum: f64 = self.mask_split.iter().sum();
         if !self.mask_split.iter().all(|share| (0.0..=1.0).contains(share)) || (sum - 1.0).abs() > 1e-6 {
-            let problem = "expected three shares that add up to 1: [MASK], a random piece, the piece itself".to_owned();
+            let problem = "expected three shares that add up to 1: [MASK], a random token, the token itself".to_owned();
             return refuse("mask_split", format!("{:?}", self.mask_split), problem);
         }
         Ok(())
@@ -188,7 +188,7 @@ impl InstanceSettings {
         if (shortest..=LONGEST).contains(&self.sequence_length) {
             return Ok(self.sequence_length - specials);
         }
-        let problem = format!("expected {shortest} to {LONGEST} pieces, {specials} of them special");
+        let problem = format!("expected {shortest} to {LONGEST} tokens, {specials} of them special");
         Err(DataError::InstanceSetting { name: "sequence_length", value: self.sequence_length.to_string(), problem })
     }
 }

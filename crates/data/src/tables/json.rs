@@ -20,7 +20,8 @@ pub(super) fn read_lines(lines: &mut Lines<'_>, each: EachRow<'_>) -> Result<(),
         let number = line.number;
         if line.unfinished {
             while lines.next(LARGEST_OBJECT)?.is_some_and(|part| part.unfinished) {}
-            let problem = format!("it is longer than {} MiB: is this file an object a line?", LARGEST_OBJECT >> 20);
+            let problem =
+                format!("it is longer than {} MiB: does this file have one object per line?", LARGEST_OBJECT >> 20);
             each(Err(bad_row(path, number, problem)))?;
             continue;
         }
@@ -36,7 +37,8 @@ pub(super) fn read_lines(lines: &mut Lines<'_>, each: EachRow<'_>) -> Result<(),
                 let whole = error.to_string();
                 // The line is ours to say; it always has 1.
                 let reason = whole.split(" at line ").next().unwrap_or(&whole);
-                let problem = format!("broken JSON: {reason} (column {}); expected an object a line", error.column());
+                let problem =
+                    format!("broken JSON: {reason} (column {}); expected one object per line", error.column());
                 Err(bad_row(path, number, problem))
             }
         };

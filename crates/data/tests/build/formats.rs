@@ -230,7 +230,7 @@ fn nothing_to_write_is_an_error() {
         ("a.txt", "\n \n\r\n", "no text"),
         ("a.jsonl", "{\"text\": \"\"}\n", "no text"),
         // Nothing is left of a zero-width space.
-        ("a.txt", "\u{200b}\n", "no piece was left"),
+        ("a.txt", "\u{200b}\n", "no token was left"),
     ] {
         let error = built(name, text.as_bytes(), |_| ()).unwrap_err();
         assert!(matches!(&error, DataError::NoDocuments { reason } if reason.contains(part)), "{error}");

@@ -151,7 +151,7 @@ fn nothing_is_overwritten_unasked() {
     let foreign = directory.path().join("foreign");
     write(&foreign, "thesis.txt", b"mine");
     let refused = run(&foreign, &again).unwrap_err();
-    assert!(refused.to_string().contains("no corpus"), "{refused}");
+    assert!(refused.to_string().contains("not a corpus"), "{refused}");
     assert_eq!(names(&foreign), ["thesis.txt"]);
     let file = run(&one, &again).unwrap_err();
     assert!(matches!(file, DataError::Io { .. }));

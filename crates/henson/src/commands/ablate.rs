@@ -1,5 +1,5 @@
 //! `henson ablate`: runs the recipes of a set, one after the other, and tabulates what they gave. Variants that are
-//! finished are not run again, so an interrupted set goes on.
+//! finished are not run again, so an interrupted set can be resumed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn check_content(out: &Path) -> anyhow::Result<()> {
     let of_a_set = paths.iter().all(|path| is_run(path) || is_own(path)) && paths.iter().any(|path| is_run(path));
     anyhow::ensure!(
         paths.is_empty() || of_a_set,
-        "{} is there already and holds other things than the runs of a set: choose another --out, or delete it",
+        "{} exists already and holds other things than the runs of a set: choose another --out, or delete it",
         out.display()
     );
     Ok(())
@@ -144,7 +144,7 @@ fn variants(set: &Path) -> anyhow::Result<BTreeMap<String, Layers>> {
             variants.insert(name, layers);
         }
     }
-    anyhow::ensure!(!variants.is_empty(), "{} holds no variants: .toml files beside base.toml", set.display());
+    anyhow::ensure!(!variants.is_empty(), "{} holds no variants: .toml files next to base.toml", set.display());
     Ok(variants)
 }
 

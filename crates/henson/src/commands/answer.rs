@@ -10,7 +10,7 @@ use crate::flags::Texts;
 use crate::flags::tasks::Answer;
 use crate::{input, models, output};
 
-/// A line of input as JSON. Other keys, such as those of SQuAD's files, are passed over.
+/// A line of input as JSON. Other keys, such as those of SQuAD's files, are ignored.
 #[derive(Deserialize)]
 struct Record {
     question: String,

@@ -63,7 +63,7 @@ fn tokenize(flags: &BenchTokenize) -> anyhow::Result<()> {
     while let Some(line) = lines.next_line()? {
         texts.push(line);
     }
-    anyhow::ensure!(!texts.is_empty(), "{} has no text: expected one a line", lines.name);
+    anyhow::ensure!(!texts.is_empty(), "{} has no text: expected one per line", lines.name);
     let bytes: usize = texts.iter().map(String::len).sum();
     let mut times = Vec::new();
     let (mut encoder, mut ids) = (tokenizer.encoder(), Vec::new());
@@ -85,7 +85,7 @@ fn tokenize(flags: &BenchTokenize) -> anyhow::Result<()> {
         }));
     }
     output::line(&format!(
-        "{} texts, {} pieces: {mb_per_s:.1} MB/s, {tokens_per_s:.0} pieces/s, one thread, median of 3",
+        "{} texts, {} tokens: {mb_per_s:.1} MB/s, {tokens_per_s:.0} tokens/s, one thread, median of 3",
         texts.len(),
         ids.len()
     ))
@@ -216,7 +216,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
         100.0 * tflops / peak
     ))?;
-    output::line(&format!("  {peak_mib:.0} MiB of memory at the most"))?;
+    output::line(&format!("  {peak_mib:.0} MiB of memory at most"))?;
     if let Some(operations) = &measured.operations {
         output::line("  operation                 calls        ms   floor ms   floor/ms    GFLOP/s     GiB/s")?;
         for o in operations {
@@ -426,7 +426,7 @@ fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
     let (h, i) = (sizes.hidden_size, sizes.intermediate_size);
     let shapes = [(3 * h, h), (h, h), (i, h), (h, i)];
     if !flags.json {
-        output::line(&format!("products of {} with {} tokens, {dtype} on {device}", flags.model, flags.tokens))?;
+        output::line(&format!("matmuls of {} with {} tokens, {dtype} on {device}", flags.model, flags.tokens))?;
         output::line(&format!("multiply-adds alone reach {:.1} GFLOP/s here", peak / 1e9))?;
     }
     for (n, k) in shapes {

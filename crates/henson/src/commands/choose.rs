@@ -78,7 +78,7 @@ fn choose(model: &Model, records: &[Record], numbers: &[usize], flags: &Choose) 
     let chosen = model.choose(&questions, flags.max_length.or(model.task_length().most));
     let chosen = chosen.map_err(|error| error.numbered(numbers))?;
     for (number, chosen) in numbers.iter().zip(&chosen).filter(|(_, chosen)| chosen.dropped > 0).take(3) {
-        output::warn(&format!("context {number} is too long with its choices: {} pieces were cut off", chosen.dropped));
+        output::warn(&format!("context {number} is too long with its choices: {} tokens were cut off", chosen.dropped));
     }
     questions.iter().zip(&chosen).try_for_each(|(question, chosen)| {
         let line = line(*question, chosen);

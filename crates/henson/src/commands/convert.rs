@@ -28,7 +28,7 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
     files.extend(sentence_transformer_files(&path)?);
     let tagger = tagger_files(&path)?;
     if !tagger.is_empty() {
-        output::message(&format!("the tagger on the encoder ({}) comes along as it is", Tagger::FILES.join(", ")));
+        output::message(&format!("the tagger on the encoder ({}) is copied unchanged", Tagger::FILES.join(", ")));
     }
     files.extend(tagger);
     let dtype = match flags.dtype {

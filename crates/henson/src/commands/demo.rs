@@ -105,9 +105,9 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     tokenizer.save(&at("tokenizer"), None)?;
     let sample = "Unquestionably, the puppeteer smiled.";
     let pieces: Vec<String> = tokenizer.encode(sample)?.ids.iter().filter_map(|id| tokenizer.token(*id)).collect();
-    say(&format!("   {} pieces; \"{sample}\" is {}", tokenizer.vocabulary_size(), pieces.join(" ")));
+    say(&format!("   {} tokens; \"{sample}\" is {}", tokenizer.vocabulary_size(), pieces.join(" ")));
 
-    step(2, "shards: the text as piece ids, with a tenth of the documents held out");
+    step(2, "shards: the text as token ids, with a tenth of the documents held out");
     let source = SourceFiles { name: "demo".to_owned(), weight: 1.0, paths: vec![at("train.txt")] };
     let options = BuildOptions {
         sources: vec![source],
@@ -119,7 +119,7 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     };
     let report = build(&tokenizer, &at("shards"), &options, &mut |_| true)?;
     say(&format!(
-        "   {} documents with {} pieces to learn from, {} held out",
+        "   {} documents with {} tokens to train on, {} held out",
         report.train.documents, report.train.pieces, report.held_out.documents
     ));
 
@@ -240,7 +240,7 @@ fn next_steps(out: &Path, results: &Results) {
     }
 }
 
-/// Refuses a directory, unless an interrupted demo is in it (or nothing), which goes on.
+/// Refuses a directory, unless an interrupted demo is in it (or nothing), which is resumed.
 fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
     let holds = |what: &str| format!("{} {what}: give another --out DIR", out.display());
     let entries = match std::fs::read_dir(out) {
@@ -251,14 +251,14 @@ fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     let is_ours = std::fs::read(out.join("train.txt")).is_ok_and(|found| found == train.as_bytes());
-    anyhow::ensure!(is_ours, holds("holds something else than a demo of this henson"));
+    anyhow::ensure!(is_ours, holds("holds something other than a demo of this henson"));
     anyhow::ensure!(
         !out.join("results.json").exists(),
         "{} has a finished demo already: look at {}, or give another --out DIR",
         out.display(),
         out.join("model/report.html").display()
     );
-    say(&format!("{} has a demo that was interrupted; it goes on", out.display()));
+    say(&format!("{} has a demo that was interrupted; it resumes", out.display()));
     Ok(())
 }
 

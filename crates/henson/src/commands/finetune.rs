@@ -29,7 +29,7 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     if let Some(path) = &flags.mistakes {
         anyhow::ensure!(
             !path.exists(),
-            "--mistakes {} is there already: give another name, or delete it",
+            "--mistakes {} exists already: give another name, or delete it",
             path.display()
         );
     }
@@ -126,7 +126,7 @@ fn show(flags: &Finetune, results: &Results) -> anyhow::Result<()> {
             if linear.kept { "the linear head" } else { "the fine-tuned model" }
         ));
     }
-    let early = if results.stopped_early { "; it ended early, because nothing got better" } else { "" };
+    let early = if results.stopped_early { "; it stopped early, because the score no longer improved" } else { "" };
     output::message(&format!("{score}, trained for {}{early}", duration(results.seconds)));
     output::message(&format!("the model is in {}; README.md and report.html show the run", flags.out.display()));
     if flags.json { output::json(results) } else { Ok(()) }
@@ -210,7 +210,7 @@ fn find_files(
     if let Some(data) = &flags.data {
         anyhow::ensure!(
             data.is_dir(),
-            "--data {} is no directory: expected the one with the files of task {}; --train and --dev name files themselves",
+            "--data {} is not a directory: expected the one with the files of task {}; --train and --dev name files themselves",
             data.display(),
             task.name
         );
@@ -241,7 +241,7 @@ fn introduce(plan: &Plan, device: &Device) {
     let most = plan.config.model.sizes().max_tokens;
     output::warn_of_length(plan.recipe.max_length, most);
     if let Some(unseen) = plan.labels_without_examples() {
-        output::warn(&format!("no example of {} has {unseen}: such a label is not learnt", plan.recipe.train));
+        output::warn(&format!("no example of {} has {unseen}: such a label is not learned", plan.recipe.train));
     }
     if plan.cut > 0 {
         let longer = plan.config.task.reading.is_some_and(|reading| reading.max_length < most);
@@ -322,7 +322,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
                     "the best model, that of {best}, is in {out}; `henson eval --model {out} --data FILE` shows its mistakes",
                     out = flags.out.display()
                 )),
-                None => output::warn("no run gave a score"),
+                None => output::warn("no run has a score"),
             }
             Ok(())
         }

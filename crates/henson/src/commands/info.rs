@@ -206,7 +206,7 @@ impl<'a> Facts<'a> {
         ))?;
         let act = serde_json::to_string(&self.hidden_act)?;
         output::line(&format!(
-            "  {vocab_size} pieces, {} positions, activation {}",
+            "  {vocab_size} tokens, {} positions, activation {}",
             self.max_position_embeddings,
             act.trim_matches('"')
         ))?;
@@ -228,7 +228,7 @@ impl<'a> Facts<'a> {
                     Some(false) => ", cased",
                     None => "",
                 };
-                output::line(&format!("tokenizer: {}, {} pieces{case}", t.kind, t.pieces))?;
+                output::line(&format!("tokenizer: {}, {} tokens{case}", t.kind, t.pieces))?;
             }
             if let Some(problem) = &files.tokenizer_problem {
                 output::line(&format!("tokenizer: none that can be used: {problem}"))?;

@@ -30,7 +30,7 @@ pub(crate) fn run(flags: &Predict) -> anyhow::Result<()> {
         let path = flags.out.join(name);
         anyhow::ensure!(
             flags.overwrite || !path.exists(),
-            "{} is there already: choose another --out, or give --overwrite",
+            "{} exists already: choose another --out, or give --overwrite",
             path.display()
         );
     }
@@ -64,7 +64,7 @@ impl<'a> Asked<'a> {
     ) -> anyhow::Result<Self> {
         let is_embed = task.is_some_and(|task| task.ability().is_none());
         let paths: Vec<PathBuf> = match names {
-            // Nothing needs to be learnt to compare texts.
+            // Nothing needs to be learned to compare texts.
             [] if is_embed => vec![models::built_in(BuiltIn::Sentences)?.1],
             names => names.iter().map(|name| models::resolve(name, download)).collect::<anyhow::Result<_>>()?,
         };

@@ -31,7 +31,7 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
     if let Some(products) = &flags.products {
         anyhow::ensure!(
             take_products(&device, products)?,
-            "{} is of another GPU, another cuBLASLt, or for --device cuda",
+            "{} was recorded on a different GPU or cuBLASLt version, or needs --device cuda",
             products.display()
         );
     }
@@ -244,7 +244,7 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
     }
     let sizes = plan.config.model.sizes();
     output::line(&format!(
-        "model    {}: {} layers of {}, {} parameters, {} pieces",
+        "model    {}: {} layers of {}, {} parameters, {} tokens",
         facts.model,
         sizes.num_hidden_layers,
         sizes.hidden_size,
@@ -252,7 +252,7 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
         facts.vocabulary
     ))?;
     output::line(&format!(
-        "data     {}: {} documents, {} pieces; {} documents held out",
+        "data     {}: {} documents, {} tokens; {} documents held out",
         plan.recipe.data,
         thousands(facts.documents),
         thousands(facts.corpus_tokens as usize),
@@ -286,7 +286,7 @@ fn introduce(plan: &Plan, device: &Device, step: u64, seconds: f64) {
         output::message(&format!("resuming from step {step} (position in the data found in {seconds:.2} s)"));
     }
     if plan.phases.iter().any(|phase| phase.schedule.warmup_steps >= phase.schedule.steps) {
-        output::warn("the run ends before its warm-up: the learning rate never gets to its peak (lower warmup_steps)");
+        output::warn("the run ends before its warm-up: the learning rate never reaches its peak (lower warmup_steps)");
     }
     if plan.held_out().is_none() {
         output::warn("the data has no held-out part: nothing will be evaluated (data build --held-out 0.01 makes one)");

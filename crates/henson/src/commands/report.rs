@@ -18,7 +18,7 @@ pub(crate) fn run(flags: &Report) -> anyhow::Result<()> {
     // A page that stands there was made by this command or by the run itself; anything else is somebody's work.
     anyhow::ensure!(
         flags.overwrite || !out.exists() || is_report(&out),
-        "{} exists already, is no report of henson and was not touched: choose another --out, or give --overwrite",
+        "{} exists already, is not a report of henson and was not touched: choose another --out, or give --overwrite",
         out.display()
     );
     write(&out, &runs)?;
@@ -36,7 +36,7 @@ pub(crate) fn run(flags: &Report) -> anyhow::Result<()> {
 fn open(directories: &[PathBuf]) -> anyhow::Result<Vec<Run>> {
     if let Some(wrong) = directories.iter().find(|path| !path.is_dir()) {
         anyhow::bail!(
-            "{} is no directory: expected the --out of a run of `henson pretrain` or `finetune`",
+            "{} is not a directory: expected the --out of a run of `henson pretrain` or `finetune`",
             wrong.display()
         );
     }

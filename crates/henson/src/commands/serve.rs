@@ -91,7 +91,7 @@ fn host(name: &str) -> anyhow::Result<IpAddr> {
         return Ok(address);
     }
     let found =
-        (name, 0).to_socket_addrs().with_context(|| format!("--host {name}: no address, and no name of one"))?;
+        (name, 0).to_socket_addrs().with_context(|| format!("--host {name}: not a valid address or host name"))?;
     let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
     let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
     first.copied().with_context(|| format!("--host {name}: the name has no address"))
@@ -153,7 +153,7 @@ fn listen_to_signals(handle: Handle) -> anyhow::Result<()> {
                     tracing::info!(loaded, "looked for changed models");
                     for error in errors {
                         let error = format!("{:#}", anyhow::Error::from(error));
-                        tracing::error!(error, "the model stays as it was");
+                        tracing::error!(error, "the old model is still served");
                     }
                 }
                 _ if stopping => std::process::exit(130),

@@ -73,7 +73,7 @@ fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
     };
     let blocks = Blocks::new(&flags.files, flags.field.as_deref())?;
     let mut reading = Progress::new("MB read", None);
-    let mut learning = Progress::new("pieces", Some(flags.vocab_size as u64));
+    let mut learning = Progress::new("tokens", Some(flags.vocab_size as u64));
     let mut show = |progress| {
         match progress {
             TrainingProgress::Reading { bytes } => reading.at(bytes, (bytes >> 20) as usize),
@@ -142,13 +142,13 @@ fn run_extend(flags: &TokenizerExtend) -> anyhow::Result<()> {
     while let Some(line) = lines.next_line()? {
         pieces.extend(Some(line.trim().to_owned()).filter(|line| !line.is_empty()));
     }
-    anyhow::ensure!(!pieces.is_empty(), "{} has no pieces: expected one a line", lines.name);
+    anyhow::ensure!(!pieces.is_empty(), "{} has no tokens: expected one per line", lines.name);
     let new = old.extended(&pieces).with_context(|| format!("in {}", lines.name))?;
     let added = new.vocabulary_size() - old.vocabulary_size();
     let existing = if flags.overwrite { Existing::Replace } else { Existing::Refuse };
     save_files(&flags.out, &new.files(old.max_length())?, existing, &TOKENIZER_FILES)?;
     output::line(&format!(
-        "wrote a tokenizer of {} tokens to {}: {added} new ones, {} were there already",
+        "wrote a tokenizer of {} tokens to {}: {added} new ones, {} existed already",
         new.vocabulary_size(),
         flags.out.display(),
         pieces.len() - added
@@ -372,21 +372,24 @@ impl Facts<'_> {
             None => "depends on its character table",
         };
         line("case", case.to_owned())?;
-        line("longest sequence", self.max_length.map_or("not said".to_owned(), |most| format!("{most} tokens")))?;
+        line(
+            "longest sequence",
+            self.max_length.map_or("not limited by its files".to_owned(), |most| format!("{most} tokens")),
+        )?;
         let special = self.special_tokens.iter().map(|(role, s)| {
             let role = role.strip_suffix("_token").unwrap_or(role);
             format!("{role} {} ({})", s.token, s.id)
         });
         line("special tokens", special.collect::<Vec<_>>().join(", "))?;
-        line("longest pieces", self.longest_pieces.join(" "))?;
+        line("longest tokens", self.longest_pieces.join(" "))?;
         let Some(text) = &self.text else { return Ok(()) };
         output::line("")?;
         line("text", format!("{:.1} MB, {} lines", text.bytes as f64 / 1e6, text.lines))?;
-        line("words", format!("{}, {:.2}% of them one piece", text.words, 100.0 * text.whole_words))?;
-        line("pieces", format!("{}, {:.3} a word", text.pieces, text.pieces_per_word))?;
-        line("characters a piece", format!("{:.2}, white space aside", text.characters_per_piece))?;
+        line("words", format!("{}, {:.2}% of them one token", text.words, 100.0 * text.whole_words))?;
+        line("tokens", format!("{}, {:.3} per word", text.pieces, text.pieces_per_word))?;
+        line("characters per token", format!("{:.2}, white space aside", text.characters_per_piece))?;
         line("characters known", format!("{:.4}%", 100.0 * text.coverage))?;
-        line("unknown pieces", format!("{}, {:.4}% of all", text.unknown_pieces, 100.0 * text.unknown_rate))?;
+        line("unknown tokens", format!("{}, {:.4}% of all", text.unknown_pieces, 100.0 * text.unknown_rate))?;
         if !text.most_unknown.is_empty() {
             let shown = text.most_unknown.iter().map(|(what, count)| {
                 let start: String = what.chars().take(20).collect();
@@ -457,7 +460,7 @@ impl Iterator for Blocks<'_> {
 /// The key of the text in a file whose name says that it holds JSON lines; none for text. The rules are those of `data
 /// build`, so that a vocabulary is made of what a corpus is made of.
 fn key_of_name(path: &Path) -> anyhow::Result<Option<&'static str>> {
-    let next = "write the texts alone into a file, one a line or as JSON lines";
+    let next = "write the texts alone into a file, one per line or as JSON lines";
     match Format::of(path) {
         Some(Format::JsonLines) => Ok(Some("text")),
         Some(Format::Parquet) => anyhow::bail!("{} is parquet, which is not read here: {next}", path.display()),

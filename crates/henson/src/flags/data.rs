@@ -21,7 +21,7 @@ pub(crate) enum DataAction {
         after_help = "FILES may be text (.txt; documents end at an empty line), JSON lines (.jsonl, .ndjson, .json) \
 or parquet, plain or as .gz or .zst; - is standard input. Of a directory and all that is in it, files with such names are read, \
 sorted; others are skipped and counted. \
-A document that came before is dropped. DIR appears when it is complete, and holds the tokenizer too.\n\n\
+Duplicate documents are dropped. DIR appears when it is complete, and holds the tokenizer too.\n\n\
 Examples:\n  henson data build --tokenizer tokenizer --out corpus text/*.txt.zst\n  \
 henson data build --tokenizer tokenizer --out corpus --source wiki=2:wiki/ --source web=1:web.jsonl.zst --field body\n  \
 henson data build --tokenizer tokenizer --out corpus --document-per-file notes/\n\n\
@@ -31,7 +31,7 @@ Then look at it with `henson data stats DIR`, and train with `henson pretrain --
     /// Show how much a corpus has, how long documents and sentences are, and how full sequences would be
     Stats(DataStats),
     /// Print pre-training instances as a model sees them: tokens, masks, segments
-    #[command(after_help = "[MASK←dog] hides dog, cat←dog stands in its place, =dog is to be predicted though it is \
+    #[command(after_help = "[MASK←dog] masks dog, cat←dog replaces it, =dog is to be predicted though it is \
 seen. The first segment is A, the second B.\n\n\
 Examples:\n  henson data show corpus\n  henson data show corpus --masking whole-words --sequence-length 64 -n 1\n  \
 henson data show corpus --epoch 3 --index 1000 --json")]

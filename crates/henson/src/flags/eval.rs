@@ -10,8 +10,8 @@ use super::{Compute, LengthFlags, ModelName, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-perplexity  FILE has one text per line (blank lines are passed over). The loss is the mean of -ln P over all pieces.\n\
-blimp       FILE has a JSON object a line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
+perplexity  FILE has one text per line (blank lines are skipped). The loss is the mean of -ln P over all tokens.\n\
+blimp       FILE has one JSON object per line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
 a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores. \
@@ -19,7 +19,7 @@ a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, p
 scored by the official definitions; several models with commas between them are averaged.\n\n\
 Without --model, perplexity and blimp measure henson-12m, and embed henson-12m-sentences; the others need --model or \
 --predictions.\n\n\
-A masked LM scores a text by its pseudo-log-likelihood, each piece masked in turn; a left-to-right model (is_decoder in \
+A masked LM scores a text by its pseudo-log-likelihood, each token masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
 Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \
 henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json\n  \

@@ -14,8 +14,8 @@ use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 #[command(after_help = "\
 DIR is where a benchmark was unpacked (GLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
 columns, SQuAD's JSON); --train and --dev name files themselves. Without a dev file a part of the training rows is split off \
-(from 500 rows on; by label, by passage or document where rows belong together), or folds estimate the score. Labels are the official ones, or learnt from the files.\n\n\
-The same command again goes on where the run was stopped, killed or interrupted. Epochs, learning rate and \
+(from 500 rows on; by label, by passage or document where rows belong together), or folds estimate the score. Labels are the official ones, or taken from the files.\n\n\
+The same command resumes where the run was stopped, killed or interrupted. Epochs, learning rate and \
 batch size are chosen by the size of data and model where they are not set, and printed with the reason; below 500 rows a linear \
 head on the frozen model is fitted as well, and the better model is kept. Keys for --set and recipes: batch_size, \
 epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper, lamb), dropout, layer_decay, freeze, \

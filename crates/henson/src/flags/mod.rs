@@ -44,7 +44,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  henson pretrain --model bert-mini --data shards --out run --set steps=10000\n  \
 henson pretrain recipes/bert-base.toml --data shards --out run --dry-run\n  \
 henson pretrain --model DIR --data my-domain --out run --epochs 3    (continues from a checkpoint)\n\n\
-The same command again goes on where the run was stopped, killed or interrupted. Keys of a recipe: steps, epochs, \
+The same command resumes where the run was stopped, killed or interrupted. Keys of a recipe: steps, epochs, \
 batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal), masking (pieces, whole-words, spans), \
 learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; `henson help settings` \
 lists all."
@@ -61,7 +61,7 @@ lists all."
     /// Run a set of recipes and tabulate what they gave
     #[command(
         after_help = "Example:\n  henson ablate recipes/ablations/masking --data shards --out masking --seeds 0,1,2\n\n\
-An interrupted set goes on with the same command; finished variants are not run again."
+The same command resumes an interrupted set; finished variants are not run again."
     )]
     Ablate(ablate::Ablate),
     /// Fill the [MASK]s of a text with the likeliest words
@@ -80,7 +80,7 @@ Offsets count characters (Unicode code points) from 0, the end not included.")]
     /// Turn texts into vectors, one each
     #[command(after_help = "Examples:\n  henson embed 'A sentence.' 'Another one.'\n  \
 henson embed --model DIR --json --file sentences.txt > vectors.jsonl\n\n\
-A directory of sentence-transformers says itself how to pool, whether to normalise and how long texts may be; \
+A directory of sentence-transformers defines how to pool, whether to normalise and how long texts may be; \
 flags overrule it. Other models give the mean of their tokens.")]
     Embed(Embed),
     /// Write a vector for every token of a text, from the layers of your choice

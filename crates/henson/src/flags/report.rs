@@ -8,7 +8,7 @@ use clap::Args;
 #[command(
     after_help = "Examples:\n  henson report runs/mini\n  henson report runs/mini runs/no-nsp --out compared.html\n  \
 henson report --json runs/* | jq '.final.loss'\n\n\
-A run may still be at work. The page is one file that loads nothing: open it in any browser, send it to anybody."
+A run may still be training. The page is one file that loads nothing: open it in any browser, send it to anybody."
 )]
 pub(crate) struct Report {
     /// Directories of runs: what was given to `--out` when they were trained

@@ -30,7 +30,7 @@ Then look at it with `henson tokenizer info --model tokenizer corpus/held-out.tx
     #[command(
         after_help = "Offsets count characters (Unicode code points) from 0, the end not included. No special tokens are \
 put around the text.\n\n\
-With --sample, words are cut otherwise than best, as in training with subword regularisation: BPE drops merges, \
+With --sample, words are segmented at random instead of optimally, as in training with subword regularisation: BPE drops merges, \
 WordPiece drops matches, the unigram model draws among all ways to write a word. The seed, the number of the text and \
 the text decide everything.\n\n\
 Examples:\n  henson tokenizer encode --model DIR 'Jim Henson was a puppeteer.'\n  \
@@ -41,7 +41,7 @@ henson tokenizer encode --model DIR --sample 1 --dropout 0.2 'puppeteers'"
     /// Show what a tokenizer is, and how well it fits a text
     #[command(
         after_help = "On FILES (one text per line or JSON lines, plain or as .gz or .zst) it reports how much of the text it can write, \
-into how many pieces it cuts words, and what it cannot write. Few pieces a word and nearly no unknown ones are good; \
+into how many tokens it splits words, and what it cannot write. Few tokens per word and almost no unknown ones are good; \
 compare tokenizers on text that they were not trained on.\n\n\
 Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model DIR held-out.txt"
     )]
@@ -49,7 +49,7 @@ Examples:\n  henson tokenizer info --model DIR\n  henson tokenizer info --model 
     /// Add words of a domain to the end of a WordPiece vocabulary, for continued pre-training
     #[command(
         after_help = "All existing token ids stay. `henson pretrain --model DIR` on data that was built with the new \
-tokenizer gives each new piece the mean of the pieces that its text was before.\n\n\
+tokenizer gives each new token the mean of the tokens that its text was split into before.\n\n\
 Example:\n  henson tokenizer extend --model DIR --pieces words.txt --out my-tokenizer"
     )]
     Extend(TokenizerExtend),

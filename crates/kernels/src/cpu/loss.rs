@@ -114,7 +114,10 @@ pub fn cross_entropy<E: Element>(
     check("cross_entropy", logits.len(), columns, classes, rows, weights);
     assert!(losses.len() == rows, "cross_entropy: one loss per row");
     let counted = |p: usize| weights.is_none_or(|w| w[p] != 0.0);
-    assert!((0..rows).all(|p| !counted(p) || (targets[p] as usize) < classes), "cross_entropy: a target is no class");
+    assert!(
+        (0..rows).all(|p| !counted(p) || (targets[p] as usize) < classes),
+        "cross_entropy: a target is not a class"
+    );
     let (logits, shared) = (SharedMut::new(logits), SharedMut::new(losses));
     cpu.for_ranges(rows, (LEAST / columns).max(1), |_, range| {
         // SAFETY: ranges are disjoint.

@@ -75,7 +75,7 @@ impl Rotary {
 }
 
 /// Rotates the heads of D columns within `columns` of every row of `x` (T × `stride`) in place, by the angles of `table` (see
-/// [`Rotary::table`]) at `positions` (T). With `opposite` it is the gradient's way back.
+/// [`Rotary::table`]) at `positions` (T). With `opposite` it is the backward.
 pub fn rotate<E: Element>(
     cpu: &Cpu,
     rotary: &Rotary,

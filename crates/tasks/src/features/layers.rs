@@ -20,7 +20,7 @@ const TOGETHER: usize = 64;
 pub enum FeatureLayers {
     /// As the encoder gives them.
     Fixed(Layers),
-    /// The last n, added up with weights that are learnt with the tagger: γ·Σ softmax(w)ᵢ·layerᵢ (Peters et al. 2018).
+    /// The last n, added up with weights that are learned with the tagger: γ·Σ softmax(w)ᵢ·layerᵢ (Peters et al. 2018).
     MixLast(usize),
     /// The same of all blocks, without the embeddings.
     MixAll,

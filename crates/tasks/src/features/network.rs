@@ -1,4 +1,4 @@
-//! The tagger as a function of flat parameters: vectors of words in, a logit for each label out, and the way back.
+//! The tagger as a function of flat parameters: vectors of words in, a logit for each label out, and the backward pass.
 //!
 //! The way: layers are mixed (where that is wanted), the BiLSTM reads the words (or not), dropout, a matrix, and the loss: each
 //! word for itself, or all of a sentence by the CRF.
@@ -52,7 +52,7 @@ struct Parts {
     crf: Range<usize>,
 }
 
-/// What a pass leaves for the way back.
+/// What a pass leaves for the backward pass.
 struct Run {
     /// T×n·W, empty where nothing is mixed.
     layers: Vec<f32>,

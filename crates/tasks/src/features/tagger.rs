@@ -46,7 +46,7 @@ pub(super) struct Description {
     pub(super) crf: bool,
     /// Tokens of a sequence for the encoder.
     pub(super) max_length: usize,
-    /// Whether the encoder reads a sentence amid the others of its document.
+    /// Whether the encoder reads a sentence among the others of its document.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) document_context: bool,
     pub(super) labels: Vec<String>,

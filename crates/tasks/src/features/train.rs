@@ -177,7 +177,7 @@ pub fn train_tagger(
         let before = best.as_ref().map(|best| best.value).filter(|value| !value.is_nan());
         let is_better = before.is_none_or(|before| value > before);
         since = if is_better { 0 } else { since + 1 };
-        // Of equal ones the last, which has learnt the longest; only patience does not count it.
+        // Of equal ones the last, which has learned the longest; only patience does not count it.
         if is_better || before == Some(value) {
             best = Some(learner.as_best(value, Some(found)));
         }

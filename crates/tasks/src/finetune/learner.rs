@@ -23,7 +23,7 @@ const SHUFFLE: u32 = 0x5bff;
 /// What instances are learnt with.
 #[derive(Clone, Debug)]
 pub struct LearnerSettings {
-    /// What is learnt.
+    /// What is learned.
     pub task: &'static crate::Task,
     /// Instances of an update.
     pub batch_size: usize,
@@ -37,7 +37,7 @@ pub struct LearnerSettings {
     pub freeze: bool,
     /// Whether questions may be left without an answer: not where training saw none of that kind.
     pub may_decline: bool,
-    /// What cosines are divided by, where texts that are alike are learnt from.
+    /// What cosines are divided by, where texts that are alike are learned from.
     pub temperature: f32,
     /// What each label counts; of several labels a text, where it is right. Empty: all the same.
     pub class_weights: Vec<f32>,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn models_that_learnt_nothing_are_told() {
+    fn models_that_learned_nothing_are_reported() {
         let example = |class| Example {
             id: String::new(),
             place: String::new(),
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(sizes(2), [(3, 1), (4, 3), (4, 1), (5, 1)]);
     }
 
-    /// Pairs that are told from others are never alone, in no part of any batch; and each is learnt from once an epoch.
+    /// Pairs with negatives are never alone, in no part of any batch; and each is learned from once an epoch.
     #[test]
     fn no_pair_is_alone() {
         let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], labels: vec![], numbers: vec![] };

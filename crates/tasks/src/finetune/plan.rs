@@ -186,7 +186,7 @@ impl Plan {
         (!unseen.is_empty()).then(|| listed(&unseen))
     }
 
-    /// Names the data, to be found again when a run goes on.
+    /// Names the data, to be found again when a run resumes.
     pub fn data_name(&self) -> &str {
         &self.data
     }
@@ -265,7 +265,7 @@ impl Plan {
         }
     }
 
-    /// What is learnt from.
+    /// What is learned from.
     pub(super) fn training_instances(&self) -> &[Instance] {
         &self.instances
     }
@@ -285,7 +285,7 @@ fn tokenizer_of(path: &Path, config: &Config) -> Result<Tokenizer, TaskError> {
     Ok(tokenizer)
 }
 
-/// Both files with the same labels: where these are learnt, all that either of them has. Of the first, only so many examples
+/// Both files with the same labels: where these are learned, all that either of them has. Of the first, only so many examples
 /// as `limit` says, evenly spaced.
 pub(crate) fn read_both(
     train: &str,
@@ -348,7 +348,7 @@ pub(crate) fn check_documents(train: &Set, dev: Option<&Set>) -> Result<(), Task
     }
 }
 
-/// What a file lacks whose sentences are to be read amid their documents, if it lacks anything: all would be one document,
+/// What a file lacks whose sentences are to be read within their documents, if it lacks anything: all would be one document,
 /// or each its own.
 pub fn missing_documents(set: &Set) -> Option<String> {
     let document = |example: &Example| match example.input {
@@ -430,7 +430,7 @@ fn config_for(
     Ok(config)
 }
 
-/// The weights of a directory. What stands on its encoder is kept where it has the right shape, and else begins anew.
+/// The weights of a directory. What stands on its encoder is kept where it has the right shape, and otherwise starts from scratch.
 fn started_from(
     path: &Path,
     config: &Config,

@@ -94,7 +94,7 @@ pub struct FineTuneRecipe {
     /// `embed`: what cosines are divided by before the softmax.
     pub temperature: f64,
     /// `embed`: lowest score of a row to learn from, where the training file has scores. Without it, the scores
-    /// themselves are learnt, as cosines.
+    /// themselves are learned, as cosines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_score: Option<f64>,
     /// Weight labels inversely to their frequency; for `multilabel`, positives by the ratio of negatives to positives

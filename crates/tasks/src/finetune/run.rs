@@ -47,7 +47,7 @@ pub struct Results {
     pub best_step: u64,
     /// Updates made.
     pub steps: u64,
-    /// Whether it ended before its last step, because nothing got better.
+    /// Whether it ended before its last step, because the score no longer improved.
     pub stopped_early: bool,
     /// Why the model is no better than none, if so.
     pub degenerate: Option<String>,
@@ -107,7 +107,7 @@ pub struct LinearScore {
 pub enum Ended {
     /// The model is there.
     Finished(Box<Results>),
-    /// Stopped with a checkpoint at this step; the same call goes on.
+    /// Stopped with a checkpoint at this step; the same call resumes.
     Stopped(u64),
 }
 

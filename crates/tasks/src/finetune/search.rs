@@ -1,5 +1,5 @@
 //! Many runs from one recipe: a grid of settings, each with several seeds, as in the paper's fine-tuning (section A.3). One
-//! directory for each run, so that an interrupted search goes on where it was; the best model ends up in the search's own.
+//! directory for each run, so that an interrupted search resumes where it stopped; the best model ends up in the search's own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ pub struct Row {
     pub best: Option<f64>,
     /// Runs that count.
     pub runs: usize,
-    /// Runs that learnt nothing or failed.
+    /// Runs that learned nothing or failed.
     pub failed: usize,
 }
 
@@ -76,7 +76,7 @@ pub struct Row {
 pub enum SearchEnded {
     /// All runs are done.
     Finished(Table),
-    /// Stopped in this run, at this step; the same call goes on.
+    /// Stopped in this run, at this step; the same call resumes.
     Stopped(String, u64),
 }
 
@@ -146,7 +146,7 @@ pub fn search(
     let count = runs.len();
     let mut metric = String::new();
     let mut cells: Vec<Cell> = Vec::new();
-    // Whether it learnt anything, its score, its number.
+    // Whether it learned anything, its score, its number.
     let mut best: Option<(bool, f64, usize)> = None;
     for (number, (mut cell, mut recipe)) in runs.into_iter().enumerate() {
         let directory = out.join(&cell.directory);
@@ -172,11 +172,11 @@ pub fn search(
             }
             Err(error) => return Err(error),
         }
-        let learnt = cell.failed.is_none();
+        let learned = cell.failed.is_none();
         let better =
-            cell.value.filter(|value| best.is_none_or(|(other, highest, _)| (learnt, *value) > (other, highest)));
+            cell.value.filter(|value| best.is_none_or(|(other, highest, _)| (learned, *value) > (other, highest)));
         let loser = match better {
-            Some(value) => best.replace((learnt, value, number)).map(|(_, _, loser)| cells[loser].directory.clone()),
+            Some(value) => best.replace((learned, value, number)).map(|(_, _, loser)| cells[loser].directory.clone()),
             // Where none has a score, all are kept: one of them may be what is wanted.
             None => best.is_some().then(|| cell.directory.clone()),
         };

@@ -47,7 +47,7 @@ pub(super) fn hold_out(set: &Set, rows: usize, seed: u64, by_document: bool) -> 
     for (stratum, group) in ordered(set, seed, by_document) {
         seen += group.len();
         // Evenly spaced, whole groups, as near to the wanted number as they allow. The first of a label stays: a label with a
-        // single row must be learnt rather than scored.
+        // single row must be learned rather than scored.
         let due = (2 * held + group.len()) * total <= 2 * seen * rows;
         if due && (last_stratum == Some(stratum) || set.labels.is_empty()) {
             held += group.len();

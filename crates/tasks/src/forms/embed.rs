@@ -267,7 +267,7 @@ fn partners(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
     Ok(Score { metrics: vec![("accuracy", accuracy)], mistakes, ..Score::default() })
 }
 
-/// Partners are told from others of the same part of a batch, so that none may have a single pair; scores are learnt pair by
+/// The negatives of a pair are the others of the same part of a batch, so that none may have a single pair; scores are learned pair by
 /// pair.
 fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
     let (size, most) = (recipe.batch_size, recipe.batch_size / 2);

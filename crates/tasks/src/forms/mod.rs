@@ -1,4 +1,4 @@
-//! The forms of tasks, a file each: how examples are read and laid out, what is learnt from them and by which loss, what logits
+//! The forms of tasks, a file each: how examples are read and laid out, what is learned from them and by which loss, what logits
 //! say, how that is scored, and the files and words about it. [`crate::TASKS`] lists which task has which form.
 //!
 //! Nothing outside of this directory asks which form it has.
@@ -50,7 +50,7 @@ pub(crate) struct Form {
     pub(crate) problem: Option<Problem>,
     /// The fewest labels to learn from; 0 where there are no labels with names.
     pub(crate) fewest_labels: usize,
-    /// Whether examples must have targets to be learnt from and scored.
+    /// Whether examples must have targets to be learned from and scored.
     pub(crate) needs_targets: bool,
     /// Whether a row has a second text.
     pub(crate) second_text: SecondText,
@@ -60,7 +60,7 @@ pub(crate) struct Form {
     pub(crate) divides: bool,
     /// Whether models are averaged position by position, so that all must read the same windows.
     pub(crate) averages_positions: bool,
-    /// Whether only some rows of a file are learnt from, which are picked before any limit.
+    /// Whether only some rows of a file are learned from, which are picked before any limit.
     pub(crate) picks_rows: bool,
     /// For model cards: the library of Python that opens a model, its kind on the Hub, and its class.
     pub(crate) library: &'static str,
@@ -167,7 +167,7 @@ pub(crate) trait Steps: Debug + Sync {
     /// What there is to learn from an example; `labels` is how many there are. Nothing where its target is not known.
     fn instances(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance>;
 
-    /// How version 0.1 wrote down what is to be learnt from an instance: a run's data is known by it.
+    /// How version 0.1 wrote down what is to be learned from an instance: a run's data is known by it.
     fn digest(&self, instance: &Instance) -> String;
 
     /// The sequences of some instances in the order of a batch.

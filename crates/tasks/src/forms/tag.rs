@@ -359,7 +359,7 @@ impl Tag {
             let tags =
                 kinds.iter().flat_map(|kind| wanted.prefixes().iter().map(move |prefix| format!("{prefix}-{kind}")));
             for tag in tags.chain(["O".to_owned()]) {
-                // Never refused while labels are learnt.
+                // Never refused while labels are learned.
                 let _ = collector.number_of(&tag);
             }
         }

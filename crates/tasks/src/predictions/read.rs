@@ -18,7 +18,7 @@ const PREDICTIONS: [&str; 5] = ["prediction", "predictions", "label", "pred", "a
 /// plain lists of labels with one a line, and tables of ids and predictions.
 ///
 /// A prediction belongs to the example with its id; where ids are only a count from 0, to the example in that place. Labels
-/// that the set learnt from its file may be joined by new ones here.
+/// that the set learned from its file may be joined by new ones here.
 ///
 /// Questions without prediction have [`Prediction::None`]; otherwise every example must have one.
 pub fn read_predictions(path: &Path, set: &mut Set) -> Result<Vec<Prediction>, TaskError> {
@@ -173,7 +173,7 @@ impl Found {
     }
 }
 
-/// The number of a label, which is new where the set's own were only learnt.
+/// The number of a label, which is new where the set's own were only learned.
 pub(crate) fn label_number(set: &mut Set, label: &str) -> Result<u32, String> {
     let known = set.labels.iter().position(|known| known == label);
     let meant = || set.task.meanings.iter().position(|meaning| *meaning == label);

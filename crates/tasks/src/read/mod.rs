@@ -198,7 +198,7 @@ impl<'r> Collector<'r> {
         }
     }
 
-    /// The set. Labels that were learnt are sorted: by their values where all are whole numbers, else by their letters.
+    /// The set. Labels that were learned are sorted: by their values where all are whole numbers, else by their letters.
     pub(crate) fn finish(mut self, scheme: Option<crate::Scheme>) -> Result<Set, TaskError> {
         if self.set.examples.is_empty() {
             let reason = match self.set.skipped {

@@ -1,4 +1,4 @@
-//! Tuning for sentence vectors: what is read, learnt, written and found again. Its losses are golden (see finetune.rs).
+//! Tuning for sentence vectors: what is read, learned, written and found again. Its losses are golden (see finetune.rs).
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -86,7 +86,7 @@ fn vectors_learn_which_texts_are_alike_and_are_found_again() {
         "{card}"
     );
 
-    // Scores are learnt as cosines.
+    // Scores are learned as cosines.
     let dev = data("finetune/embed-scores.jsonl").display().to_string();
     let (plan_of, out) =
         (plan(FineTuneRecipe { train: dev.clone(), dev: dev.clone(), ..base.clone() }), place.path().join("cosines"));
@@ -180,7 +180,7 @@ fn what_cannot_be_tuned_is_said() {
     let one = FineTuneRecipe { batch_size: 1, ..recipe("embed", from.path(), "embed.jsonl", &[]) };
     let message = Plan::new(one, 1).err().unwrap().to_string();
     assert!(message.contains("`batch_size` is 1"), "{message}");
-    // A part of a batch needs two pairs, unless scores are learnt.
+    // A part of a batch needs two pairs, unless scores are learned.
     check(
         "embed.jsonl",
         &["accumulation=2"],

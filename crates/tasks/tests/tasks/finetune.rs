@@ -258,7 +258,7 @@ fn a_trained_model_reads_as_it_was_trained() {
     ];
     for (i, (name, file, sets, reading)) in cases.into_iter().enumerate() {
         let from = model(if name == "qa" { "token" } else { "sequence" }, &json!({}));
-        // Tags are told without their logits: some must be learnt, so that equal scores mean something.
+        // Tags are reported without their logits: some must be learned, so that equal scores mean something.
         let tags = name == "ner";
         let epochs = if tags { "epochs=20" } else { "epochs=2" };
         let sets: Vec<&str> = [epochs, "learning_rate=3e-3"].iter().chain(sets).copied().collect();
@@ -381,7 +381,7 @@ fn training_ends_early_when_nothing_gets_better() {
     let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
     let sets = ["epochs=9", "learning_rate=0.0", "patience=2", "max_length=40"];
     let plan = plan(recipe("classify", from.path(), "classify.jsonl", &sets));
-    // An interruption counts no evaluation anew. Of equal models the last is taken.
+    // An interruption counts no evaluation again. Of equal models the last is taken.
     run(&plan, place.path(), Some(7)).unwrap();
     let results = finished(run(&plan, place.path(), None).unwrap());
     assert_eq!((results.steps, results.best_step, results.stopped_early), (9, 9, true));

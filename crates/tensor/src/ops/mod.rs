@@ -1,5 +1,5 @@
 //! The coarse operations of a pass, one file a kind: what goes in and out, the choice of kernel by device and dtype,
-//! and the way back beside it.
+//! and the backward next to it.
 
 mod attention;
 mod cache;

@@ -57,7 +57,7 @@ impl Pass<'_> {
         let Some(dropout) = self.dropout(p, site) else { return Ok(x) };
         rows.check_shape("dropout", "the layout", [x.tensor().rows(), 2])?;
         let x_slot = x.slot();
-        // The layer before may need its output on the way back (tanh does not, but a caller may hold it).
+        // The layer before may need its output in the backward pass (tanh does not, but a caller may hold it).
         let out = own(self.device(), x.into_tensor())?;
         drop_in_place(self.device(), &out, &dropout, rows)?;
         let y = self.var(out);
@@ -85,7 +85,7 @@ impl Pass<'_> {
     /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::unit_means`].
     pub fn pool(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         if self.is_training() {
-            return Err(TensorError::Unsupported { operation: "pool", why: "it has no way back" });
+            return Err(TensorError::Unsupported { operation: "pool", why: "it has no backward" });
         }
         self.pooled(x, layout, pooling)
     }

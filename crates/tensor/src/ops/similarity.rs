@@ -16,7 +16,7 @@ impl Pass<'_> {
     /// The mean of each sequence's tokens (T×H), divided by its length √Σx²: N×H.
     pub fn unit_means(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
         let means = self.pooled(x, layout, Pooling::Mean)?;
-        // The means stay as they are for the way back: what is normalised is a copy.
+        // The means stay as they are for the backward pass: what is normalised is a copy.
         let units = self.normalise_rows(means.clone())?;
         let y = self.var(units);
         if let Some(out) = y.slot() {

@@ -4,7 +4,7 @@
 //!
 //! The rule, which `reference` in the tests states as a plain loop: take the pair with the highest count; among equals
 //! the one whose left id is lowest, then the right one. Replace it everywhere, from left to right. Stop when the
-//! vocabulary is full or no pair is frequent enough. Here counts are kept up to date instead of made anew, so that the
+//! vocabulary is full or no pair is frequent enough. Here counts are kept up to date instead of made again, so that the
 //! whole takes about as long as going over the words a few times.
 
 use std::cmp::Reverse;
@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// The rule as a plain loop: everything is counted anew for each merge.
+    /// The rule as a plain loop: everything is counted again for each merge.
     fn reference(words: &[(Box<str>, u64)], settings: &MergeSettings) -> (Vec<String>, Vec<(u32, u32)>) {
         let (mut pieces, symbols, runs) = lay_out(words, settings);
         let mut runs: Vec<(Vec<u32>, u64)> =

@@ -188,7 +188,7 @@ pub fn train<E: From<TextError>>(
     }
     let counted = counter.finish(&parts)?;
     if counted.words.is_empty() && counted.dropped > 0 {
-        let expected = "more, since no word stands out and all were dropped".to_owned();
+        let expected = "more, since no word is more frequent than others and all were dropped".to_owned();
         let got = settings.distinct_limit.to_string();
         return Err(TextError::BadTraining { setting: "distinct_limit", expected, got }.into());
     }

@@ -1,4 +1,4 @@
-//! Special tokens around texts, cutting, windows, and the way back to the text.
+//! Special tokens around texts, cutting, windows, and the mapping back to the text.
 
 use henson_text::{
     Features, Pieces, Slot, Template, TextError, code_point_offsets, truncated_lengths, window_with_most_context,
@@ -52,7 +52,7 @@ fn a_pair_in_berts_form() {
     assert_eq!(features.ids, [101, 1, 2, 102, 11, 12, 13, 102]);
     assert_eq!(features.segments, [0, 0, 0, 0, 1, 1, 1, 1]);
     assert_eq!((features.first.clone(), features.second.clone()), (1..3, Some(4..7)));
-    // Offsets of the second text begin anew.
+    // Offsets of the second text start again from 0.
     assert_eq!(features.offsets[4], Some((0, 1)));
     assert_eq!(features.offsets[3], None);
 }
@@ -121,7 +121,7 @@ fn pairs_are_cut_from_the_longer_and_ties_from_the_second() {
 fn lengths_that_cannot_be() {
     assert_error(bert().single(&pieces(0..3), 1), &["max_length 1 is too small", "2 positions", "special tokens"]);
     assert_error(bert().pair(&pieces(0..3), &pieces(0..3), 2), &["max_length 2", "3 positions"]);
-    assert_error(bert().windows(&pieces(0..3), 2, 1), &["max_length 2", "3 positions", "one piece"]);
+    assert_error(bert().windows(&pieces(0..3), 2, 1), &["max_length 2", "3 positions", "one token"]);
     assert_error(
         bert().pair_windows(&pieces(0..3), &pieces(0..3), 6, 1),
         &["max_length 6", "7 positions", "whole first"],

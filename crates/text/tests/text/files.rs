@@ -365,14 +365,14 @@ fn broken_byte_pairs() {
     assert_error(pair("\"he\": 256", b"h e\nhe he\n"), &["merges.txt", "line 2", "\"hehe\" in the vocabulary"]);
     assert_error(pair("\"he\": 7", b""), &["vocab.json", "both have id 7"]);
     assert_error(pair("\"he\": 256, \"he\": 257", b""), &["token \"he\" has two ids, 256 and 257"]);
-    assert_error(pair("\"he\": -1", b""), &["vocab.json cannot be understood at line 1"]);
+    assert_error(pair("\"he\": -1", b""), &["vocab.json cannot be parsed at line 1"]);
     assert_error(pair("\"he\": 99999999", b""), &["\"he\"", "an id below 16777216", "99999999"]);
     let few = open(&[("vocab.json", br#"{"a": 0, "b": 1}"#), ("merges.txt", b"")]);
     assert_error(few, &["vocab.json", "each of the 256 bytes", "254 bytes without one"]);
     assert_error(open(&[("vocab.json", b"{}"), ("merges.txt", b"")]), &["vocab.json has no tokens"]);
     assert_error(
         open(&[("vocab.json", b"[1"), ("merges.txt", b"")]),
-        &["vocab.json cannot be understood at line 1, column"],
+        &["vocab.json cannot be parsed at line 1, column"],
     );
 }
 
@@ -381,7 +381,7 @@ fn broken_configurations() {
     let config = |text: &[u8]| open(&[("vocab.txt", SMALL.as_bytes()), ("tokenizer_config.json", text)]);
     assert_error(
         config(b"{\n  \"a\": }"),
-        &["tokenizer_config.json cannot be understood at line 2, column 8", "complete?"],
+        &["tokenizer_config.json cannot be parsed at line 2, column 8", "complete?"],
     );
     assert_error(config(b"[]"), &["tokenizer_config.json", "a JSON object"]);
     assert_error(config(br#"{"do_lower_case": "no"}"#), &["do_lower_case", "expected true or false", "\"no\""]);

@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused() {
     let lower = TrainingSettings { lowercase: true, ..settings(TrainingKind::ByteBpe, 1000) };
     assert_error(trained_on(&lower, &["a\n"]), &["lowercase", "byte-level"]);
     let few = TrainingSettings { distinct_limit: 2, ..settings(TrainingKind::Bpe, 99) };
-    assert_error(trained_on(&few, &["all once only here"]), &["distinct_limit", "no word stands out", "2"]);
+    assert_error(trained_on(&few, &["all once only here"]), &["distinct_limit", "no word is more frequent", "2"]);
     // White space and control characters alone are no words either.
     assert_error(
         trained_on(&settings(TrainingKind::WordPiece, 99), &[" \t\r\u{0}\u{7}\u{a0}\n"]),

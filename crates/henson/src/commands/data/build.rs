@@ -76,7 +76,7 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
         named.chain(&flags.held_out_files).find(|path| flags.format.is_none() && Format::is_other_table(path))
     {
         anyhow::bail!(
-            "{} is a table, whose cells would all be read as text: write the texts alone into a file, one a line (with \
+            "{} is a table, whose cells would all be read as text: write the texts alone into a file, one per line (with \
              --document-per-line) or as JSON lines; --format text reads the table as it is",
             table.display()
         );
@@ -179,8 +179,5 @@ fn tell(flags: &DataBuild, report: &BuildReport, seconds: f64) -> anyhow::Result
     line("shards", format!("{} in {}", report.shards, flags.out.display()))?;
     let Summary { mb_per_s, tokens_per_s, peak_mib, .. } = summary;
     let rate = thousands(tokens_per_s as u64);
-    line(
-        "speed",
-        format!("{seconds:.1} s: {mb_per_s:.1} MB/s, {rate} tokens/s; {peak_mib:.0} MiB of memory at the most"),
-    )
+    line("speed", format!("{seconds:.1} s: {mb_per_s:.1} MB/s, {rate} tokens/s; {peak_mib:.0} MiB of memory at most"))
 }

@@ -43,7 +43,7 @@ pub(crate) fn run(flags: &DataExport) -> anyhow::Result<()> {
     });
     write_atomic(out, &file.bytes(metadata)?).with_context(|| format!("cannot write {}", out.display()))?;
     output::line(&format!(
-        "wrote {} × {} sequences to {}: {} pieces, {} to predict",
+        "wrote {} × {} sequences to {}: {} tokens, {} to predict",
         flags.batches,
         flags.batch_size,
         out.display(),

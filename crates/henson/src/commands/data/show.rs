@@ -124,11 +124,12 @@ fn shown(instance: &Instance, corpus: &Corpus, position: usize, target: u32) -> 
 
 fn summary(instance: &Instance, causal: bool) -> String {
     let length = instance.ids.len();
-    let hidden = if causal { "each tells the next".to_owned() } else { format!("{} hidden", instance.predicted.len()) };
+    let hidden =
+        if causal { "each predicts the next".to_owned() } else { format!("{} masked", instance.predicted.len()) };
     let origin = match (instance.next_sentence, instance.random_document) {
         (Some(_), Some(other)) => format!("A from document {}, B a random part of document {other}", instance.document),
         (Some(_), None) => format!("document {}, B follows A", instance.document),
         (None, _) => format!("document {}", instance.document),
     };
-    format!("{length} pieces, {hidden}; {origin}")
+    format!("{length} tokens, {hidden}; {origin}")
 }

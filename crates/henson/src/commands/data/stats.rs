@@ -50,7 +50,7 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
     match split {
         Split::Train => {
             let (size, digest) = (corpus.vocabulary().size, &corpus.digest()[..16]);
-            output::line(&format!("vocabulary of {} pieces, digest {digest}\n\nTo train on", thousands(size)))?;
+            output::line(&format!("vocabulary of {} tokens, digest {digest}\n\nTo train on", thousands(size)))?;
         }
         Split::HeldOut => output::line("Held out")?,
     }
@@ -83,7 +83,7 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
     lengths("sentence", &stats.sentence_lengths)?;
     lengths("document", &stats.document_lengths)?;
     output::line(
-        "\n  how full sequences would be, before chance\n    length  arrangement      sequences    full     cut",
+        "\n  how full sequences would be, before random shortening\n    length  arrangement      sequences    full     cut",
     )?;
     for packing in &stats.packing {
         let name = match packing.cut {

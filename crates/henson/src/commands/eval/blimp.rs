@@ -153,7 +153,7 @@ pub(crate) fn read(data: &Path, limit: Option<usize>, sample: bool) -> anyhow::R
         *sizes.entry(pair.paradigm.clone()).or_default() += 1;
         pairs.push(pair);
     }
-    anyhow::ensure!(!pairs.is_empty(), "{} has no pairs: expected a JSON object a line", lines.name);
+    anyhow::ensure!(!pairs.is_empty(), "{} has no pairs: expected one JSON object per line", lines.name);
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     pairs.retain(|pair| {
         let index = seen.entry(pair.paradigm.clone()).or_default();

@@ -32,11 +32,11 @@ pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
 /// The language model of the tasks that need one. Their files have no labels to read.
 fn model_of(flags: &Eval) -> anyhow::Result<&ModelName> {
     let no_labels = flags.labelled == Labelled::default();
-    anyhow::ensure!(no_labels, "flags for labelled files (--text-column, --skip-bad, …) mean nothing to this task");
+    anyhow::ensure!(no_labels, "flags for labelled files (--text-column, --skip-bad, …) do not apply to this task");
     let LengthFlags { max_length, windows } = flags.length;
     let only_texts = max_length.is_none() && windows.is_none() && flags.mistakes.is_none() && flags.threshold.is_none();
-    anyhow::ensure!(only_texts, "--max-length, --windows, --mistakes and --threshold mean nothing to this task");
-    anyhow::ensure!(flags.predictions.is_none(), "--predictions mean nothing to this task: it measures a --model");
+    anyhow::ensure!(only_texts, "--max-length, --windows, --mistakes and --threshold do not apply to this task");
+    anyhow::ensure!(flags.predictions.is_none(), "--predictions does not apply to this task: it measures a --model");
     Ok(&flags.model)
 }
 
@@ -84,8 +84,8 @@ impl Scorer {
     /// For people.
     fn description(&self) -> &'static str {
         match self.scoring {
-            Scoring::Piece => "pseudo-log-likelihood, each piece masked in turn",
-            Scoring::Word => "pseudo-log-likelihood, each piece masked in turn with the rest of its word",
+            Scoring::Piece => "pseudo-log-likelihood, each token masked in turn",
+            Scoring::Word => "pseudo-log-likelihood, each token masked in turn with the rest of its word",
             Scoring::LeftToRight => "log-likelihood, left to right",
         }
     }

@@ -67,7 +67,7 @@ pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
         }
     }
     progress.finish();
-    anyhow::ensure!(pieces > 0, "{} has no text: expected one a line", texts.lines.name);
+    anyhow::ensure!(pieces > 0, "{} has no text: expected one per line", texts.lines.name);
     let loss = -sum / pieces as f64;
     let result = Result {
         task: "perplexity",
@@ -91,9 +91,9 @@ pub(super) fn run(flags: &Eval, model: &ModelName) -> anyhow::Result<()> {
     let Result { perplexity, accuracy, word_perplexity, texts, tokens, seconds, tokens_per_s, .. } = result;
     output::line(&format!("{texts} texts of {}: {}", flags.data.display(), scorer.description()))?;
     output::line(&format!("  loss        {loss:.4}"))?;
-    output::line(&format!("  perplexity  {perplexity:.3} a piece, {word_perplexity:.3} a word"))?;
+    output::line(&format!("  perplexity  {perplexity:.3} per token, {word_perplexity:.3} per word"))?;
     output::line(&format!("  accuracy    {:.2}%", 100.0 * accuracy))?;
-    output::line(&format!("  pieces      {pieces}, in {words} words (separated by white space)"))?;
+    output::line(&format!("  tokens      {pieces}, in {words} words (separated by white space)"))?;
     output::line(&format!(
         "  speed       {tokens_per_s:.0} tokens/s, {tokens} in {seconds:.1} s with all masked copies"
     ))

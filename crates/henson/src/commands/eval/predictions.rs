@@ -33,7 +33,7 @@ pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<(
                 "--threshold needs --null-odds FILE"
             );
             let unused = flags.length.max_length.is_none() && flags.length.windows.is_none();
-            anyhow::ensure!(unused, "--max-length and --windows mean nothing where predictions are there already");
+            anyhow::ensure!(unused, "--max-length and --windows do not apply where --predictions are given");
             from_file(flags, task, file)?
         }
         (None, Some(model)) => from_models(flags, task, &model.split(',').map(str::to_owned).collect::<Vec<_>>())?,
@@ -85,7 +85,7 @@ fn from_file(flags: &Eval, task: &'static Task, file: &Path) -> anyhow::Result<P
 
 fn from_models(flags: &Eval, task: Option<&'static Task>, names: &[String]) -> anyhow::Result<Predicted> {
     let meaningless = flags.limit.is_some() || flags.scoring.is_some();
-    anyhow::ensure!(!meaningless, "--limit, --sample and --scoring mean nothing to this task");
+    anyhow::ensure!(!meaningless, "--limit, --sample and --scoring do not apply to this task");
     let asked = Asked::find(task, names, flags.model.download, &flags.compute, flags.length)?;
     let reading = asked.reading(&flags.data, &flags.labelled);
     let may_be_unanswerable = asked.task.may_be_unanswerable;

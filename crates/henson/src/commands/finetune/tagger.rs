@@ -14,7 +14,7 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let search = flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1);
     anyhow::ensure!(
         !search && flags.stop_at.is_none(),
-        "--grid, --restarts and --stop-at mean nothing to a tagger on a frozen encoder: its runs take minutes; start one for \
+        "--grid, --restarts and --stop-at do not apply to a tagger on a frozen encoder: its runs take minutes; start one for \
          each value (--seed, --set)"
     );
     let recipe = recipe(flags)?;
