@@ -210,7 +210,7 @@ tab("similarity: a heat map of cosines", "similarity", async (model) => {
   assert.match(await panel.locator(".status").textContent(), /at least two/);
 });
 
-tab("tokens: pieces with ids and places, while typing", "tokenize", async (model) => {
+tab("tokens: with ids and offsets, while typing", "tokenize", async (model) => {
   const panel = await open("tokens");
   const text = "🐸 jim plays puppeteer";
   await answered("/decode", () => panel.locator("#tokens-text").fill(text));
@@ -231,7 +231,7 @@ tab("inside: a map for each head, by mouse and by keys", "inside", async (model)
   assert.equal(await panel.locator(".head canvas").evaluateAll((all) => all.filter((canvas) => !canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((x) => x > 0)).length), 0);
 
   // It begins with a head that finds what "it" means.
-  if (model.model_id === "minilm") assert.match(await panel.locator(".detail .read-out").textContent(), /^“it” looks at “animal” 6\d %/);
+  if (model.model_id === "minilm") assert.match(await panel.locator(".detail .read-out").textContent(), /^“it” attends to “animal” 6\d %/);
 
   await panel.locator(".head").first().click();
   assert.match(await panel.locator(".toolbar").textContent(), /Layer 1, head 1/);
@@ -242,10 +242,10 @@ tab("inside: a map for each head, by mouse and by keys", "inside", async (model)
   await panel.locator(".from li").nth(2).hover();
   const best = row.indexOf(Math.max(...row));
   near(await panel.locator(".to small").nth(best).textContent(), row[best]);
-  assert.ok((await panel.locator(".detail .read-out").textContent()).startsWith(`“${tokens[2].text}” looks at`));
+  assert.ok((await panel.locator(".detail .read-out").textContent()).startsWith(`“${tokens[2].text}” attends to`));
   await panel.locator(".from li").first().focus();
   await page.keyboard.press("ArrowDown");
-  assert.ok((await panel.locator(".detail .read-out").textContent()).startsWith(`“${tokens[1].text}” looks at`));
+  assert.ok((await panel.locator(".detail .read-out").textContent()).startsWith(`“${tokens[1].text}” attends to`));
 
   await panel.getByRole("button", { name: "Grid" }).click();
   const canvas = panel.locator(".picture canvas");

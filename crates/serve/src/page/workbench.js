@@ -113,7 +113,7 @@ export function heading(panel, models, choose) {
   const about = h("span", { class: "about" });
   const describe = (model) => {
     about.textContent = `${model.layers} layers × ${model.heads} heads, width ${model.hidden_size}, ` +
-      `${count(model.vocabulary, "piece")}, ${model.model_dtype}`;
+      `${count(model.vocabulary, "token")}, ${model.model_dtype}`;
   };
   describe(models[0]);
   const chosen = (event) => {

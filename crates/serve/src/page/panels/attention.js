@@ -8,7 +8,7 @@ const state = { layer: 0, head: 0, token: null, view: "lines", chosen: false };
 export const attention = {
   id: "attention",
   title: "Attention",
-  lead: "Each small square is a head: row by row, how much each token looks at each other one. Choose a head, then point at a token.",
+  lead: "Each small square is a head: row by row, how much each token attends to each other one. Choose a head, then point at a token.",
   button: "Look",
   fields: [{ name: "text", label: "Sentence", hint: "The first 128 tokens are shown." }],
   examples: [
@@ -190,7 +190,7 @@ function name({ text }) {
 function inWords(tokens, row, index) {
   const order = row.map((weight, j) => [weight, j]).sort(([a], [b]) => b - a).slice(0, 4).filter(([weight]) => weight >= 0.02);
   const parts = order.map(([weight, j]) => `${j === index ? "itself" : `“${name(tokens[j])}”`} ${percent(weight)}`);
-  return `“${name(tokens[index])}” looks at ${parts.join(", ")}.`;
+  return `“${name(tokens[index])}” attends to ${parts.join(", ")}.`;
 }
 
 /** What a head mostly looks at, over all tokens: the kinds that Clark et al. (2019) found. */

@@ -9,7 +9,7 @@ export const inside = {
   id: "inside",
   title: "Inside",
   ability: "inside",
-  lead: "How the model arrives at its answers: what each head of each layer looks at, and what a word comes to mean.",
+  lead: "How the model arrives at its answers: what each head of each layer attends to, and what a word comes to mean.",
   build(panel, models) {
     const parts = [attention, neighbours].map((part) => ({ part, ...bench(part, models[0]) }));
     const use = (model) => parts.forEach((part) => part.use(model));

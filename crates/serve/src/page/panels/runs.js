@@ -35,7 +35,7 @@ export function runs(found) {
 
   const area = h("div", { class: "runs" },
     h("div", { class: "heading" }, h("div", {}, h("h2", {}, "Runs"),
-      h("p", { class: "lead" }, "Training runs in the server's directory, followed while they go on."))),
+      h("p", { class: "lead" }, "Training runs in the server's directory, followed while they train."))),
     problem,
     h("div", { class: "run-layout" },
       h("div", {}, h("h3", {}, "In this directory"), list),

@@ -65,7 +65,7 @@ export const choose = {
   id: "choose",
   title: "Choose",
   ability: "choose",
-  lead: "Which of several sentences goes on best.",
+  lead: "Which of several continuations fits best.",
   button: "Choose",
   fields: [
     { name: "context", label: "What comes before", rows: 3 },

@@ -6,7 +6,7 @@ export const tag = {
   id: "tag",
   title: "Tag",
   ability: "tag",
-  lead: "Names, places, terms: whatever the model was trained to find, marked where it stands.",
+  lead: "Names, places, terms: whatever the model was trained to find, marked in the text.",
   button: "Tag",
   fields: [{ name: "text", label: "Text", rows: 7 }],
   examples: [

@@ -1,4 +1,4 @@
-// Tokens: the pieces that the model really sees, while one types.
+// Tokens: those that the model really sees, while one types.
 
 import { post } from "../api.js";
 import { characters, count, h } from "../dom.js";
@@ -7,7 +7,7 @@ export const tokens = {
   id: "tokens",
   title: "Tokens",
   ability: "tokenize",
-  lead: "Models do not read letters or words but pieces from a vocabulary. Frequent words are one piece, rare ones several.",
+  lead: "Models do not read letters or words but tokens from a vocabulary. Frequent words are one token, rare ones several.",
   button: "Cut",
   live: true,
   fields: [{ name: "text", label: "Text", rows: 4, hint: "Cut as you type." }],
@@ -51,13 +51,13 @@ export const tokens = {
     const rows = pieces.map(({ id, start, stop }, index) =>
       h("tr", {}, h("td", {}, index), h("td", { class: "mono" }, names[index] ?? ""), h("td", {}, id), h("td", {}, start === null ? "–" : `${start}–${stop}`)));
     return [
-      h("p", { class: "summary" }, h("b", {}, count(real, "piece")), ` for ${count(words, "word")} and ${count(letters.length, "character")}`),
+      h("p", { class: "summary" }, h("b", {}, count(real, "token")), ` for ${count(words, "word")} and ${count(letters.length, "character")}`),
       h("p", { class: "sentence pieces" }, parts),
-      h("ol", { class: "cards", "aria-label": "Pieces with their ids" }, cards),
-      h("details", {}, h("summary", {}, "As a table, with places in the text"),
-        h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Pieces" },
+      h("ol", { class: "cards", "aria-label": "Tokens with their ids" }, cards),
+      h("details", {}, h("summary", {}, "As a table, with offsets in the text"),
+        h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tokens" },
           h("table", { class: "plain" },
-            h("thead", {}, h("tr", {}, ["#", "Piece", "Id", "Characters"].map((name) => h("th", { scope: "col" }, name)))),
+            h("thead", {}, h("tr", {}, ["#", "Token", "Id", "Characters"].map((name) => h("th", { scope: "col" }, name)))),
             h("tbody", {}, rows)))),
     ];
   },
