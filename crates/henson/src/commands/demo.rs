@@ -13,7 +13,7 @@ use henson_infer::{Length, Model, Want};
 use henson_models::Head;
 use henson_tasks::{Dev, Example, Input, Learner, LearnerSettings, Lengths, Set, Target, instances};
 use henson_tensor::{Builder, DType, Device};
-use henson_text::{TrainingKind, TrainingSettings};
+use henson_text::{Tokenizer, TrainingKind, TrainingSettings};
 use henson_train::{Engine, OptimizerSettings, Outcome, Plan, Recipe, Schedule, ScheduleKind, Task};
 use serde::Serialize;
 
@@ -30,6 +30,10 @@ const RECIPE: &str = include_str!("../../../../recipes/demo.toml");
 const ADDRESSES: usize = 59;
 
 const PIECES: usize = 4000;
+
+/// The files of the text, in `--out`.
+const TRAIN: &str = "train.txt";
+const HELD_OUT: &str = "held-out.txt";
 
 /// One of so many documents is held out.
 const HELD_OUT_EVERY: usize = 10;
@@ -80,7 +84,6 @@ struct Fill {
 pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     let start = Instant::now();
     let out = &flags.out;
-    let at = |name: &str| out.join(name);
     let device = flags.machine.device()?;
     // Read before anything is written, so that a mistake in it leaves nothing.
     let mut recipe = Recipe::parse(RECIPE, "the demo's recipe", &flags.sets)?;
@@ -92,39 +95,77 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
     let text_of = |part: &[Numbered<'_>]| part.iter().map(|(_, document)| *document).collect::<Vec<_>>().join("\n\n");
     check_place(out, &text_of(&train))?;
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    for (name, part) in [("train.txt", &train), ("held-out.txt", &held_out)] {
-        henson_checkpoint::write_atomic(&at(name), text_of(part).as_bytes())?;
+    for (name, part) in [(TRAIN, &train), (HELD_OUT, &held_out)] {
+        henson_checkpoint::write_atomic(&out.join(name), text_of(part).as_bytes())?;
     }
 
+    let tokenizer = train_tokenizer(out, &train, device.threads())?;
+    recipe.data = build_shards(out, &tokenizer, device.threads())?;
+    let plan = Plan::new(recipe, device.threads())?;
+    let model = out.join("model");
+    let fills = pretrain_and_fill(&plan, &device, out, &model)?;
+
+    let train = balanced(sentences(&train));
+    let test = sentences(&held_out);
+    let (pretrained, untrained) = compare_classifiers(&plan, &model, &train, &test, &device)?;
+    let built_in = fill_with_built_in(&device);
+
+    let evals = evaluations(&model)?;
+    let results = Results {
+        seconds: start.elapsed().as_secs_f64(),
+        before: evals.first().cloned().unwrap_or_default(),
+        after: evals.last().cloned().unwrap_or_default(),
+        fills,
+        built_in,
+        labels: train.len(),
+        test: test.len(),
+        pretrained,
+        untrained,
+    };
+    henson_checkpoint::write_atomic(&out.join("results.json"), &serde_json::to_vec_pretty(&results)?)?;
+    if flags.json {
+        output::json(&results)?;
+    }
+    next_steps(out, &results);
+    Ok(())
+}
+
+fn train_tokenizer(out: &Path, train: &[Numbered<'_>], threads: usize) -> anyhow::Result<Tokenizer> {
     step(1, "a tokenizer, from two megabytes of text: novels of the 19th century, and inaugural addresses");
-    let settings =
-        TrainingSettings { threads: device.threads(), ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
+    let settings = TrainingSettings { threads, ..TrainingSettings::new(TrainingKind::WordPiece, PIECES) };
     let blocks = train.iter().map(|(_, document)| Ok((*document).to_owned()));
     let trained = henson_text::train::<anyhow::Error>(&settings, blocks, &mut |_| ControlFlow::Continue(()))?;
     let tokenizer = trained.tokenizer;
-    tokenizer.save(&at("tokenizer"), None)?;
+    tokenizer.save(&out.join("tokenizer"), None)?;
     let sample = "Unquestionably, the puppeteer smiled.";
     let pieces: Vec<String> = tokenizer.encode(sample)?.ids.iter().filter_map(|id| tokenizer.token(*id)).collect();
     say(&format!("   {} tokens; \"{sample}\" is {}", tokenizer.vocabulary_size(), pieces.join(" ")));
+    Ok(tokenizer)
+}
 
+/// Gives the directory of the shards.
+fn build_shards(out: &Path, tokenizer: &Tokenizer, threads: usize) -> anyhow::Result<String> {
     step(2, "shards: the text as token ids, with a tenth of the documents held out");
-    let source = SourceFiles { name: "demo".to_owned(), weight: 1.0, paths: vec![at("train.txt")] };
+    let source = SourceFiles { name: "demo".to_owned(), weight: 1.0, paths: vec![out.join(TRAIN)] };
     let options = BuildOptions {
         sources: vec![source],
-        held_out_files: vec![at("held-out.txt")],
-        threads: device.threads(),
+        held_out_files: vec![out.join(HELD_OUT)],
+        threads,
         // Those of a demo that was interrupted, which are the same.
         overwrite: true,
         ..BuildOptions::default()
     };
-    let report = build(&tokenizer, &at("shards"), &options, &mut |_| true)?;
+    let shards = out.join("shards");
+    let report = build(tokenizer, &shards, &options, &mut |_| true)?;
     say(&format!(
         "   {} documents with {} tokens to train on, {} held out",
         report.train.documents, report.train.pieces, report.held_out.documents
     ));
+    Ok(shards.display().to_string())
+}
 
-    recipe.data = at("shards").display().to_string();
-    let plan = Plan::new(recipe, device.threads())?;
+/// Pre-trains, and gives what the model puts into blanks before and after.
+fn pretrain_and_fill(plan: &Plan, device: &Device, out: &Path, model: &Path) -> anyhow::Result<Vec<Fill>> {
     let sizes = plan.config.model.sizes();
     step(
         3,
@@ -136,86 +177,77 @@ pub(crate) fn run(flags: &Demo) -> anyhow::Result<()> {
         ),
     );
     let options = Options { stop_at: None, loader_threads: 1, show: Show::People };
-    let model = at("model");
-    // What it says before the first step, to be compared with. Kept, since its weights are not: checkpoints replace them.
-    let before = at("before.json");
+    // What it predicts before the first step, to be compared with. Kept, since its weights are not: checkpoints replace them.
+    let before = out.join("before.json");
     if !before.exists() {
         let first_step = Options { stop_at: Some(0), show: Show::Bar, ..options };
-        if let (Outcome::Interrupted, step) = pretrain(&plan, &device, &model, &first_step)? {
+        if let (Outcome::Interrupted, step) = pretrain(plan, device, model, &first_step)? {
             return Err(output::Interrupted::saved(step).into());
         }
-        let fills = fill(&model.join("checkpoints/step-0"), &device)?;
+        let fills = fill(&model.join("checkpoints/step-0"), device)?;
         henson_checkpoint::write_atomic(&before, &serde_json::to_vec(&fills)?)?;
     }
-    let before_fills: Vec<Vec<String>> = henson_checkpoint::read_json(&before, 1 << 20)?;
-    let (outcome, reached) = pretrain(&plan, &device, &model, &options)?;
+    let before: Vec<Vec<String>> = henson_checkpoint::read_json(&before, 1 << 20)?;
+    let (outcome, reached) = pretrain(plan, device, model, &options)?;
     // The rest takes seconds and keeps nothing.
     if signals::end_at_once()? || outcome == Outcome::Interrupted {
         return Err(output::Interrupted::saved(reached).into());
     }
-    let after_fills = fill(&model, &device)?;
+    let fills = BLANKS.iter().zip(before.into_iter().zip(fill(model, device)?));
+    let fills: Vec<Fill> = fills.map(|(text, (before, after))| Fill { text, before, after }).collect();
     say("   what it puts into blanks, before and after:");
-    for ((text, before), after) in BLANKS.iter().zip(&before_fills).zip(&after_fills) {
+    for Fill { text, before, after } in &fills {
         say(&format!("     {text}"));
         say(&format!("       before: {:<44} after: {}", before.join(", "), after.join(", ")));
     }
+    Ok(fills)
+}
 
-    let train = balanced(sentences(&train));
-    let test = sentences(&held_out);
+/// The accuracies of classifiers that start from the model, and of those that start from random weights.
+fn compare_classifiers(
+    plan: &Plan,
+    model: &Path,
+    train: &[Example],
+    test: &[Example],
+    device: &Device,
+) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
     step(
         4,
         &format!(
-            "a classifier from {} labelled sentences (is it from an address, or from a novel?), scored on {} of documents that \
-         it never saw, three times:",
+            "a classifier from {} labelled sentences (is it from an address, or from a novel?), scored on {} of documents \
+             that it never saw, three times:",
             train.len(),
             test.len()
         ),
     );
-    let pretrained = classify(&plan, Some(&model), &train, &test, &device)?;
-    let untrained = classify(&plan, None, &train, &test, &device)?;
+    let pretrained = classify(plan, Some(model), train, test, device)?;
+    let untrained = classify(plan, None, train, test, device)?;
     for (name, scores) in [("pre-trained", &pretrained), ("the same network, untrained", &untrained)] {
         let shown: Vec<String> = scores.iter().map(|score| format!("{:.1}%", 100.0 * score)).collect();
         let mean = scores.iter().sum::<f64>() / scores.len() as f64;
         say(&format!("   {name:<28} {}   mean {:.1}%", shown.join("  "), 100.0 * mean));
     }
+    Ok((pretrained, untrained))
+}
 
-    let built_in_fills = BuiltIn::General.directory().and_then(|found| fill(&found, &device));
-    match &built_in_fills {
+/// What the built-in model puts into the same blanks, where it is found.
+fn fill_with_built_in(device: &Device) -> Option<Vec<Vec<String>>> {
+    match BuiltIn::General.directory().and_then(|found| fill(&found, device)) {
         Ok(fills) => {
             step(
                 5,
                 "the model that henson comes with: trained the same way on 42.6 million words, in seven minutes on a GPU",
             );
-            for (text, best) in BLANKS.iter().zip(fills) {
+            for (text, best) in BLANKS.iter().zip(&fills) {
                 say(&format!("     {text:<44} {}", best.join(", ")));
             }
+            Some(fills)
         }
-        Err(error) => step(5, &format!("skipped: the same with the model that henson comes with ({error:#})")),
+        Err(error) => {
+            step(5, &format!("skipped: the same with the model that henson comes with ({error:#})"));
+            None
+        }
     }
-    let built_in_fills = built_in_fills.ok();
-
-    let evals = evaluations(&model)?;
-    let results = Results {
-        seconds: start.elapsed().as_secs_f64(),
-        before: evals.first().cloned().unwrap_or_default(),
-        after: evals.last().cloned().unwrap_or_default(),
-        fills: BLANKS
-            .iter()
-            .zip(before_fills.into_iter().zip(after_fills))
-            .map(|(text, (before, after))| Fill { text, before, after })
-            .collect(),
-        built_in: built_in_fills,
-        labels: train.len(),
-        test: test.len(),
-        pretrained,
-        untrained,
-    };
-    henson_checkpoint::write_atomic(&at("results.json"), &serde_json::to_vec_pretty(&results)?)?;
-    if flags.json {
-        output::json(&results)?;
-    }
-    next_steps(out, &results);
-    Ok(())
 }
 
 /// What to do next, as somebody can type it who has run `cargo run -- demo` and nothing else.
@@ -250,7 +282,7 @@ fn check_place(out: &Path, train: &str) -> anyhow::Result<()> {
     if entries == 0 {
         return Ok(());
     }
-    let is_ours = std::fs::read(out.join("train.txt")).is_ok_and(|found| found == train.as_bytes());
+    let is_ours = std::fs::read(out.join(TRAIN)).is_ok_and(|found| found == train.as_bytes());
     anyhow::ensure!(is_ours, holds("holds something other than a demo of this henson"));
     anyhow::ensure!(
         !out.join("results.json").exists(),

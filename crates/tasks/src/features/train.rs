@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use henson_checkpoint::write_atomic;
@@ -108,22 +108,7 @@ pub fn train_tagger(
     }
     (description.crf, description.document_context) = (recipe.crf, recipe.document_context);
 
-    let layers = recipe.layers.of_encoder(sizes.num_hidden_layers).0;
-    let of_dev = plan.dev.as_ref().map_or(0, |dev| dev.examples.len());
-    let all = plan.train.examples.len() + of_dev;
-    let mut of_set = |set: &Set, before: usize| {
-        let stop = watch.stop;
-        let lay_out = |words: &Words| lay_out_words(model.tokenizer(), words, max_length, recipe.document_context);
-        vectors_of_words(&model, &sentences_of(set), layers, lay_out, |done| {
-            read(before + done, all);
-            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
-    };
-    let found = of_set(&plan.train, 0).and_then(|(train, width)| {
-        let dev = plan.dev.as_ref().map(|dev| of_set(dev, all - of_dev)).transpose()?;
-        Ok((train, dev.map(|(dev, _)| dev), width))
-    });
-    let (train, dev, width) = match found {
+    let Read { train, dev, width } = match vectors(plan, &model, max_length, read, watch.stop) {
         Err(TaskError::Stopped) => return Ok(Ended::Stopped(0)),
         other => other?,
     };
@@ -198,6 +183,36 @@ pub fn train_tagger(
     // The last file: a directory that has it is finished.
     write_atomic(&run.path().join("results.json"), &json).map_err(TrainError::from)?;
     Ok(Ended::Finished(Box::new(results)))
+}
+
+/// The vectors of all words of the training and the dev set, and their width.
+struct Read {
+    train: Vec<Vectors>,
+    dev: Option<Vec<Vectors>>,
+    width: usize,
+}
+
+fn vectors(
+    plan: &TaggerPlan,
+    model: &Model,
+    max_length: usize,
+    read: &mut dyn FnMut(usize, usize),
+    stop: &AtomicBool,
+) -> Result<Read, TaskError> {
+    let (recipe, sizes) = (&plan.recipe, model.config().model.sizes());
+    let layers = recipe.layers.of_encoder(sizes.num_hidden_layers).0;
+    let of_dev = plan.dev.as_ref().map_or(0, |dev| dev.examples.len());
+    let all = plan.train.examples.len() + of_dev;
+    let mut of_set = |set: &Set, before: usize| {
+        let lay_out = |words: &Words| lay_out_words(model.tokenizer(), words, max_length, recipe.document_context);
+        vectors_of_words(model, &sentences_of(set), layers, lay_out, |done| {
+            read(before + done, all);
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    };
+    let (train, width) = of_set(&plan.train, 0)?;
+    let dev = plan.dev.as_ref().map(|dev| of_set(dev, all - of_dev)).transpose()?;
+    Ok(Read { train, dev: dev.map(|(dev, _)| dev), width })
 }
 
 /// The order of an epoch.

@@ -316,18 +316,7 @@ fn learn(
             Tokenizer::assemble(shielded(build).map_err(refused)?, settings, &[], origin)?
         }
         TrainingKind::Unigram => {
-            let unigram_settings = UnigramSettings {
-                alphabet: alphabet(),
-                specials: BERT_TOKENS.len(),
-                vocabulary_size: settings.vocabulary_size,
-                min_frequency: settings.min_frequency,
-                threads: settings.threads,
-            };
-            let pieces = unigram::learn(&counted.words, &unigram_settings, progress)?;
-            // Low enough that no text is ever written with a special token, should its characters stand there.
-            let special = pieces.last().map_or(0.0, |piece| piece.score.floor()) - 100.0;
-            let mut vocabulary: Vec<(String, f64)> = BERT_TOKENS.map(|token| (token.to_owned(), special)).into();
-            vocabulary.extend(pieces.into_iter().map(|piece| (piece.text, piece.score)));
+            let vocabulary = unigram_vocabulary(settings, &counted, alphabet(), progress)?;
             let build = || {
                 let mut inner = tokenizers::Tokenizer::new(Unigram::from(vocabulary, Some(1), false)?);
                 inner.with_normalizer(parts.normalizer)?;
@@ -349,6 +338,28 @@ fn learn(
         vocabulary_size: tokenizer.vocabulary_size(),
     };
     Ok(Trained { tokenizer, report })
+}
+
+/// The vocabulary of a unigram model with its scores, special tokens first.
+fn unigram_vocabulary(
+    settings: &TrainingSettings,
+    counted: &Counted,
+    alphabet: Vec<char>,
+    progress: &mut dyn FnMut(usize, usize) -> Result<(), TextError>,
+) -> Result<Vec<(String, f64)>, TextError> {
+    let unigram_settings = UnigramSettings {
+        alphabet,
+        specials: BERT_TOKENS.len(),
+        vocabulary_size: settings.vocabulary_size,
+        min_frequency: settings.min_frequency,
+        threads: settings.threads,
+    };
+    let pieces = unigram::learn(&counted.words, &unigram_settings, progress)?;
+    // Low enough that no text is ever written with a special token, should its characters stand there.
+    let special = pieces.last().map_or(0.0, |piece| piece.score.floor()) - 100.0;
+    let mut vocabulary: Vec<(String, f64)> = BERT_TOKENS.map(|token| (token.to_owned(), special)).into();
+    vocabulary.extend(pieces.into_iter().map(|piece| (piece.text, piece.score)));
+    Ok(vocabulary)
 }
 
 /// The characters with all that ASCII can print, as the normalizer leaves it, though the text may have none of some. They
