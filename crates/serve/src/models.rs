@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use henson_infer::{Ability, EmbedSettings, InferError, Model, Pooling, Read, Request, Task, Want};
 use henson_tensor::{DType, Device};
-use henson_text::Pieces;
+use henson_text::{Pieces, check_regular};
 use serde::Deserialize;
 
 use crate::app::Answer;
