@@ -438,7 +438,8 @@ fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
     let mut json = config.to_json()?;
     for (key, value) in &recipe.config {
         if json.get(key).is_none() {
-            let keys: Vec<&str> = json.as_object().into_iter().flat_map(|keys| keys.keys().map(String::as_str)).collect();
+            let keys: Vec<&str> =
+                json.as_object().into_iter().flat_map(|keys| keys.keys().map(String::as_str)).collect();
             let expected = format!("a key of {}'s config.json: {}", config.model_type(), keys.join(", "));
             return Err(TrainError::setting("config", key, expected));
         }

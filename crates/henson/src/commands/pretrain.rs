@@ -102,21 +102,6 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     Ok((outcome, step))
 }
 
-/// Refuses to continue a run with another recipe.
-fn check_recipe(plan: &Plan, path: &Path, out: &Path) -> anyhow::Result<()> {
-    if !path.exists() {
-        return Ok(());
-    }
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let old = Recipe::parse(&text, &path.display().to_string(), &[])
-        .map_err(|error| TrainError::OtherKind { path: out.to_owned(), problem: error.to_string() })?;
-    let differences = old.differences(&plan.recipe)?;
-    if !differences.is_empty() {
-        return Err(TrainError::OtherRecipe { path: out.to_owned(), differences }.into());
-    }
-    Ok(())
-}
-
 /// Does matmuls as a run before did; `false` where that was on another device.
 fn take_products(device: &Device, path: &Path) -> anyhow::Result<bool> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -18,6 +18,6 @@ pub use plan::Plan;
 pub use plan::missing_documents;
 pub(crate) use plan::{check_documents, read_both, thin};
 pub use recipe::FineTuneRecipe;
-pub use run::{Ended, FoldScores, LinearScore, Results, finetune};
 pub(crate) use run::finished;
+pub use run::{Ended, FoldScores, LinearScore, Results, finetune};
 pub use search::{Cell, Search, SearchEnded, Table, search};

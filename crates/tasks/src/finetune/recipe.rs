@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use henson_train::{
-    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError, check_counts,
-    check_ranges, to_toml,
+    MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError,
+    check_counts, check_ranges, to_toml,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
