@@ -165,39 +165,79 @@ fn normalisations(bench: &mut Bench<'_>) -> Result<()> {
     let before = layer_norm::Drops { before: dropout, after: None, rows: Some(places.view()) };
     let none = layer_norm::Drops::default();
     let matrix = 2 * T * H;
-    let (g, b, st) = (gamma.view(), beta.view(), statistics.view());
+    let norm = layer_norm::Norm { gamma: gamma.view(), beta: Some(beta.view()), epsilon: 1e-12, centred: true };
+    let st = statistics.view();
     for (name, drops) in [("dropout + residual + LayerNorm", before), ("residual + LayerNorm", none)] {
         bench.line(&format!("{name}, forward"), Work::Bytes(4 * matrix), &|| {
-            layer_norm::forward(gpu, x.view(), None, Some(residual.view()), g, b, 1e-12, drops, y.view(), Some(st))
+            layer_norm::forward(gpu, x.view(), None, Some(residual.view()), norm, drops, y.view(), Some(st))
         })?;
     }
     bench.line("bias + dropout + residual + LayerNorm, forward", Work::Bytes(4 * matrix), &|| {
         let bias = Some(sums[0].view());
-        layer_norm::forward(gpu, x.view(), bias, Some(residual.view()), g, b, 1e-12, before, y.view(), Some(st))
+        layer_norm::forward(gpu, x.view(), bias, Some(residual.view()), norm, before, y.view(), Some(st))
     })?;
-    layer_norm::forward(gpu, x.view(), None, None, g, b, 1e-12, none, y.view(), Some(st))?;
+    layer_norm::forward(gpu, x.view(), None, None, norm, none, y.view(), Some(st))?;
     for with_bias in [false, true] {
         let name = if with_bias { ", with the bias' gradient" } else { "" };
         bench.line(&format!("dropout + residual + LayerNorm, backward{name}"), Work::Bytes(4 * matrix), &|| {
             let bias = with_bias.then(|| Sum::add(sums[2].view()));
             let (dgamma, dbeta) = (Sum::add(sums[0].view()), Sum::add(sums[1].view()));
             let wanted = Some(dx.view());
-            layer_norm::backward(gpu, y.view(), x.view(), st, g, before, dsum.view(), wanted, dgamma, dbeta, bias)
+            layer_norm::backward(
+                gpu,
+                y.view(),
+                None,
+                x.view(),
+                st,
+                norm,
+                before,
+                dsum.view(),
+                wanted,
+                dgamma,
+                Some(dbeta),
+                bias,
+            )
         })?;
     }
     bench.line("residual + LayerNorm, backward", Work::Bytes(3 * matrix), &|| {
         let (dgamma, dbeta) = (Sum::add(sums[0].view()), Sum::add(sums[1].view()));
-        layer_norm::backward(gpu, y.view(), x.view(), st, g, none, dsum.view(), None, dgamma, dbeta, None)
+        layer_norm::backward(
+            gpu,
+            y.view(),
+            None,
+            x.view(),
+            st,
+            norm,
+            none,
+            dsum.view(),
+            None,
+            dgamma,
+            Some(dbeta),
+            None,
+        )
     })?;
     let wide = 4 * T * H;
     let (x32, r32, y32) = (f32s(gpu, 1, T * H)?, f32s(gpu, 2, T * H)?, gpu.empty(T * H, DType::F32)?);
     bench.line("dropout + residual + LayerNorm, forward, f32", Work::Bytes(4 * wide), &|| {
-        layer_norm::forward(gpu, x32.view(), None, Some(r32.view()), g, b, 1e-12, before, y32.view(), Some(st))
+        layer_norm::forward(gpu, x32.view(), None, Some(r32.view()), norm, before, y32.view(), Some(st))
     })?;
     let (d32, dx32) = (gpu.empty(T * H, DType::F32)?, gpu.empty(T * H, DType::F32)?);
     bench.line("dropout + residual + LayerNorm, backward, f32", Work::Bytes(4 * wide), &|| {
         let (dgamma, dbeta, wanted) = (Sum::add(sums[0].view()), Sum::add(sums[1].view()), Some(dx32.view()));
-        layer_norm::backward(gpu, y32.view(), x32.view(), st, g, before, d32.view(), wanted, dgamma, dbeta, None)
+        layer_norm::backward(
+            gpu,
+            y32.view(),
+            None,
+            x32.view(),
+            st,
+            norm,
+            before,
+            d32.view(),
+            wanted,
+            dgamma,
+            Some(dbeta),
+            None,
+        )
     })?;
     Ok(())
 }
@@ -256,7 +296,7 @@ fn losses(bench: &mut Bench<'_>) -> Result<()> {
         for (want, times) in [(true, 2), (false, 1)] {
             let name = format!("cross-entropy, P×V {dtype:?}{}", if want { " with gradient" } else { "" });
             bench.line(&name, Work::Bytes(times * size * P * V), &|| {
-                loss::cross_entropy(gpu, x, V, classes, t, None, Scalar::Value(1e-4), want, l, to)
+                loss::cross_entropy(gpu, x, V, classes, t, None, 0.0, Scalar::Value(1e-4), want, l, to)
             })?;
         }
         let count = gpu.upload(&[0u32])?;
@@ -292,8 +332,8 @@ fn tables(bench: &mut Bench<'_>) -> Result<()> {
     let dropout = Dropout::new(0.1, 1, Step::Value(1), 1).map(|d| (d, places.view()));
     // Two matrices out; what is read of the tables is small or in the cache.
     bench.line("embeddings + LayerNorm + dropout, forward", Work::Bytes(2 * 2 * T * H), &|| {
-        let (g, b, st) = (gamma.view(), beta.view(), statistics.view());
-        embedding::forward_layer_norm(gpu, &lookups, g, b, 1e-12, dropout, sum.view(), y.view(), Some(st))
+        let norm = layer_norm::Norm { gamma: gamma.view(), beta: Some(beta.view()), epsilon: 1e-12, centred: true };
+        embedding::forward_layer_norm(gpu, &lookups, norm, dropout, sum.view(), y.view(), Some(statistics.view()))
     })?;
     for (i, name) in ["word", "position", "segment"].into_iter().enumerate() {
         let (keys, order) = (gpu.empty(T, DType::U32)?, gpu.empty(T, DType::U32)?);

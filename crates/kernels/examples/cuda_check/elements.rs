@@ -7,8 +7,8 @@ use henson_kernels::cuda::{DType, Result, activation as kernels, cast as casts, 
 
 use crate::check::{Checks, Number, TOLERANCE_F32, bits, error, exact, numbers, tolerance};
 
-const ALL: [Activation; 5] =
-    [Activation::None, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Tanh];
+const ALL: [Activation; 6] =
+    [Activation::None, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Tanh, Activation::Silu];
 
 pub(crate) fn activation(checks: &mut Checks<'_>) -> Result<()> {
     for activation in ALL {
@@ -20,6 +20,11 @@ pub(crate) fn activation(checks: &mut Checks<'_>) -> Result<()> {
             with_bias::<f32, f32>(checks, activation, rows, h)?;
             with_bias::<bf16, f32>(checks, activation, rows, h)?;
             with_bias::<bf16, bf16>(checks, activation, rows, h)?;
+        }
+        for (rows, n) in [(1, 3), (7, 24), (33, 129), (129, 128), (300, 768)] {
+            gate::<f32, f32>(checks, activation, rows, n)?;
+            gate::<bf16, f32>(checks, activation, rows, n)?;
+            gate::<bf16, bf16>(checks, activation, rows, n)?;
         }
         stated_error(checks, activation)?;
         extremes(checks, activation)?;
@@ -76,6 +81,33 @@ fn with_bias<E: Number, B: Number>(
     };
     let (first, second) = (run()?, run()?);
     checks.verify(|| format!("bias gradient of {what}: two runs differ"), first == second);
+    Ok(())
+}
+
+/// A gate with and without a bias.
+fn gate<E: Number, B: Number>(checks: &mut Checks<'_>, activation: Activation, rows: usize, n: usize) -> Result<()> {
+    let (x, dy, bias) = (numbers::<E>(1, rows * 2 * n), numbers::<E>(2, rows * n), numbers::<B>(3, 2 * n));
+    let (gx, gdy, gbias) = (checks.up(&x)?, checks.up(&dy)?, checks.up(&bias)?);
+    let (wide, wide_dy, wide_bias) = (exact(&x), exact(&dy), exact(&bias));
+    for biased in [false, true] {
+        let what = format!("gate of {activation:?}, {rows}×{n}, bias {biased} {:?}", B::DTYPE);
+        let input = |r: usize, c: usize| wide[r * 2 * n + c] + if biased { wide_bias[c] } else { 0.0 };
+        let pairs: Vec<(f64, f64)> = (0..rows * n).map(|i| (input(i / n, i % n), input(i / n, n + i % n))).collect();
+        let (y, dx) = (checks.poisoned::<E>(rows * n)?, checks.poisoned::<E>(rows * 2 * n)?);
+        let bias = biased.then(|| gbias.view());
+        kernels::gate(checks.gpu, activation, gx.view(), bias, n, y.view())?;
+        kernels::gate_backward(checks.gpu, activation, gx.view(), bias, gdy.view(), n, dx.view())?;
+        let expected: Vec<f64> =
+            pairs.iter().map(|(gate, value)| reference::forward(activation, *gate) * value).collect();
+        checks.close::<E>(&what, &y, &expected)?;
+        let mut expected = vec![0.0; rows * 2 * n];
+        for (i, (gate, value)) in pairs.iter().enumerate() {
+            let row = &mut expected[i / n * 2 * n..][..2 * n];
+            row[i % n] = wide_dy[i] * value * reference::derivative(activation, *gate);
+            row[n + i % n] = wide_dy[i] * reference::forward(activation, *gate);
+        }
+        checks.close::<E>(&format!("gradient of {what}"), &dx, &expected)?;
+    }
     Ok(())
 }
 

@@ -84,7 +84,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 19] = [
+const GROUPS: [(&str, Group); 21] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -93,10 +93,12 @@ const GROUPS: [(&str, Group); 19] = [
     ("reduce", elements::reduce),
     ("layer_norm", normalisation::layer_norm),
     ("embedding", normalisation::embedding),
+    ("rotary", normalisation::rotary),
     ("rows", normalisation::rows),
     ("sort", normalisation::sort),
     ("cross_entropy", training::cross_entropy),
     ("heads", training::heads),
+    ("sample", training::sample),
     ("optimizer", training::optimizer),
     ("faults", training::faults),
     ("products", products::products),

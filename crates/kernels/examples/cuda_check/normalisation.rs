@@ -3,10 +3,12 @@
 use half::bf16;
 use henson_kernels::cpu::dropout::{Dropout as CpuDropout, RowId};
 use henson_kernels::cpu::layer_norm::{Norm, reference};
+use henson_kernels::cpu::rotary::{Pairing, Rotary, reference as rotary_reference};
 use henson_kernels::cpu::{embedding::reference as embedding_reference, rows::reference as rows_reference};
 use henson_kernels::cuda::embedding::{self as embeddings, Lookup};
 use henson_kernels::cuda::layer_norm::{self as kernels, Drops};
 use henson_kernels::cuda::reduce::Sum;
+use henson_kernels::cuda::rotary as rotations;
 use henson_kernels::cuda::rows::{self as whole_rows, Sorted};
 use henson_kernels::cuda::{DType, Dropout, Native, Result, Step};
 
@@ -66,7 +68,30 @@ pub(crate) fn layer_norm(checks: &mut Checks<'_>) -> Result<()> {
         norm::<f32>(checks, t, h, false, true, true)?;
         norm::<bf16>(checks, t, h, false, true, true)?;
     }
+    // RMSNorm, norms without β, and streams of residuals.
+    for (shifted, centred, stream) in
+        [(false, true, false), (false, false, true), (true, false, false), (true, true, true)]
+    {
+        for (t, h) in [(1, 3), (7, 24), (33, 300), (129, 512), (33, 768), (40, 1024), (11, 1030), (5, 4100)] {
+            for before in [false, true] {
+                let form = Form { residual: true, before, after: false, shifted, centred, stream };
+                norm_of::<f32>(checks, t, h, form)?;
+                norm_of::<bf16>(checks, t, h, form)?;
+            }
+            if !stream {
+                let form = Form { residual: false, before: false, after: true, shifted, centred, stream };
+                norm_of::<f32>(checks, t, h, form)?;
+                norm_of::<bf16>(checks, t, h, form)?;
+            }
+        }
+    }
     if !checks.small {
+        norm_of::<bf16>(
+            checks,
+            3001,
+            768,
+            Form { residual: true, before: true, after: false, shifted: false, centred: false, stream: true },
+        )?;
         // More rows than one turn of all blocks.
         norm::<f32>(checks, 3001, 768, true, true, false)?;
         norm::<bf16>(checks, 3001, 768, true, true, false)?;
@@ -75,15 +100,34 @@ pub(crate) fn layer_norm(checks: &mut Checks<'_>) -> Result<()> {
     Ok(())
 }
 
+/// BERT's norm.
 fn norm<E: Number>(
     checks: &mut Checks<'_>,
     t: usize,
     h: usize,
-    with_residual: bool,
+    residual: bool,
     before: bool,
     after: bool,
 ) -> Result<()> {
-    let what = format!("layer_norm {t}×{h}, residual {with_residual}, drops {before} {after}");
+    norm_of::<E>(checks, t, h, Form { residual, before, after, shifted: true, centred: true, stream: false })
+}
+
+/// What stands around a norm, and what it is.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    residual: bool,
+    before: bool,
+    after: bool,
+    /// Whether there is a β.
+    shifted: bool,
+    centred: bool,
+    /// Whether the sum has a gradient from elsewhere.
+    stream: bool,
+}
+
+fn norm_of<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize, form: Form) -> Result<()> {
+    let what = format!("layer_norm {t}×{h}, {form:?}");
+    let Form { residual: with_residual, before, after, shifted, centred, stream } = form;
     let (x, residual, dy) = (numbers::<E>(1, t * h), numbers::<E>(2, t * h), numbers::<E>(3, t * h));
     let (gamma, beta) = (numbers::<f32>(4, h), numbers::<f32>(5, h));
     let rows = places(t);
@@ -95,26 +139,26 @@ fn norm<E: Number>(
 
     let (sum, y, statistics) = (checks.out(&x)?, checks.poisoned::<E>(t * h)?, checks.poisoned::<f32>(2 * t)?);
     let gresidual = with_residual.then(|| gresidual.view());
-    let (g, b) = (ggamma.view(), gbeta.view());
+    let gnorm = kernels::Norm { gamma: ggamma.view(), beta: shifted.then(|| gbeta.view()), epsilon: 1e-12, centred };
     // The bias of the layer before comes with the dropout of its output.
     let bias = numbers::<f32>(6, h);
     let (gbias, has_bias) = (checks.up(&bias)?, before.is_some());
     let bias_view = has_bias.then(|| gbias.view());
     let kept = Some(statistics.view());
-    kernels::forward(checks.gpu, sum.view(), bias_view, gresidual, g, b, 1e-12, drops, y.view(), kept)?;
+    kernels::forward(checks.gpu, sum.view(), bias_view, gresidual, gnorm, drops, y.view(), kept)?;
     let mut wide_x = exact(&x);
     if has_bias {
         wide_x.iter_mut().enumerate().for_each(|(i, x)| *x += f64::from(bias[i % h]));
     }
     let residual = with_residual.then(|| exact(&residual));
     let (wide_gamma, wide_beta) = (exact(&gamma), exact(&beta));
-    let norm = Norm { gamma: &wide_gamma, beta: Some(&wide_beta), epsilon: 1e-12, centred: true };
+    let norm = Norm { gamma: &wide_gamma, beta: shifted.then_some(&wide_beta[..]), epsilon: 1e-12, centred };
     let expected = reference::forward(&wide_x, residual.as_deref(), &norm, masks.0.as_deref(), masks.1.as_deref());
     checks.close::<E>(&format!("sum of {what}"), &sum, &expected.sum)?;
     checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
     // Without a way back, in place.
     let alone = checks.out(&x)?;
-    kernels::forward(checks.gpu, alone.view(), bias_view, gresidual, g, b, 1e-12, drops, alone.view(), None)?;
+    kernels::forward(checks.gpu, alone.view(), bias_view, gresidual, gnorm, drops, alone.view(), None)?;
     checks.close::<E>(&format!("y in place of {what}"), &alone, &expected.y)?;
 
     // The backward starts from what the forward stored, so the reference does too.
@@ -123,7 +167,18 @@ fn norm<E: Number>(
         y: vec![],
         statistics: checks.read::<f32>(&what, &statistics)?.chunks(2).map(|s| [s[0], s[1]].map(f64::from)).collect(),
     };
-    let expected = reference::backward(&exact(&dy), None, &stored, &norm, masks.0.as_deref(), masks.1.as_deref());
+    let dstream = stream.then(|| numbers::<E>(7, t * h));
+    let wide_stream = dstream.as_ref().map(|d| exact(d));
+    let gstream = dstream.as_ref().map(|d| checks.up(d)).transpose()?;
+    let gstream = gstream.as_ref().map(|d| d.view());
+    let expected = reference::backward(
+        &exact(&dy),
+        wide_stream.as_deref(),
+        &stored,
+        &norm,
+        masks.0.as_deref(),
+        masks.1.as_deref(),
+    );
     let gdy = checks.up(&dy)?;
     let mut run = || -> Result<Vec<u32>> {
         let (dsum, dx) = (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?);
@@ -132,14 +187,15 @@ fn norm<E: Number>(
         kernels::backward(
             checks.gpu,
             gdy.view(),
+            gstream,
             sum.view(),
             statistics.view(),
-            g,
+            gnorm,
             drops,
             dsum.view(),
             before.map(|_| dx.view()),
             Sum::add(dgamma.view()),
-            Sum::add(dbeta.view()),
+            shifted.then(|| Sum::add(dbeta.view())),
             Some(Sum::add(dbias.view())),
         )?;
         if before.is_some() {
@@ -150,7 +206,9 @@ fn norm<E: Number>(
         let added = |g: &[f64], by: f64| g.iter().map(|g| g + by).collect::<Vec<_>>();
         let bound = tolerance::<E>();
         checks.within::<f32>(&format!("dgamma of {what}"), &dgamma, &added(&expected[2], 1.0), bound)?;
-        checks.within::<f32>(&format!("dbeta of {what}"), &dbeta, &added(&expected[3], 2.0), bound)?;
+        if shifted {
+            checks.within::<f32>(&format!("dbeta of {what}"), &dbeta, &added(&expected[3], 2.0), bound)?;
+        }
         let mut columns = vec![3.0; h];
         henson_kernels::cpu::reduce::reference::column_sums(&expected[0], &mut columns);
         // A sum of numbers that nearly cancel: the error is that of the terms.
@@ -169,10 +227,10 @@ fn norm<E: Number>(
     let (dsum, dx) = (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?);
     let (dgamma, dbeta) = (checks.poisoned::<f32>(h)?, checks.out(&vec![0.0f32; h])?);
     let wanted = before.map(|_| dx.view());
-    let (gdy, dsum_view, dgamma_view, dbeta_view) =
-        (gdy.view(), dsum.view(), Sum { to: dgamma.view(), add: false }, Sum::add(dbeta.view()));
-    let (sum, statistics) = (sum.view(), statistics.view());
-    kernels::backward(checks.gpu, gdy, sum, statistics, g, drops, dsum_view, wanted, dgamma_view, dbeta_view, None)?;
+    let (gdy, to) = (gdy.view(), dsum.view());
+    let (dgamma_to, dbeta_to) = (Sum { to: dgamma.view(), add: false }, shifted.then(|| Sum::add(dbeta.view())));
+    let (sum, st) = (sum.view(), statistics.view());
+    kernels::backward(checks.gpu, gdy, gstream, sum, st, gnorm, drops, to, wanted, dgamma_to, dbeta_to, None)?;
     checks.within::<f32>(&format!("dgamma alone of {what}"), &dgamma, &expected[2], tolerance::<E>())
 }
 
@@ -239,13 +297,11 @@ fn tables_normalised<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> 
     let (sum, y, statistics) =
         (checks.poisoned::<E>(t * h)?, checks.poisoned::<E>(t * h)?, checks.poisoned::<f32>(2 * t)?);
     let dropout = dropout.map(|d| (d, gplaces.view()));
-    let (g, b) = (ggamma.view(), gbeta.view());
+    let gnorm = kernels::Norm { gamma: ggamma.view(), beta: Some(gbeta.view()), epsilon: 1e-12, centred: true };
     embeddings::forward_layer_norm(
         checks.gpu,
         &lookups,
-        g,
-        b,
-        1e-12,
+        gnorm,
         dropout,
         sum.view(),
         y.view(),
@@ -475,4 +531,61 @@ fn some_rows<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<(
     whole_rows::add_bias(checks.gpu, out.view(), gbias.view())?;
     let expected: Vec<f64> = (0..t * h).map(|i| wide[i] + f64::from(bias[i % h])).collect();
     checks.close::<E>(&format!("add_bias of {what} in {:?}", f32::DTYPE), &out, &expected)
+}
+
+/// Rotary positions, there and back.
+pub(crate) fn rotary(checks: &mut Checks<'_>) -> Result<()> {
+    for pairing in [Pairing::Halves, Pairing::Neighbours] {
+        for (t, heads, d, size, around) in [
+            (1, 1, 8, 2, (0, 0)),
+            (7, 2, 16, 16, (0, 16)),
+            (33, 3, 64, 64, (0, 64)),
+            (129, 2, 32, 16, (8, 8)),
+            (20, 4, 24, 10, (3, 5)),
+            (9, 2, 128, 96, (0, 0)),
+        ] {
+            let rotary = Rotary { theta: 10_000.0, size, pairing };
+            turns::<f32>(checks, rotary, (t, heads, d), around)?;
+            turns::<bf16>(checks, rotary, (t, heads, d), around)?;
+        }
+    }
+    // A position outside of the table.
+    let rotary = Rotary { theta: 10_000.0, size: 8, pairing: Pairing::Halves };
+    let (table, positions) = (checks.up(&rotary.table(3))?, checks.up(&[0u32, 3])?);
+    let x = checks.out::<f32>(&[1.0; 16])?;
+    rotations::rotate(checks.gpu, &rotary, table.view(), positions.view(), x.view(), 8, 0..8, 8, false)?;
+    let got = checks.read::<f32>("rotary", &x)?;
+    let good = got[..8].iter().all(|x| x.is_finite()) && got[8..].iter().all(|x| x.is_nan());
+    checks.verify(|| format!("rotary outside of its table: {got:?}"), good);
+    checks.verify(|| "rotary outside of its table: no fault".into(), checks.gpu.check_faults().is_err());
+    Ok(())
+}
+
+/// `before` and `after` are columns that are left alone.
+fn turns<E: Number>(
+    checks: &mut Checks<'_>,
+    rotary: Rotary,
+    (t, heads, d): (usize, usize, usize),
+    (before, after): (usize, usize),
+) -> Result<()> {
+    let stride = before + heads * d + after;
+    let x = numbers::<E>(1, t * stride);
+    let positions = indices(2, t, 300);
+    let (gtable, gpositions) = (checks.up(&rotary.table(300))?, checks.up(&positions)?);
+    for opposite in [false, true] {
+        let what = format!("{rotary:?} of {t} tokens, {heads} heads of {d}, opposite {opposite}");
+        let out = checks.out(&x)?;
+        let columns = before..before + heads * d;
+        let (table, at) = (gtable.view(), gpositions.view());
+        rotations::rotate(checks.gpu, &rotary, table, at, out.view(), stride, columns.clone(), d, opposite)?;
+        let wide = exact(&x);
+        let own: Vec<f64> = wide.chunks(stride).flat_map(|row| row[columns.clone()].to_vec()).collect();
+        let turned = rotary_reference::rotate(&rotary, &own, d, &positions, opposite);
+        let mut expected = wide;
+        for (row, turned) in expected.chunks_mut(stride).zip(turned.chunks(heads * d)) {
+            row[columns.clone()].copy_from_slice(turned);
+        }
+        checks.close::<E>(&what, &out, &expected)?;
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@ use half::bf16;
 use henson_kernels::cpu::dropout::{Dropout as CpuDropout, RowId};
 use henson_kernels::cpu::loss::reference;
 use henson_kernels::cpu::optimizer::{Segment, Settings, reference as optimizer_reference};
+use henson_kernels::cpu::sample::{Sampler, reference as sample_reference};
 use henson_kernels::cpu::span::reference as span_reference;
 use henson_kernels::cuda::loss::{self as kernels, Total};
 use henson_kernels::cuda::optimizer::{self as optimizers, Control, FACTORS, NORM, Plan, Rule};
@@ -11,7 +12,7 @@ use henson_kernels::cuda::{
     Buffer, CudaError, DType, Dropout, Gpu, Result, Scalar, Step, View, embedding, reduce, rows,
 };
 
-use crate::check::{Checks, Number, error, exact, indices, numbers, scalar, tolerance};
+use crate::check::{Checks, Number, error, exact, indices, numbers, places, scalar, tolerance};
 
 pub(crate) fn memory(checks: &mut Checks<'_>) -> Result<()> {
     let gpu = checks.gpu;
@@ -58,6 +59,47 @@ pub(crate) fn memory(checks: &mut Checks<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Draws of classes: those of the CPU's reference.
+pub(crate) fn sample(checks: &mut Checks<'_>) -> Result<()> {
+    for (rows, classes, padding) in [(1, 1, 0), (7, 3, 2), (33, 129, 7), (129, 1000, 0), (5, 30_522, 6)] {
+        draws::<f32>(checks, rows, classes, padding)?;
+        draws::<bf16>(checks, rows, classes, padding)?;
+    }
+    Ok(())
+}
+
+fn draws<E: Number>(checks: &mut Checks<'_>, rows: usize, classes: usize, padding: usize) -> Result<()> {
+    let columns = classes + padding;
+    let mut logits = numbers::<E>(1, rows * columns);
+    for row in logits.chunks_mut(columns) {
+        row[classes..].fill(E::nan());
+    }
+    // Each row of logits belongs to a token; the last to none.
+    let tokens = places(2 * rows + 1);
+    let mut own: Vec<u32> = (0..rows as u32).map(|i| 2 * i + 1).collect();
+    if rows > 1 {
+        own[rows - 1] = rows::NOWHERE;
+    }
+    let (glogits, gtokens, gown) = (checks.up(&logits)?, checks.up_places(&tokens)?, checks.up(&own)?);
+    for temperature in [1.0, 0.3, 4.0] {
+        let sampler = Sampler { seed: 77, step: 3, site: 5, temperature };
+        let out = checks.up(&vec![u32::MAX; rows])?;
+        let (x, to) = (glogits.view(), out.view());
+        kernels::sample(checks.gpu, &sampler, x, columns, classes, gtokens.view(), gown.view(), to)?;
+        let got = checks.gpu.read::<u32>(out.view())?;
+        let expected = |i: usize| match own[i] {
+            rows::NOWHERE => 0,
+            token => {
+                let logits = exact(&logits[i * columns..][..classes]);
+                sample_reference::sample(&sampler, tokens[token as usize], &logits) as u32
+            }
+        };
+        let wrong = (0..rows).filter(|i| got[*i] != expected(*i)).count();
+        checks.verify(|| format!("{wrong} of {rows} draws of {classes} classes, {:?}", E::DTYPE), wrong == 0);
+    }
+    Ok(())
+}
+
 /// Every fourth row has the weight 0.
 fn weights(rows: usize) -> Vec<f32> {
     (0..rows).map(|p| [1.0, 0.5, 0.0, 2.0][p % 4]).collect()
@@ -76,8 +118,10 @@ pub(crate) fn cross_entropy(checks: &mut Checks<'_>) -> Result<()> {
     }
     shapes.extend([(3, 4000, 96, 2.0), (3, 8000, 192, 2.0), (2, 32_768, 0, 2.0), (2, 119_547, 5, 2.0)]);
     for (rows, classes, padding, stretch) in shapes {
-        softmax_loss::<f32>(checks, rows, classes, padding, stretch)?;
-        softmax_loss::<bf16>(checks, rows, classes, padding, stretch)?;
+        for smoothing in [0.0, 0.1] {
+            softmax_loss::<f32>(checks, rows, classes, padding, stretch, smoothing)?;
+            softmax_loss::<bf16>(checks, rows, classes, padding, stretch, smoothing)?;
+        }
     }
     not_finite(checks, 70)?;
     not_finite(checks, 4096)
@@ -89,8 +133,9 @@ fn softmax_loss<E: Number>(
     classes: usize,
     padding: usize,
     stretch: f32,
+    smoothing: f32,
 ) -> Result<()> {
-    let what = format!("cross_entropy {rows}×{classes}+{padding}");
+    let what = format!("cross_entropy {rows}×{classes}+{padding}, smoothing {smoothing}");
     let columns = classes + padding;
     let mut logits: Vec<E> = numbers::<f32>(1, rows * columns).iter().map(|x| E::from_f32(x * stretch)).collect();
     // Whatever padding holds must not matter.
@@ -102,8 +147,15 @@ fn softmax_loss<E: Number>(
     let device_scale = checks.up(&[0.3f32])?;
     for weights in [None, Some(weights(rows))] {
         let exact_weights = weights.as_ref().map_or(vec![1.0; rows], |w| exact(w));
-        let (loss, terms, gradient) =
-            reference::cross_entropy(&exact(&logits), columns, classes, &targets, &exact_weights, f64::from(0.3f32));
+        let (loss, terms, gradient) = reference::smoothed_cross_entropy(
+            &exact(&logits),
+            columns,
+            classes,
+            &targets,
+            &exact_weights,
+            f64::from(smoothing),
+            f64::from(0.3f32),
+        );
         let gweights = weights.as_ref().map(|w| checks.up(w)).transpose()?;
         for (want_gradient, scale) in [(false, Scalar::Value(0.3)), (true, Scalar::At(device_scale.view()))] {
             let (x, losses, total) = (checks.out(&logits)?, checks.poisoned::<f32>(rows)?, scalar(checks.gpu)?);
@@ -117,6 +169,7 @@ fn softmax_loss<E: Number>(
                 classes,
                 targets,
                 weights,
+                smoothing,
                 scale,
                 want_gradient,
                 losses_view,
@@ -167,6 +220,7 @@ fn not_finite(checks: &mut Checks<'_>, columns: usize) -> Result<()> {
                     columns,
                     gtargets.view(),
                     gweights.as_ref().map(Buffer::view),
+                    0.0,
                     Scalar::Value(1.0),
                     true,
                     losses.view(),
@@ -463,7 +517,7 @@ pub(crate) fn faults(checks: &mut Checks<'_>) -> Result<()> {
     let targets = checks.up(&[1u32, 4, 0])?;
     let to = Total { loss: total.view(), add: false };
     let (x, t) = (logits.view(), targets.view());
-    kernels::cross_entropy(gpu, x, 4, 4, t, None, Scalar::Value(1.0), true, losses.view(), to)?;
+    kernels::cross_entropy(gpu, x, 4, 4, t, None, 0.0, Scalar::Value(1.0), true, losses.view(), to)?;
     told(checks, "cross_entropy");
     let got = checks.read::<f32>("losses", &losses)?;
     checks.verify(|| format!("losses with a bad target: {got:?}"), (0..3).all(|i| got[i].is_nan() == (i == 1)));

@@ -1,5 +1,5 @@
 //! Activation functions where no product's epilogue has them: BERT's erf form of GELU above all, with the bias before it
-//! and the bias' gradient on the way back. The definition is [`crate::cpu::activation`].
+//! and the bias' gradient in the backward; and the gates of gated layers. The definition is [`crate::cpu::activation`].
 
 use crate::cpu::activation::Activation;
 
@@ -26,8 +26,14 @@ pub static STRIPS: Source = Source {
     ],
 };
 
-const ACTIVATIONS: &[&str] =
-    &["ACTIVATION=identity", "ACTIVATION=gelu", "ACTIVATION=gelu_tanh", "ACTIVATION=relu", "ACTIVATION=hyperbolic"];
+const ACTIVATIONS: &[&str] = &[
+    "ACTIVATION=identity",
+    "ACTIVATION=gelu",
+    "ACTIVATION=gelu_tanh",
+    "ACTIVATION=relu",
+    "ACTIVATION=hyperbolic",
+    "ACTIVATION=silu",
+];
 
 /// Blocks of 256 threads with 16 elements each.
 pub(crate) fn blocks(elements: usize) -> Launch {
@@ -46,7 +52,7 @@ fn definition(activation: Activation) -> &'static str {
         Activation::GeluTanh => 2,
         Activation::Relu => 3,
         Activation::Tanh => 4,
-        Activation::Silu => unreachable!("SiLU has no CUDA kernel; whoever launches has refused it"),
+        Activation::Silu => 5,
     }]
 }
 
@@ -112,4 +118,57 @@ pub fn backward(
         Some(sums) => reduce::finish(gpu, partial, strips.chunks(), h, [Some(sums), None, None]),
         None => Ok(()),
     }
+}
+
+/// A gate: rows of `x` (T×2N) hold what is activated and then what that is multiplied with. y (T×N) = activation(first half + bias) ∘
+/// (second half + bias); the bias has 2N numbers, f32 or of the dtype of x.
+pub fn gate(
+    gpu: &Gpu,
+    activation: Activation,
+    x: View<'_>,
+    bias: Option<View<'_>>,
+    n: usize,
+    y: View<'_>,
+) -> Result<()> {
+    y.expect("gate", "the output", x.rows("gate", 2 * n) * n, x.dtype());
+    launch_gate(gpu, activation, "gate_forward", [x, x, y], bias, n)
+}
+
+/// Gradients of [`gate`] from the same `x`: dx (T×2N) from dy (T×N).
+pub fn gate_backward(
+    gpu: &Gpu,
+    activation: Activation,
+    x: View<'_>,
+    bias: Option<View<'_>>,
+    dy: View<'_>,
+    n: usize,
+    dx: View<'_>,
+) -> Result<()> {
+    dy.expect("gate", "the gradient", x.rows("gate", 2 * n) * n, x.dtype());
+    dx.expect("gate", "the input's gradient", x.len(), x.dtype());
+    launch_gate(gpu, activation, "gate_backward", [x, dy, dx], bias, n)
+}
+
+/// Launches a kernel of a gate with what it reads and writes: the input, the output's gradient, the result.
+fn launch_gate(
+    gpu: &Gpu,
+    activation: Activation,
+    kernel: &'static str,
+    [x, dy, to]: [View<'_>; 3],
+    bias: Option<View<'_>>,
+    n: usize,
+) -> Result<()> {
+    let rows = x.rows("gate", 2 * n);
+    if let Some(bias) = bias {
+        bias.expect("gate", "the bias", 2 * n, bias.dtype());
+    }
+    let strips = Strips::short(n, rows);
+    let bias_dtype = bias.map_or(x.dtype(), |bias| bias.dtype());
+    let even = even(n, &[x, dy, to, bias.unwrap_or(x)]);
+    let variant = [store(x.dtype()), even, definition(activation), bias_definition(bias_dtype)];
+    let (x, dy, to, bias) = (x.address(), dy.address(), to.address(), address(bias));
+    let sizes = (rows as u32, n as u32, strips.chunk);
+    let arguments: [&dyn Argument; 7] = [&x, &dy, &to, &bias, &sizes.0, &sizes.1, &sizes.2];
+    // SAFETY: rows×2n and rows×n numbers, and 2n of the bias; the callers have checked them.
+    unsafe { gpu.launch(&STRIPS, &variant, kernel, strips.launch(), &arguments) }
 }

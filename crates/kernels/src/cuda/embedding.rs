@@ -5,7 +5,7 @@
 
 use super::error::Result;
 use super::gpu::{Argument, DType, Dropout, EVENS, Gpu, View, address, even, store};
-use super::layer_norm::{self, Drops, REGISTERS, SOURCE, units};
+use super::layer_norm::{self, Drops, Norm, REGISTERS, SOURCE, units};
 use super::rows::warps;
 
 /// Which row of a table each token takes.
@@ -66,30 +66,28 @@ pub fn forward(gpu: &Gpu, lookups: &[Lookup<'_>], h: usize, out: View<'_>) -> Re
     }
 }
 
-/// `sum` (T×H) becomes the sum of the tables' rows, `y` = drop(LN(sum)): what BERT begins with, in one pass. Without statistics
+/// `sum` (T×H) becomes the sum of the tables' rows, `y` = drop(norm(sum)): what BERT begins with, in one pass. Without statistics
 /// there is no way back: what `sum` holds is undefined, and y may be it.
 pub fn forward_layer_norm(
     gpu: &Gpu,
     lookups: &[Lookup<'_>],
-    gamma: View<'_>,
-    beta: View<'_>,
-    epsilon: f32,
+    norm: Norm<'_>,
     dropout: Option<(Dropout<'_>, View<'_>)>,
     sum: View<'_>,
     y: View<'_>,
     statistics: Option<View<'_>>,
 ) -> Result<()> {
+    let Norm { gamma, beta, epsilon, centred } = norm;
     let h = gamma.len();
     let tokens = sum.rows("embedding", h);
     let mixed = lookups.first().is_some_and(|lookup| lookup.table.dtype() != sum.dtype());
     let drops = Drops { before: None, after: dropout.map(|d| d.0), rows: dropout.map(|d| d.1) };
     if mixed || h > REGISTERS {
         forward(gpu, lookups, h, sum)?;
-        return layer_norm::forward(gpu, sum, None, None, gamma, beta, epsilon, drops, y, statistics);
+        return layer_norm::forward(gpu, sum, None, None, norm, drops, y, statistics);
     }
     let tables = Tables::new(lookups, tokens, h);
-    gamma.expect("embedding", "gamma", h, DType::F32);
-    beta.expect("embedding", "beta", h, DType::F32);
+    norm.check();
     y.expect("embedding", "the output", sum.len(), sum.dtype());
     if let Some(statistics) = statistics {
         statistics.expect("embedding", "the statistics", 2 * tokens, DType::F32);
@@ -97,17 +95,18 @@ pub fn forward_layer_norm(
     if let Some(rows) = drops.rows {
         rows.expect("embedding", "the rows' places", 2 * tokens, DType::U32);
     }
-    let even = all_even(h, lookups, &[sum, y, gamma, beta]);
+    let even = all_even(h, lookups, &[sum, y, gamma, beta.unwrap_or(gamma)]);
     let variant = [store(sum.dtype()), even, units(h, even)];
     let after = Dropout::argument(drops.after);
     // SAFETY: the kernel checks ids against the tables' rows; rows×h numbers otherwise.
     unsafe {
-        let arguments: [&dyn Argument; 12] = [
+        let arguments: [&dyn Argument; 13] = [
             &tables,
             &sum.address(),
             &gamma.address(),
-            &beta.address(),
+            &address(beta),
             &epsilon,
+            &u32::from(centred),
             &after,
             &address(drops.rows),
             &y.address(),

@@ -355,7 +355,6 @@ pub(crate) enum Purpose {
     /// Outputs of trial runs.
     Trial,
     /// Attention's own.
-    #[allow(dead_code, reason = "for attention.rs")]
     Attention,
 }
 
@@ -430,7 +429,7 @@ impl Drop for Stream {
 }
 
 /// Numbers of the operations that can meet a bad index, as kernels write them into the fault word.
-const FAULTS: [&str; 6] = ["", "embedding", "gather", "scatter_add", "cross_entropy", "span"];
+const FAULTS: [&str; 8] = ["", "embedding", "gather", "scatter_add", "cross_entropy", "span", "sample", "rotary"];
 
 impl Gpu {
     /// How many GPUs the driver sees, with their names; an error where there is no driver.

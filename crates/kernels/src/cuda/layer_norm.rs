@@ -1,4 +1,4 @@
-//! LayerNorm with what BERT puts around it: y = drop(LN(residual + drop(x + bias))). The definition is
+//! LayerNorm and RMSNorm with what models put around them: y = drop(norm(residual + drop(x + bias))). The definition is
 //! [`crate::cpu::layer_norm`].
 //!
 //! Legend: T rows, H columns. The statistics are f32 and kept for the backward.
@@ -24,7 +24,31 @@ pub static SOURCE: Source = Source {
     ],
 };
 
-const AFTERS: &[&str] = &["AFTER=false", "AFTER=true"];
+/// Dropout after the normalisation, or a gradient of the sum from elsewhere, or neither.
+const AFTERS: &[&str] = &["AFTER=false", "AFTER=true", "AFTER=false STREAM"];
+
+/// A normalisation of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// H, f32.
+    pub gamma: View<'a>,
+    /// H, f32; none where there is no shift.
+    pub beta: Option<View<'a>>,
+    /// Added to the variance, or to the mean square.
+    pub epsilon: f32,
+    /// Whether the mean is subtracted: LayerNorm; else it is RMSNorm.
+    pub centred: bool,
+}
+
+impl Norm<'_> {
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        self.gamma.expect("layer_norm", "gamma", self.gamma.len(), DType::F32);
+        if let Some(beta) = self.beta {
+            beta.expect("layer_norm", "beta", self.gamma.len(), DType::F32);
+        }
+    }
+}
 
 /// Where dropout is applied around the normalisation, and how its rows are counted.
 #[derive(Clone, Copy, Default)]
@@ -74,17 +98,15 @@ pub fn forward(
     x: View<'_>,
     bias: Option<View<'_>>,
     residual: Option<View<'_>>,
-    gamma: View<'_>,
-    beta: View<'_>,
-    epsilon: f32,
+    norm: Norm<'_>,
     drops: Drops<'_>,
     y: View<'_>,
     statistics: Option<View<'_>>,
 ) -> Result<()> {
+    let Norm { gamma, beta, epsilon, centred } = norm;
     let h = gamma.len();
     let rows = x.rows("layer_norm", h);
-    gamma.expect("layer_norm", "gamma", h, DType::F32);
-    beta.expect("layer_norm", "beta", h, DType::F32);
+    norm.check();
     y.expect("layer_norm", "the output", x.len(), x.dtype());
     if let Some(statistics) = statistics {
         statistics.expect("layer_norm", "the statistics", 2 * rows, DType::F32);
@@ -96,19 +118,20 @@ pub fn forward(
     if let Some(bias) = bias {
         bias.expect("layer_norm", "the bias", h, DType::F32);
     }
-    let even = even(h, &[x, y, residual.unwrap_or(x), gamma, beta, bias.unwrap_or(gamma)]);
+    let even = even(h, &[x, y, residual.unwrap_or(x), gamma, beta.unwrap_or(gamma), bias.unwrap_or(gamma)]);
     let variant = [store(x.dtype()), even, units(h, even)];
     let launch = if h > REGISTERS { Launch::new(rows, 256) } else { warps(rows) };
     let (before, after) = (Dropout::argument(drops.before), Dropout::argument(drops.after));
     // SAFETY: rows×h numbers, h of gamma and beta, two statistics and two numbers of the place for each row.
     unsafe {
-        let arguments: [&dyn Argument; 13] = [
+        let arguments: [&dyn Argument; 14] = [
             &x.address(),
             &address(bias),
             &address(residual),
             &gamma.address(),
-            &beta.address(),
+            &address(beta),
             &epsilon,
+            &u32::from(centred),
             &before,
             &after,
             &address(drops.rows),
@@ -122,24 +145,32 @@ pub fn forward(
 }
 
 /// The gradient of [`forward`]: `dsum` (T×H) gets the residual's gradient, `dx`, where dropout stood before, that of x
-/// (without it they are the same). `dgamma` and `dbeta` get their sums, and so does `dbias`, where given: the sums of the
-/// columns of x's gradient, which is the gradient of the bias of the layer that made x.
+/// (without it they are the same). `dstream` is the gradient that the sum has from elsewhere, in a pre-norm block. `dgamma` and
+/// `dbeta` get their sums, and so does `dbias`, where given: the sums of the columns of x's gradient, which is the gradient of the
+/// bias of the layer that made x.
 pub fn backward(
     gpu: &Gpu,
     dy: View<'_>,
+    dstream: Option<View<'_>>,
     sum: View<'_>,
     statistics: View<'_>,
-    gamma: View<'_>,
+    norm: Norm<'_>,
     drops: Drops<'_>,
     dsum: View<'_>,
     dx: Option<View<'_>>,
     dgamma: Sum<'_>,
-    dbeta: Sum<'_>,
+    dbeta: Option<Sum<'_>>,
     dbias: Option<Sum<'_>>,
 ) -> Result<()> {
+    let gamma = norm.gamma;
     let h = gamma.len();
     let rows = sum.rows("layer_norm", h);
-    gamma.expect("layer_norm", "gamma", h, DType::F32);
+    norm.check();
+    assert!(dbeta.is_none() || norm.beta.is_some(), "layer_norm: there is no beta to have a gradient");
+    assert!(dstream.is_none() || drops.after.is_none(), "layer_norm: a stream has no dropout after its norm");
+    if let Some(dstream) = dstream {
+        dstream.expect("layer_norm", "the stream's gradient", sum.len(), sum.dtype());
+    }
     dy.expect("layer_norm", "the output's gradient", sum.len(), sum.dtype());
     dsum.expect("layer_norm", "the sum's gradient", sum.len(), sum.dtype());
     statistics.expect("layer_norm", "the statistics", 2 * rows, DType::F32);
@@ -152,7 +183,8 @@ pub fn backward(
     if rows == 0 {
         return Ok(());
     }
-    let even = even(h, &[dy, sum, dsum, dx.unwrap_or(dsum), gamma]);
+    let even = even(h, &[dy, dstream.unwrap_or(dy), sum, dsum, dx.unwrap_or(dsum), gamma]);
+    let call = Backward { dy, dstream, sum, statistics, norm, drops, dsum, dx, sums: [Some(dgamma), dbeta, dbias] };
     let units = h.div_ceil(256);
     if sum.dtype() == DType::Bf16 && even == EVENS[0] && units <= 4 {
         // A warp has whole rows; as many blocks of four as the registers allow (see the kernel's bounds).
@@ -160,7 +192,7 @@ pub fn backward(
         let launch = Launch { grid: (blocks as u32, 1), threads: 128, shared: (4 * h * 4) as u32 };
         let shape = ["ROWS=1", "ROWS=2", "ROWS=3", "ROWS=4"][units - 1];
         let place = (launch, shape, blocks, 32);
-        return launch_backward(gpu, dy, sum, statistics, gamma, drops, dsum, dx, [dgamma, dbeta], dbias, even, place);
+        return call.launch(gpu, even, place);
     }
     // A group of threads has whole rows; a block has as many groups as there is room for. Each thread needs 64 bytes for a
     // pair of rows in bf16, and one for sums.
@@ -179,49 +211,61 @@ pub fn backward(
         shared: (groups * threads * each) as u32,
     };
     let place = (launch, size, blocks, threads);
-    launch_backward(gpu, dy, sum, statistics, gamma, drops, dsum, dx, [dgamma, dbeta], dbias, even, place)
+    call.launch(gpu, even, place)
 }
 
-/// Launches a kernel of the backward, whose every block leaves sums, and adds those.
-fn launch_backward(
-    gpu: &Gpu,
-    dy: View<'_>,
-    sum: View<'_>,
-    statistics: View<'_>,
-    gamma: View<'_>,
-    drops: Drops<'_>,
-    dsum: View<'_>,
-    dx: Option<View<'_>>,
-    [dgamma, dbeta]: [Sum<'_>; 2],
-    dbias: Option<Sum<'_>>,
-    even: &'static str,
-    (launch, shape, blocks, threads): (Launch, &'static str, usize, usize),
-) -> Result<()> {
-    let h = gamma.len();
-    let rows = sum.rows("layer_norm", h);
-    let sets = if dbias.is_some() { 3 } else { 2 };
-    let partial = gpu.scratch(Purpose::Sums, blocks * sets * h * 4)?;
-    let variant = [store(sum.dtype()), even, shape, AFTERS[usize::from(drops.after.is_some())]];
-    let (before, after) = (Dropout::argument(drops.before), Dropout::argument(drops.after));
-    // SAFETY: as in `forward`, and room for the sums of each block.
-    unsafe {
-        let arguments: [&dyn Argument; 14] = [
-            &dy.address(),
-            &sum.address(),
-            &statistics.address(),
-            &gamma.address(),
-            &before,
-            &after,
-            &address(drops.rows),
-            &dsum.address(),
-            &address(dx),
-            &partial,
-            &(rows as u32),
-            &(h as u32),
-            &(threads as u32),
-            &u32::from(dbias.is_some()),
-        ];
-        gpu.launch(&SOURCE, &variant, "backward", launch, &arguments)?;
+/// A backward under way.
+struct Backward<'a> {
+    dy: View<'a>,
+    dstream: Option<View<'a>>,
+    sum: View<'a>,
+    statistics: View<'a>,
+    norm: Norm<'a>,
+    drops: Drops<'a>,
+    dsum: View<'a>,
+    dx: Option<View<'a>>,
+    /// Those of γ, of β and of the bias.
+    sums: [Option<Sum<'a>>; 3],
+}
+
+impl Backward<'_> {
+    /// Launches a kernel, whose every block leaves sums, and adds those.
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        even: &'static str,
+        (launch, shape, blocks, threads): (Launch, &'static str, usize, usize),
+    ) -> Result<()> {
+        let Self { dy, dstream, sum, statistics, norm, drops, dsum, dx, sums } = self;
+        let h = norm.gamma.len();
+        let (rows, with_columns) = (sum.rows("layer_norm", h), sums[2].is_some());
+        let sets = if with_columns { 3 } else { 2 };
+        let partial = gpu.scratch(Purpose::Sums, blocks * sets * h * 4)?;
+        let after = if dstream.is_some() { 2 } else { usize::from(drops.after.is_some()) };
+        let variant = [store(sum.dtype()), even, shape, AFTERS[after]];
+        let (before, after) = (Dropout::argument(drops.before), Dropout::argument(drops.after));
+        // SAFETY: as in `forward`, and room for the sums of each block.
+        unsafe {
+            let arguments: [&dyn Argument; 16] = [
+                &dy.address(),
+                &address(*dstream),
+                &sum.address(),
+                &statistics.address(),
+                &norm.gamma.address(),
+                &u32::from(norm.centred),
+                &before,
+                &after,
+                &address(drops.rows),
+                &dsum.address(),
+                &address(*dx),
+                &partial,
+                &(rows as u32),
+                &(h as u32),
+                &(threads as u32),
+                &u32::from(with_columns),
+            ];
+            gpu.launch(&SOURCE, &variant, "backward", launch, &arguments)?;
+        }
+        reduce::finish_sets(gpu, partial, blocks, h, sets, *sums)
     }
-    reduce::finish_sets(gpu, partial, blocks, h, sets, [Some(dgamma), Some(dbeta), dbias])
 }

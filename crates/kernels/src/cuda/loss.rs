@@ -4,6 +4,8 @@
 //! Legend: P rows of logits, `columns` apart, of which the first `classes` count. A loss stays on the GPU: `loss` is one
 //! f32 there, which the caller reads when it needs it. Scales may stand there too.
 
+use crate::cpu::sample::Sampler;
+
 use super::compile::Source;
 use super::error::Result;
 use super::gpu::{Argument, DType, EVENS, Gpu, Launch, Purpose, STORES, Scalar, View, address, even, store};
@@ -29,7 +31,8 @@ pub struct Total<'a> {
     pub add: bool,
 }
 
-/// Softmax cross-entropy: scale·Σ w·(ln Σ eˣ − `x[target]`), added in f64 in a fixed order. Without weights all are 1.
+/// Softmax cross-entropy: scale·Σ w·(ln Σ eˣ − `x[target]`), added in f64 in a fixed order. Without weights all are 1. With label
+/// smoothing, that share of the target is spread evenly over all classes.
 ///
 /// Each row's term, without scale and weight, goes to `losses`. With `want_gradient` the logits are replaced by
 /// scale·w·(softmax − onehot). A row of weight 0 has no loss and no gradient, and neither its logits nor its target are
@@ -41,6 +44,7 @@ pub fn cross_entropy(
     classes: usize,
     targets: View<'_>,
     weights: Option<View<'_>>,
+    smoothing: f32,
     scale: Scalar<'_>,
     want_gradient: bool,
     losses: View<'_>,
@@ -64,12 +68,13 @@ pub fn cross_entropy(
     let (scale_address, scale_value) = scale.arguments();
     // SAFETY: rows×columns logits, one target, weight and loss a row; the kernel checks targets.
     unsafe {
-        let arguments: [&dyn Argument; 10] = [
+        let arguments: [&dyn Argument; 11] = [
             &logits.address(),
             &(columns as u32),
             &(classes as u32),
             &targets.address(),
             &address(weights),
+            &smoothing,
             &scale_address,
             &scale_value,
             &u32::from(want_gradient),
@@ -79,6 +84,48 @@ pub fn cross_entropy(
         gpu.launch(&SOURCE, &variant, "cross_entropy", Launch::new(rows, threads), &arguments)?;
     }
     add_up(gpu, "total_f32", losses.address(), weights, rows, scale, total)
+}
+
+/// As `struct Sampler` of loss.cu.
+#[repr(C)]
+struct SamplerArgument {
+    seed: u64,
+    step: u32,
+    site: u32,
+    temperature: f32,
+    unused: u32,
+}
+
+// SAFETY: `struct Sampler` of loss.cu has the same fields.
+unsafe impl Argument for SamplerArgument {}
+
+/// Draws a class for each row of logits from its softmax at a temperature, as [`crate::cpu::sample`] does. `rows` (P, u32) tells which
+/// token each belongs to, `places` (T×2) what the noise of each token is counted by. A row that is
+/// [`NOWHERE`](super::rows::NOWHERE) draws class 0.
+pub fn sample(
+    gpu: &Gpu,
+    sampler: &Sampler,
+    logits: View<'_>,
+    columns: usize,
+    classes: usize,
+    places: View<'_>,
+    rows: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    let count = logits.rows("sample", columns);
+    assert!(0 < classes && classes <= columns, "sample: {classes} classes in {columns} columns");
+    assert!(sampler.temperature > 0.0, "sample: the temperature is above 0");
+    rows.expect("sample", "the rows", count, DType::U32);
+    out.expect("sample", "the output", count, DType::U32);
+    places.expect("sample", "the tokens' places", places.len() / 2 * 2, DType::U32);
+    let Sampler { seed, step, site, temperature } = *sampler;
+    let argument = SamplerArgument { seed, step, site, temperature, unused: 0 };
+    let sizes = (columns as u32, classes as u32, (places.len() / 2) as u32);
+    let (logits_at, places, rows, out) = (logits.address(), places.address(), rows.address(), out.address());
+    let arguments: [&dyn Argument; 9] =
+        [&logits_at, &sizes.0, &sizes.1, &places, &rows, &sizes.2, &argument, &out, &gpu.fault()];
+    // SAFETY: rows×columns logits, one row and one draw each; the kernel checks rows against the tokens.
+    unsafe { gpu.launch(&SOURCE, &[store(logits.dtype())], "sample", Launch::new(count, 256), &arguments) }
 }
 
 /// A block for a row of `n` numbers, eight a thread where it is long.

@@ -23,6 +23,7 @@ pub mod memory;
 pub mod optimizer;
 pub mod product_hopper;
 pub mod reduce;
+pub mod rotary;
 pub mod rows;
 
 pub use error::{CudaError, Result};
@@ -33,7 +34,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 12] = [
+pub static SOURCES: [&Source; 13] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
@@ -43,6 +44,7 @@ pub static SOURCES: [&Source; 12] = [
     &optimizer::SOURCE,
     &product_hopper::SOURCE,
     &reduce::SOURCE,
+    &rotary::SOURCE,
     &activation::STRIPS,
     &rows::SOURCE,
     &rows::SORT,

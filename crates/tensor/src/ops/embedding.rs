@@ -91,7 +91,7 @@ impl Pass<'_> {
         let h = self.parameters().matrix(tables.word).columns();
         let t = ids.shape().elements();
         norm.check("embeddings_norm", self.parameters(), h)?;
-        let (scale, shift) = (self.parameters().vector(norm.weight), self.parameters().vector(norm.bias_on_gpu()?));
+        let vectors = norm.vectors(self.parameters());
         let sum = Tensor::empty(self.device(), [t, h], self.dtype())?;
         let (y, statistics) = match self.is_training() {
             true => {
@@ -106,9 +106,7 @@ impl Pass<'_> {
         cuda_kernels::forward_layer_norm(
             &cuda.gpu,
             &lookups(&indexed, &values),
-            scale.on_gpu(),
-            shift.on_gpu(),
-            norm.epsilon,
+            norm.on_gpu(&vectors),
             drops.after.zip(drops.rows),
             sum.on_gpu(),
             y.on_gpu(),

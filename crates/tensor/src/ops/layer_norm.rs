@@ -35,10 +35,14 @@ impl Norm {
         kernels::Norm { gamma, beta, epsilon, centred }
     }
 
-    /// β, where GPUs have kernels for the rest.
-    pub(super) fn bias_on_gpu(&self) -> Result<Param> {
-        let why = "RMSNorm, and LayerNorm without a bias, have no CUDA kernel: use --device cpu";
-        self.bias.filter(|_| self.centred).ok_or(TensorError::Unsupported { operation: "norm", why })
+    /// γ and β.
+    pub(super) fn vectors(&self, parameters: &Parameters) -> (Tensor, Option<Tensor>) {
+        (parameters.vector(self.weight), self.bias.map(|bias| parameters.vector(bias)))
+    }
+
+    pub(super) fn on_gpu<'a>(&self, (gamma, beta): &'a (Tensor, Option<Tensor>)) -> cuda_kernels::Norm<'a> {
+        let (gamma, beta) = (gamma.on_gpu(), beta.as_ref().map(Tensor::on_gpu));
+        cuda_kernels::Norm { gamma, beta, epsilon: self.epsilon, centred: self.centred }
     }
 }
 
@@ -105,13 +109,9 @@ impl Pass<'_> {
             rows.check_shape("norm", "the layout", [x.tensor().rows(), 2])?;
         }
         let on_gpu = matches!(self.device(), Device::Cuda(_));
-        if on_gpu && stream && self.is_training() {
-            let why = "pre-norm blocks have no CUDA kernel for their backward: use --device cpu";
-            return Err(TensorError::Unsupported { operation: "norm", why });
-        }
-        // On a GPU the gradient of the bias that made x comes along with x's own.
+        // On a GPU the gradient of the bias that made x comes along with x's own, where x has no other use.
         let bias = match self.device() {
-            Device::Cuda(_) if !stream => x_slot.and_then(|slot| self.take_bias_of_last(slot)),
+            Device::Cuda(_) if x.tensor().is_unique() => x_slot.and_then(|slot| self.take_bias_of_last(slot)),
             _ => None,
         };
         // Without a backward, a GPU leaves the output in the same place, and no statistics.
@@ -139,9 +139,7 @@ impl Pass<'_> {
                 sum.on_gpu(),
                 None,
                 residual.map(|r| r.tensor().on_gpu()),
-                self.parameters().vector(norm.weight).on_gpu(),
-                self.parameters().vector(norm.bias_on_gpu()?).on_gpu(),
-                norm.epsilon,
+                norm.on_gpu(&norm.vectors(self.parameters())),
                 around.drops_on_gpu(),
                 y.on_gpu(),
                 (!in_place).then(|| statistics.on_gpu()),
@@ -234,20 +232,21 @@ impl LayerNorm {
                 ));
             }
             Device::Cuda(cuda) => {
-                let beta = self.norm.bias_on_gpu()?;
-                let (dgamma, dbeta) = (back.gradients.target(self.norm.weight)?, back.gradients.target(beta)?);
+                let dgamma = back.gradients.target(self.norm.weight)?;
+                let dbeta = self.norm.bias.map(|bias| back.gradients.target(bias)).transpose()?;
                 let dbias = self.bias.map(|bias| back.gradients.target(bias)).transpose()?;
                 cuda_kernels::backward(
                     &cuda.gpu,
                     dy.on_gpu(),
+                    dstream.as_ref().map(Tensor::on_gpu),
                     self.sum.on_gpu(),
                     self.statistics.on_gpu(),
-                    back.parameters.vector(self.norm.weight).on_gpu(),
+                    self.norm.on_gpu(&self.norm.vectors(back.parameters)),
                     self.around.drops_on_gpu(),
                     dsum.on_gpu(),
                     dx.as_ref().map(Tensor::on_gpu),
                     sum_into(&dgamma),
-                    sum_into(&dbeta),
+                    dbeta.as_ref().map(sum_into),
                     dbias.as_ref().map(sum_into),
                 )?;
             }

@@ -102,16 +102,6 @@ struct Layer {
     gated: bool,
 }
 
-impl Layer {
-    fn check_on_gpu(&self) -> Result<()> {
-        if !self.gated && self.activation != Activation::Silu {
-            return Ok(());
-        }
-        let why = "gated layers and SiLU have no CUDA kernel: use --device cpu";
-        Err(TensorError::Unsupported { operation: "linear", why })
-    }
-}
-
 /// What layers multiply with, and whether packed copies of it are used where there are some.
 #[derive(Clone, Copy)]
 struct Weights<'a> {
@@ -164,11 +154,20 @@ fn apply(
             product(&cpu.kernels, x, weight, y.slice_mut::<O>(), n, finish);
         })),
         Device::Cuda(cuda) => {
-            layer.check_on_gpu()?;
-            let weight = on_gpu(&weight, n, k).transposed();
+            let (x, weight) = (on_gpu(x, t, k), on_gpu(&weight, columns, k).transposed());
             let bias = layer.bias.map(|bias| parameters.in_dtype(bias, dtype));
-            let to = slope.as_ref().unwrap_or(&y);
-            apply_on_gpu(&cuda.gpu, on_gpu(x, t, k), weight, bias.as_ref(), layer.activation, to, &y)?;
+            if layer.gated {
+                let to = match &slope {
+                    Some(slope) => slope.clone(),
+                    None => Tensor::empty(device, [t, columns], dtype)?,
+                };
+                cuda_product(&cuda.gpu, x, weight, on_gpu(&to, t, columns), matmul::Finish::default())?;
+                let bias = bias.as_ref().map(Tensor::on_gpu);
+                cuda::activation::gate(&cuda.gpu, layer.activation, to.on_gpu(), bias, n, y.on_gpu())?;
+            } else {
+                let to = slope.as_ref().unwrap_or(&y);
+                apply_on_gpu(&cuda.gpu, x, weight, bias.as_ref(), layer.activation, to, &y)?;
+            }
         }
     }
     Ok((y, slope))
@@ -281,14 +280,25 @@ impl Linear {
 
 /// The GPU that has GELU in the products of a feed-forward pair, T rows, N inner and K outer columns. Such a pair keeps
 /// GELU's derivative.
-fn fused<'a>(device: &'a Device, layers: &FeedForwardLayers, dtype: DType, [t, n, k]: [usize; 3]) -> Option<&'a Gpu> {
-    let plain = !layers.gated && layers.up_bias.is_some();
+fn fused<'a>(
+    device: &'a Device,
+    layers: &FeedForwardLayers,
+    drop: Option<&RowDropout>,
+    dtype: DType,
+    [t, n, k]: [usize; 3],
+) -> Option<&'a Gpu> {
+    let plain = !layers.gated && layers.up_bias.is_some() && drop.is_none();
     match device {
         Device::Cuda(cuda) if plain && (layers.activation, dtype) == (Activation::Gelu, DType::Bf16) => {
             product_hopper::fits(&cuda.gpu, t, n, k).then_some(&cuda.gpu)
         }
         _ => None,
     }
+}
+
+/// Whether a GPU's product has the activation's gradient in it.
+fn in_product(layers: &FeedForwardLayers) -> bool {
+    layers.activation == Activation::GeluTanh && !layers.gated
 }
 
 /// Dropout of rows, with what they are counted by.
@@ -305,7 +315,7 @@ fn inner(
 ) -> Result<(Tensor, Option<Tensor>)> {
     let (device, weight) = (weights.parameters.device(), weights.parameters.matrix(layers.up));
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
-    let (Some(gpu), Some(bias)) = (fused(device, layers, dtype, [t, n, k]), layers.up_bias) else {
+    let (Some(gpu), Some(bias)) = (fused(device, layers, drop, dtype, [t, n, k]), layers.up_bias) else {
         let FeedForwardLayers { up: weight, up_bias: bias, activation, gated, .. } = *layers;
         let (y, slope) = apply(weights, x, Layer { weight, bias, activation, gated }, dtype, keep)?;
         if let Some(drop) = drop {
@@ -313,7 +323,6 @@ fn inner(
         }
         return Ok((y, slope));
     };
-    refuse_inner_dropout(drop)?;
     x.check_shape("linear", "the input", [t, k])?;
     x.check_dtype("linear", "the input", dtype)?;
     let y = Tensor::empty(device, [t, n], dtype)?;
@@ -326,16 +335,18 @@ fn inner(
     Ok((y, slope))
 }
 
-fn refuse_inner_dropout(drop: Option<&RowDropout>) -> Result<()> {
-    let why = "dropout inside of a feed-forward pair has no CUDA kernel: use --device cpu";
-    if drop.is_some() { Err(TensorError::Unsupported { operation: "feed_forward", why }) } else { Ok(()) }
-}
-
-/// Dropout between the layers: of what the second one sees, and of the derivatives that lead back from there.
+/// Dropout between the layers: of what the second one sees and, on the CPU, of the derivatives that lead back from there. A GPU
+/// keeps no derivatives, and drops the gradient itself.
 fn drop_inner(device: &Device, y: &Tensor, slope: Option<&Tensor>, drop: &RowDropout) -> Result<()> {
-    let Device::Cpu(cpu) = device else { return refuse_inner_dropout(Some(drop)) };
     let (dropout, ids) = drop;
     ids.check_shape("feed_forward", "the layout", [y.rows(), 2])?;
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => {
+            let Some(dropout) = dropout.on_gpu() else { return Ok(()) };
+            return Ok(cuda::rows::drop(&cuda.gpu, y.on_gpu(), y.columns(), dropout, ids.on_gpu())?);
+        }
+    };
     let (Some(dropout), h) = (dropout.on_cpu(), y.columns()) else { return Ok(()) };
     let ids = bytemuck::cast_slice(ids.slice::<u32>());
     for x in [Some(y), slope].into_iter().flatten() {
@@ -383,7 +394,7 @@ impl FeedForward {
         let dz = if layers.gated { Tensor::empty(back.device(), slope.shape(), slope.dtype())? } else { inner };
         let weight = back.parameters.matrix(layers.down);
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
-        let fused = fused(back.device(), layers, dy.dtype(), [t, n, k]).is_some();
+        let fused = fused(back.device(), layers, self.drop.as_ref(), dy.dtype(), [t, n, k]).is_some();
         let mut up_bias = layers.up_bias;
         match back.device() {
             Device::Cuda(cuda) if fused => {
@@ -391,6 +402,7 @@ impl FeedForward {
                 let sums = back.gradients.target(bias)?;
                 let (dy, weight, slope) = (dy.on_gpu(), weight.on_gpu(), slope.on_gpu());
                 product_hopper::gelu_gradient(&cuda.gpu, dy, weight, slope, dz.on_gpu(), sum_into(&sums))?;
+                drop(timer);
             }
             Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
                 let dy = Matrix::new(dy.slice::<E>(), t, k);
@@ -401,20 +413,32 @@ impl FeedForward {
                     false => Finish { factor: slope, ..plain },
                 };
                 product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), dz.columns(), finish);
+                drop(timer);
             }),
             Device::Cuda(cuda) => {
-                let (dy, weight) = (on_gpu(&dy, t, k), on_gpu(&weight, k, n));
-                let kept = (layers.activation == Activation::GeluTanh).then(|| slope.on_gpu());
+                // The product itself has the gradient of the tanh form of GELU where there is no gate.
+                let kept = in_product(layers).then(|| slope.on_gpu());
                 let finish = matmul::Finish { gelu_tanh_gradient: kept, ..matmul::Finish::default() };
-                cuda_product(&cuda.gpu, dy, weight, on_gpu(&dz, t, n), finish)?;
+                let dinner = match layers.gated {
+                    true => Tensor::empty(back.device(), [t, n], dy.dtype())?,
+                    false => dz.clone(),
+                };
+                cuda_product(&cuda.gpu, on_gpu(&dy, t, k), on_gpu(&weight, k, n), on_gpu(&dinner, t, n), finish)?;
+                drop(timer);
+                if let Some(drop) = &self.drop {
+                    drop_inner(back.device(), &dinner, None, drop)?;
+                }
+                let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dinner, &dz]);
+                if layers.gated {
+                    let bias = up_bias.map(|bias| back.parameters.in_dtype(bias, slope.dtype()));
+                    let (x, bias, dy) = (slope.on_gpu(), bias.as_ref().map(Tensor::on_gpu), dinner.on_gpu());
+                    cuda::activation::gate_backward(&cuda.gpu, layers.activation, x, bias, dy, n, dz.on_gpu())?;
+                } else if !in_product(layers) {
+                    activation_gradient_on_gpu(&cuda.gpu, back, layers.activation, &slope, up_bias.take(), &dz, &dz)?;
+                }
             }
         }
-        drop(timer);
         drop(dy);
-        if let (Device::Cuda(cuda), true) = (back.device(), layers.activation != Activation::GeluTanh && !fused) {
-            let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &dz]);
-            activation_gradient_on_gpu(&cuda.gpu, back, layers.activation, &slope, up_bias.take(), &dz, &dz)?;
-        }
         drop(slope);
         parameter_gradients(back, &dz, self.x.tensor(), layers.up, up_bias)?;
         if let Some(slot) = self.x.slot() {

@@ -35,12 +35,8 @@ impl Pass<'_> {
         smoothing: f32,
         scale: f32,
     ) -> Result<(Tensor, Tensor)> {
-        let why = match (smoothing, self.device()) {
-            (s, _) if !(0.0..1.0).contains(&s) => Some("label smoothing is a share in [0, 1)"),
-            (s, Device::Cuda(_)) if s > 0.0 => Some("label smoothing has no CUDA kernel: use --device cpu"),
-            _ => None,
-        };
-        if let Some(why) = why {
+        if !(0.0..1.0).contains(&smoothing) {
+            let why = "label smoothing is a share in [0, 1)";
             return Err(TensorError::Unsupported { operation: "cross_entropy", why });
         }
         self.reads(&(classes, smoothing, scale));
@@ -75,6 +71,7 @@ impl Pass<'_> {
                     classes,
                     targets.on_gpu(),
                     weights.map(Tensor::on_gpu),
+                    smoothing,
                     Scalar::Value(scale),
                     want_gradient,
                     losses.on_gpu(),
@@ -207,27 +204,36 @@ impl Pass<'_> {
         rows.check_shape("sample", "rows", [p])?;
         rows.check_dtype("sample", "rows", DType::U32)?;
         check_indices("sample", "row", self.device(), rows, layout.tokens())?;
-        let why = match self.device() {
-            _ if classes == 0 || classes > columns => Some("there are fewer logits than classes, or none"),
-            _ if !(temperature > 0.0 && temperature.is_finite()) => Some("the temperature is not above 0"),
-            Device::Cuda(_) => Some("it has no CUDA kernel: use --device cpu"),
-            Device::Cpu(_) => None,
+        let why = if classes == 0 || classes > columns {
+            Some("there are fewer logits than classes, or none")
+        } else if !(temperature > 0.0 && temperature.is_finite()) {
+            Some("the temperature is not above 0")
+        } else {
+            None
         };
-        let (Device::Cpu(cpu), None) = (self.device(), why) else {
-            return Err(TensorError::Unsupported { operation: "sample", why: why.unwrap_or("it needs a CPU") });
-        };
-        let (out, tokens) =
-            (Tensor::empty(self.device(), [p], DType::U32)?, Tensor::empty(self.device(), [p, 2], DType::U32)?);
-        let _timer = self.device().timer(Kind::Sampling, 0, &[logits.tensor()]);
-        let all: &[[u32; 2]] = bytemuck::cast_slice(layout.token_rows().slice::<u32>());
-        for (to, row) in tokens.slice_mut::<u32>().chunks_exact_mut(2).zip(rows.slice::<u32>()) {
-            to.copy_from_slice(&all[*row as usize]);
+        if let Some(why) = why {
+            return Err(TensorError::Unsupported { operation: "sample", why });
         }
+        let out = Tensor::empty(self.device(), [p], DType::U32)?;
+        let _timer = self.device().timer(Kind::Sampling, 0, &[logits.tensor()]);
         let sampler = Sampler { seed: from.seed, step: from.step, site, temperature };
-        with_float!(logits.tensor().dtype(), E => {
-            let (logits, tokens) = (logits.tensor().slice::<E>(), bytemuck::cast_slice(tokens.slice::<u32>()));
-            sample(&cpu.kernels, &sampler, logits, columns, classes, tokens, out.slice_mut());
-        });
+        match self.device() {
+            Device::Cpu(cpu) => {
+                let tokens = Tensor::empty(self.device(), [p, 2], DType::U32)?;
+                let all: &[[u32; 2]] = bytemuck::cast_slice(layout.token_rows().slice::<u32>());
+                for (to, row) in tokens.slice_mut::<u32>().chunks_exact_mut(2).zip(rows.slice::<u32>()) {
+                    to.copy_from_slice(&all[*row as usize]);
+                }
+                with_float!(logits.tensor().dtype(), E => {
+                    let (logits, tokens) = (logits.tensor().slice::<E>(), bytemuck::cast_slice(tokens.slice::<u32>()));
+                    sample(&cpu.kernels, &sampler, logits, columns, classes, tokens, out.slice_mut());
+                });
+            }
+            Device::Cuda(cuda) => {
+                let (x, places) = (logits.tensor().on_gpu(), layout.token_rows().on_gpu());
+                cuda_kernels::sample(&cuda.gpu, &sampler, x, columns, classes, places, rows.on_gpu(), out.on_gpu())?;
+            }
+        }
         Ok(out)
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use henson_kernels::cpu::rotary::{self as kernels, Rotary};
+use henson_kernels::cuda::rotary as cuda_kernels;
 
 use super::rows::check_indices;
 use super::{Op, copy, own, with_float};
@@ -74,21 +75,27 @@ impl Turn {
         // Only the heads' columns move.
         let moved = x.view(0, [x.rows(), self.columns.len()].into());
         let _timer = device.timer(Kind::Rotary, 0, &[&moved, &moved]);
-        let Device::Cpu(cpu) = device else {
-            let why = "it has no CUDA kernel: use --device cpu";
-            return Err(TensorError::Unsupported { operation: "rotary", why });
-        };
-        with_float!(x.dtype(), E => kernels::rotate(
-            &cpu.kernels,
-            &self.table.rotary,
-            self.table.angles.slice(),
-            self.positions.slice(),
-            x.slice_mut::<E>(),
-            x.columns(),
-            self.columns.clone(),
-            self.head_size,
-            opposite,
-        ));
+        let Self { table: RotaryTable { rotary, angles }, positions, columns, head_size } = self;
+        let (stride, columns) = (x.columns(), columns.clone());
+        match device {
+            Device::Cpu(cpu) => with_float!(x.dtype(), E => kernels::rotate(
+                &cpu.kernels, rotary, angles.slice(), positions.slice(), x.slice_mut::<E>(), stride, columns, *head_size, opposite,
+            )),
+            Device::Cuda(cuda) => {
+                let (angles, positions) = (angles.on_gpu(), positions.on_gpu());
+                cuda_kernels::rotate(
+                    &cuda.gpu,
+                    rotary,
+                    angles,
+                    positions,
+                    x.on_gpu(),
+                    stride,
+                    columns,
+                    *head_size,
+                    opposite,
+                )?;
+            }
+        }
         Ok(())
     }
 }

@@ -50,6 +50,18 @@ struct relu {
     static __device__ __forceinline__ float slope(float x) { return x > 0.0f ? 1.0f : 0.0f; }
 };
 
+// x·σ(x).
+struct silu {
+    static __device__ __forceinline__ float value(float x) { return x / (1.0f + exp_fast(-x)); }
+    static __device__ __forceinline__ float slope(float x) {
+        // With e = e^(−|x|), which cannot overflow: σ(|x|) = 1/(1 + e), and σ(−|x|) = e/(1 + e).
+        const float e = exp_fast(-fabsf(x)), r = 1.0f / (1.0f + e);
+        const float share = x < 0.0f ? e * r : r, rest = x < 0.0f ? r : e * r;
+        // Far out x·σ(x)·σ(−x) is 0, which ∞·0 is not.
+        return fmaf(fminf(fmaxf(x, -100.0f), 100.0f) * share, rest, share) + x * 0.0f;
+    }
+};
+
 struct hyperbolic {
     static __device__ __forceinline__ float value(float x) {
         const float e = exp_fast(-2.0f * fabsf(x));

@@ -162,11 +162,11 @@ struct RowId {
     u32 sequence, position;
 };
 
-// Philox 4x32 with the seven rounds of dropout, bit for bit as in philox.rs.
-__device__ __forceinline__ uint4 philox(u64 seed, uint4 c) {
+// Philox 4x32, with seven rounds for dropout and ten for all else, bit for bit as in philox.rs.
+template <int ROUNDS = 7> __device__ __forceinline__ uint4 philox(u64 seed, uint4 c) {
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
 #pragma unroll
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < ROUNDS; i++) {
         const u64 a = (u64)0xD2511F53u * c.x, b = (u64)0xCD9E8D57u * c.z;
         c = make_uint4((u32)(b >> 32) ^ c.y ^ k0, (u32)b, (u32)(a >> 32) ^ c.w ^ k1, (u32)a);
         k0 += 0x9E3779B9u;
@@ -237,6 +237,6 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 // Marks that an operation met an index outside of its table; numbers as FAULTS in gpu.rs.
-enum Fault { FAULT_EMBEDDING = 1, FAULT_GATHER, FAULT_SCATTER, FAULT_CROSS_ENTROPY, FAULT_SPAN };
+enum Fault { FAULT_EMBEDDING = 1, FAULT_GATHER, FAULT_SCATTER, FAULT_CROSS_ENTROPY, FAULT_SPAN, FAULT_SAMPLE, FAULT_ROTARY };
 __device__ __forceinline__ void report(u32 *fault, Fault which) { atomicMax(fault, (u32)which); }
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)

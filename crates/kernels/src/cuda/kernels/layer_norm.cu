@@ -1,4 +1,5 @@
 // LayerNorm with what BERT puts around it, and with the embeddings in front of it: y = drop(LN(residual + drop(x + bias))).
+// Without β where that is null; RMSNorm where it is not `centred`.
 //
 // Forward: a warp has a row, each lane N units of eight columns; the row stays in registers. Backward: a group of threads
 // has two rows at a time, each thread one unit of eight columns, so that the sums for the parameters' gradients stay in
@@ -6,7 +7,8 @@
 //
 // Compiled for a storage type STORE, EVEN rows or not, and one of: UNITS of 256 columns for the forward, LONG for longer
 // rows, a TABLE type for embeddings alone, BLOCK_THREADS for the backward, AHEAD_OF the reader that many pairs of rows, or ROWS of
-// as many units for rows that a warp holds, with dropout AFTER the normalisation or not.
+// as many units for rows that a warp holds, with dropout AFTER the normalisation or not, and with the gradient that the sum has from
+// a STREAM of residuals or without.
 #include "common.cuh"
 
 // --- forward ---------------------------------------------------------------------------------------------------------
@@ -14,14 +16,15 @@
 // Normalises a row that a warp holds, v as it is stored, and writes the output and the statistics.
 template <class E, int N, bool ALIGNED>
 __device__ __forceinline__ void normalise(float (&v)[N][8], const float *gamma, const float *beta, float epsilon,
-                                          const Dropout &after, const RowId *ids, E *y, float2 *statistics, u32 row, u32 h) {
+                                          u32 centred, const Dropout &after, const RowId *ids, E *y, float2 *statistics,
+                                          u32 row, u32 h) {
     const u32 lane = threadIdx.x % 32;
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += v[n][i];
-    const float mean = warp_sum(sum) / h;
+    const float mean = centred ? warp_sum(sum) / h : 0.0f;
     float squares = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -39,9 +42,9 @@ __device__ __forceinline__ void normalise(float (&v)[N][8], const float *gamma, 
     for (int n = 0; n < N; n++) {
         const u32 c = (lane + 32 * n) * 8;
         if (c >= h) continue;
-        float g[8], b[8], out[8];
+        float g[8], b[8] = {}, out[8];
         load8<ALIGNED>(gamma, c, h, g);
-        load8<ALIGNED>(beta, c, h, b);
+        if (beta) load8<ALIGNED>(beta, c, h, b);
 #pragma unroll
         for (int i = 0; i < 8; i++) out[i] = fmaf((v[n][i] - mean) * inverse, g[i], b[i]);
         if (after.threshold) drop8(after, draw(after, id, h, c / 8), out);
@@ -51,8 +54,8 @@ __device__ __forceinline__ void normalise(float (&v)[N][8], const float *gamma, 
 
 template <class E, int N, bool ALIGNED>
 __device__ __forceinline__ void forward(E *x, const float *bias, const E *residual, const float *gamma,
-                                        const float *beta, float epsilon, Dropout before, Dropout after, const RowId *ids, E *y, float2 *statistics, u32 rows,
-                                        u32 h) {
+                                        const float *beta, float epsilon, u32 centred, Dropout before, Dropout after,
+                                        const RowId *ids, E *y, float2 *statistics, u32 rows, u32 h) {
     const u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     before.begin();
@@ -98,7 +101,7 @@ __device__ __forceinline__ void forward(E *x, const float *bias, const E *residu
             if (statistics) store8<ALIGNED>(own, c, h, v[n]);
         }
     }
-    normalise<E, N, ALIGNED>(v, gamma, beta, epsilon, after, ids, y, statistics, row, h);
+    normalise<E, N, ALIGNED>(v, gamma, beta, epsilon, centred, after, ids, y, statistics, row, h);
 }
 
 // Up to four tables and the rows that tokens take of them.
@@ -152,8 +155,8 @@ __device__ __forceinline__ void embed(const Tables<W> &tables, E *out, u32 rows,
 
 template <class E, int N, bool ALIGNED>
 __device__ __forceinline__ void embed_normalise(const Tables<E> &tables, E *sum, const float *gamma, const float *beta,
-                                                float epsilon, Dropout after, const RowId *ids, E *y, float2 *statistics,
-                                                u32 rows, u32 h, u32 *fault) {
+                                                float epsilon, u32 centred, Dropout after, const RowId *ids, E *y,
+                                                float2 *statistics, u32 rows, u32 h, u32 *fault) {
     const u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     after.begin();
@@ -174,13 +177,14 @@ __device__ __forceinline__ void embed_normalise(const Tables<E> &tables, E *sum,
         }
         // Beyond the row's end, columns of an odd row are zeros: `load8` says so.
     }
-    normalise<E, N, ALIGNED>(v, gamma, beta, epsilon, after, ids, y, statistics, row, h);
+    normalise<E, N, ALIGNED>(v, gamma, beta, epsilon, centred, after, ids, y, statistics, row, h);
 }
 
 // Rows too long for registers: a block a row, which is read again for each of three passes.
 template <class E, bool ALIGNED>
 __device__ __forceinline__ void forward_long(E *x, const float *bias, const E *residual, const float *gamma,
-                                             const float *beta, float epsilon, Dropout before, Dropout after, const RowId *ids, E *y, float2 *statistics, u32 h) {
+                                             const float *beta, float epsilon, u32 centred, Dropout before, Dropout after,
+                                             const RowId *ids, E *y, float2 *statistics, u32 h) {
     __shared__ float space[32];
     before.begin();
     after.begin();
@@ -208,7 +212,7 @@ __device__ __forceinline__ void forward_long(E *x, const float *bias, const E *r
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += rounded<E>(v[i]);
     }
-    const float mean = block_sum(sum, space) / h;
+    const float mean = centred ? block_sum(sum, space) / h : 0.0f;
     float squares = 0.0f;
     for (u32 c = threadIdx.x * 8; c < h; c += step) {
         float v[8];
@@ -220,10 +224,10 @@ __device__ __forceinline__ void forward_long(E *x, const float *bias, const E *r
     const float inverse = 1.0f / sqrtf(block_sum(squares, space) / h + epsilon);
     if (threadIdx.x == 0 && statistics) statistics[row] = make_float2(mean, inverse);
     for (u32 c = threadIdx.x * 8; c < h; c += step) {
-        float v[8], g[8], b[8];
+        float v[8], g[8], b[8] = {};
         load8<ALIGNED>(own, c, h, v);
         load8<ALIGNED>(gamma, c, h, g);
-        load8<ALIGNED>(beta, c, h, b);
+        if (beta) load8<ALIGNED>(beta, c, h, b);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = fmaf((v[i] - mean) * inverse, g[i], b[i]);
         if (after.threshold) drop8(after, draw(after, id, h, c / 8), v);
@@ -235,21 +239,21 @@ __device__ __forceinline__ void forward_long(E *x, const float *bias, const E *r
 
 extern "C" __global__ void __launch_bounds__(128)
     forward(STORE *x, const float *bias, const STORE *residual, const float *gamma, const float *beta, float epsilon,
-            Dropout before, Dropout after, const RowId *ids, STORE *y, float2 *statistics, u32 rows, u32 h) {
-    forward<STORE, UNITS, EVEN>(x, bias, residual, gamma, beta, epsilon, before, after, ids, y, statistics, rows, h);
+            u32 centred, Dropout before, Dropout after, const RowId *ids, STORE *y, float2 *statistics, u32 rows, u32 h) {
+    forward<STORE, UNITS, EVEN>(x, bias, residual, gamma, beta, epsilon, centred, before, after, ids, y, statistics, rows, h);
 }
 extern "C" __global__ void __launch_bounds__(128)
-    embed_normalise(Tables<STORE> tables, STORE *sum, const float *gamma, const float *beta, float epsilon, Dropout after,
-                    const RowId *ids, STORE *y, float2 *statistics, u32 rows, u32 h, u32 *fault) {
-    embed_normalise<STORE, UNITS, EVEN>(tables, sum, gamma, beta, epsilon, after, ids, y, statistics, rows, h, fault);
+    embed_normalise(Tables<STORE> tables, STORE *sum, const float *gamma, const float *beta, float epsilon, u32 centred,
+                    Dropout after, const RowId *ids, STORE *y, float2 *statistics, u32 rows, u32 h, u32 *fault) {
+    embed_normalise<STORE, UNITS, EVEN>(tables, sum, gamma, beta, epsilon, centred, after, ids, y, statistics, rows, h, fault);
 }
 
 #elif defined(LONG)
 
 extern "C" __global__ void __launch_bounds__(256)
     forward(STORE *x, const float *bias, const STORE *residual, const float *gamma, const float *beta, float epsilon,
-            Dropout before, Dropout after, const RowId *ids, STORE *y, float2 *statistics, u32 rows, u32 h) {
-    forward_long<STORE, EVEN>(x, bias, residual, gamma, beta, epsilon, before, after, ids, y, statistics, h);
+            u32 centred, Dropout before, Dropout after, const RowId *ids, STORE *y, float2 *statistics, u32 rows, u32 h) {
+    forward_long<STORE, EVEN>(x, bias, residual, gamma, beta, epsilon, centred, before, after, ids, y, statistics, h);
 }
 
 #elif defined(TABLE)
@@ -264,6 +268,13 @@ extern "C" __global__ void __launch_bounds__(128) embed(Tables<TABLE> tables, ST
 
 // Rows that a group works on at a time.
 #define PAIR 2
+
+// Whether the sum is a stream of residuals, which has a gradient of its own: `dstream`.
+#ifdef STREAM
+constexpr bool STREAMS = true;
+#else
+constexpr bool STREAMS = false;
+#endif
 
 // The sums over a warp of four numbers: lane l gets that of number (l / 16) * 2 + l / 8 % 2, in six exchanges.
 __device__ __forceinline__ float warp_sum4(float (&x)[4]) {
@@ -294,8 +305,8 @@ __device__ __forceinline__ void group_barrier(u32 group, u32 threads) {
 // Each thread has a ring of AHEAD pairs of rows in shared memory, which it alone writes and reads: so many copies are under
 // way that the memory is never idle, and they cost no registers.
 template <class E, bool ALIGNED, bool DROPPED_AFTER, int AHEAD>
-__device__ __forceinline__ void backward(const E *dy, const E *sum, const float2 *statistics, const float *gamma,
-                                         Dropout before, Dropout after, const RowId *ids, E *dsum, E *dx, float *partial,
+__device__ __forceinline__ void backward(const E *dy, const E *dstream, const E *sum, const float2 *statistics,
+                                         const float *gamma, u32 centred, Dropout before, Dropout after, const RowId *ids, E *dsum, E *dx, float *partial,
                                          u32 rows, u32 h, u32 threads, u32 with_columns) {
     extern __shared__ float space[];
     before.begin();
@@ -385,13 +396,20 @@ __device__ __forceinline__ void backward(const E *dy, const E *sum, const float2
         for (int p = 0; p < PAIR; p++) {
             if (!active || r + p >= rows) continue;
             // inverse·(d·γ − a − normal·b), with what is the same for all columns taken together.
-            const float a = -st[p].y * (p ? all.z : all.x) * share, b = -st[p].y * st[p].y * (p ? all.w : all.y) * share;
+            const float a = centred ? -st[p].y * (p ? all.z : all.x) * share : 0.0f;
+            const float b = -st[p].y * st[p].y * (p ? all.w : all.y) * share;
             float d[8], s[8];
             unpack(from_words(slot(stage, p, 0), stride, E()), d);
             unpack(from_words(slot(stage, p, 1), stride, E()), s);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 d[i] = fmaf(d[i] * g[i], st[p].y, fmaf(s[i] - st[p].x, b, a));
+            }
+            if (STREAMS) {
+                float more[8];
+                load8<ALIGNED>(dstream + (u64)(r + p) * h, c, h, more);
+#pragma unroll
+                for (int i = 0; i < 8; i++) d[i] += more[i];
             }
             store8<ALIGNED>(dsum + (u64)(r + p) * h, c, h, d);
             if (before.threshold) {
@@ -426,8 +444,8 @@ __device__ __forceinline__ void backward(const E *dy, const E *sum, const float2
 // The same for even rows of bf16 that a warp can hold: no thread waits for another warp, and the next row is on its way
 // meanwhile. The sums of all rows of a warp stay in registers.
 template <class E, int N, bool DROPPED_AFTER>
-__device__ __forceinline__ void backward_rows(const E *dy, const E *sum, const float2 *statistics, const float *gamma,
-                                              Dropout before, Dropout after, const RowId *ids, E *dsum, E *dx, float *partial,
+__device__ __forceinline__ void backward_rows(const E *dy, const E *dstream, const E *sum, const float2 *statistics,
+                                              const float *gamma, u32 centred, Dropout before, Dropout after, const RowId *ids, E *dsum, E *dx, float *partial,
                                               u32 rows, u32 h, u32 with_columns) {
     extern __shared__ float space[];
     before.begin();
@@ -484,7 +502,8 @@ __device__ __forceinline__ void backward_rows(const E *dy, const E *sum, const f
             }
         }
         // inverse·(d·γ − a − normal·b), with what is the same for all columns taken together.
-        const float a = -st.y * warp_sum(weighted_sum) * share, b = -st.y * st.y * warp_sum(normal_sum) * share;
+        const float a = centred ? -st.y * warp_sum(weighted_sum) * share : 0.0f;
+        const float b = -st.y * st.y * warp_sum(normal_sum) * share;
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const u32 c = (lane + 32 * n) * 8;
@@ -495,6 +514,12 @@ __device__ __forceinline__ void backward_rows(const E *dy, const E *sum, const f
             load8<true>(gamma, c, h, g);
 #pragma unroll
             for (int i = 0; i < 8; i++) d[i] = fmaf(d[i] * g[i], st.y, fmaf(s[i] - st.x, b, a));
+            if (STREAMS) {
+                float more[8];
+                load8<true>(dstream + (u64)row * h, c, h, more);
+#pragma unroll
+                for (int i = 0; i < 8; i++) d[i] += more[i];
+            }
             store8<true>(dsum + (u64)row * h, c, h, d);
             if (before.threshold) {
                 drop8(before, draw(before, id, h, c / 8), d);
@@ -532,17 +557,17 @@ __device__ __forceinline__ void backward_rows(const E *dy, const E *sum, const f
 #if defined(ROWS)
 
 extern "C" __global__ void __launch_bounds__(128, ROWS == 1 ? 4 : ROWS <= 3 ? 3 : 2)
-    backward(const STORE *dy, const STORE *sum, const float2 *statistics, const float *gamma, Dropout before, Dropout after,
-             const RowId *ids, STORE *dsum, STORE *dx, float *partial, u32 rows, u32 h, u32 threads, u32 with_columns) {
-    backward_rows<STORE, ROWS, AFTER>(dy, sum, statistics, gamma, before, after, ids, dsum, dx, partial, rows, h, with_columns);
+    backward(const STORE *dy, const STORE *dstream, const STORE *sum, const float2 *statistics, const float *gamma, u32 centred,
+             Dropout before, Dropout after, const RowId *ids, STORE *dsum, STORE *dx, float *partial, u32 rows, u32 h, u32 threads, u32 with_columns) {
+    backward_rows<STORE, ROWS, AFTER>(dy, dstream, sum, statistics, gamma, centred, before, after, ids, dsum, dx, partial, rows, h, with_columns);
 }
 
 #elif defined(BLOCK_THREADS)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-    backward(const STORE *dy, const STORE *sum, const float2 *statistics, const float *gamma, Dropout before, Dropout after,
-             const RowId *ids, STORE *dsum, STORE *dx, float *partial, u32 rows, u32 h, u32 threads, u32 with_columns) {
-    backward<STORE, EVEN, AFTER, AHEAD_OF>(dy, sum, statistics, gamma, before, after, ids, dsum, dx, partial, rows, h, threads, with_columns);
+    backward(const STORE *dy, const STORE *dstream, const STORE *sum, const float2 *statistics, const float *gamma, u32 centred,
+             Dropout before, Dropout after, const RowId *ids, STORE *dsum, STORE *dx, float *partial, u32 rows, u32 h, u32 threads, u32 with_columns) {
+    backward<STORE, EVEN, AFTER, AHEAD_OF>(dy, dstream, sum, statistics, gamma, centred, before, after, ids, dsum, dx, partial, rows, h, threads, with_columns);
 }
 
 #endif

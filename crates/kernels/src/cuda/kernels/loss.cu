@@ -61,13 +61,14 @@ struct Softmax {
 
 __device__ __forceinline__ int present(u32 c, u32 classes) { return c < classes ? min(classes - c, 8u) : 0; }
 
-// scale·weight·(softmax − onehot) of eight columns; zeros in padding.
+// scale·weight·(softmax − target) of eight columns; zeros in padding. The target has `spread` at every class and `peak` more at
+// its own.
 __device__ __forceinline__ void gradient(float (&x)[8], u32 c, u32 classes, u32 target, float largest, float share, float factor,
-                                         float inverse) {
+                                         float inverse, float peak, float spread) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float e = exp2_fast((x[i] - largest) * LOG2_E);
-        x[i] = c + i < classes ? (c + i == target ? factor * (e * inverse - 1.0f) : e * share) : 0.0f;
+        x[i] = c + i < classes ? (c + i == target ? factor * (e * inverse - (peak + spread)) : e * share - factor * spread) : 0.0f;
     }
 }
 
@@ -86,17 +87,21 @@ struct Row {
             factor = NOT_A_NUMBER;
         }
     }
-    // Of a target that is no class the loss is a NaN.
-    __device__ __forceinline__ float loss(const Softmax &s, float logit, u32 classes) const {
-        return target < classes ? (s.largest - logit) + logf(s.sum) : NOT_A_NUMBER;
+    // Of a target that is no class the loss is a NaN. With label smoothing, `total` is the sum of all logits less the largest.
+    __device__ __forceinline__ float loss(const Softmax &s, float logit, u32 classes, float smoothing, float total) const {
+        if (target >= classes) return NOT_A_NUMBER;
+        const float own = (s.largest - logit) + logf(s.sum);
+        // ln Σ eˣ − (1 − smoothing)·x[target] − smoothing·mean = own − smoothing·(mean − x[target]).
+        return smoothing == 0.0f ? own : own - smoothing * (total / classes + (s.largest - logit));
     }
 };
 
 // A block has a row, each thread N units of eight columns, which stay in registers: one read and one write.
 template <class E, int N, int THREADS>
 __device__ __forceinline__ void cross_entropy(E *logits, u32 columns, u32 classes, const u32 *targets, const float *weights,
-                                              float scale, u32 want_gradient, float *losses, u32 *fault) {
+                                              float smoothing, float scale, u32 want_gradient, float *losses, u32 *fault) {
     __shared__ float2 space[32];
+    __shared__ float sums[32];
     E *x = logits + (u64)blockIdx.x * columns;
     const Row row(blockIdx.x, targets, weights, scale, classes, fault);
     Raw<E> raw[N];
@@ -129,16 +134,29 @@ __device__ __forceinline__ void cross_entropy(E *logits, u32 columns, u32 classe
     }
     // Everybody has read the row when this is over, thread 0 its target as well.
     s.join_block(space);
-    if (threadIdx.x == 0) losses[blockIdx.x] = row.loss(s, logit, classes);
+    float total = 0.0f;
+    if (smoothing != 0.0f) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const u32 c = (threadIdx.x + n * THREADS) * 8;
+            float v[8];
+            unpack(raw[n], v);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (c + i < classes) total += v[i] - s.largest;
+        }
+        total = block_sum(total, sums);
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = row.loss(s, logit, classes, smoothing, total);
     if (!want_gradient) return;
-    const float inverse = 1.0f / s.sum, share = row.factor * inverse;
+    const float inverse = 1.0f / s.sum, share = row.factor * inverse, spread = smoothing / classes;
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const u32 c = (threadIdx.x + n * THREADS) * 8;
         if (c >= columns) continue;
         float v[8];
         unpack(raw[n], v);
-        gradient(v, c, classes, row.target, s.largest, share, row.factor, inverse);
+        gradient(v, c, classes, row.target, s.largest, share, row.factor, inverse, 1.0f - smoothing, spread);
         store8<true>(x, c, columns, v);
     }
 }
@@ -146,9 +164,10 @@ __device__ __forceinline__ void cross_entropy(E *logits, u32 columns, u32 classe
 // Rows of any length, read twice.
 template <class E, bool ALIGNED>
 __device__ __forceinline__ void cross_entropy_any(E *logits, u32 columns, u32 classes, const u32 *targets,
-                                                  const float *weights, float scale, u32 want_gradient, float *losses,
-                                                  u32 *fault) {
+                                                  const float *weights, float smoothing, float scale, u32 want_gradient,
+                                                  float *losses, u32 *fault) {
     __shared__ float2 space[32];
+    __shared__ float sums[32];
     E *x = logits + (u64)blockIdx.x * columns;
     const Row row(blockIdx.x, targets, weights, scale, classes, fault);
     const u32 step = blockDim.x * 8;
@@ -167,15 +186,26 @@ __device__ __forceinline__ void cross_entropy_any(E *logits, u32 columns, u32 cl
         s.join(v, present(c, classes));
     }
     s.join_block(space);
-    if (threadIdx.x == 0) losses[blockIdx.x] = row.loss(s, logit, classes);
+    float total = 0.0f;
+    if (smoothing != 0.0f) {
+        for (u32 c = threadIdx.x * 8; c < classes; c += step) {
+            float v[8];
+            load8<ALIGNED>(x, c, columns, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (c + i < classes) total += v[i] - s.largest;
+        }
+        total = block_sum(total, sums);
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = row.loss(s, logit, classes, smoothing, total);
     if (!want_gradient) return;
     // A block of one warp has met no barrier: nobody may write before thread 0 has read its target.
     __syncthreads();
-    const float inverse = 1.0f / s.sum, share = row.factor * inverse;
+    const float inverse = 1.0f / s.sum, share = row.factor * inverse, spread = smoothing / classes;
     for (u32 c = threadIdx.x * 8; c < columns; c += step) {
         float v[8];
         load8<ALIGNED>(x, c, columns, v);
-        gradient(v, c, classes, row.target, s.largest, share, row.factor, inverse);
+        gradient(v, c, classes, row.target, s.largest, share, row.factor, inverse, 1.0f - smoothing, spread);
         store8<ALIGNED>(x, c, columns, v);
     }
 }
@@ -197,6 +227,16 @@ __device__ __forceinline__ void softmax(const E *logits, u32 columns, u32 classe
     for (u32 c = threadIdx.x; c < classes; c += blockDim.x) {
         const float d = widen(x[c]) - s.largest;
         out[(u64)blockIdx.x * classes + c] = log ? d - ln : exp2_fast(d * LOG2_E) * inverse;
+    }
+}
+
+// The largest of a warp's numbers, the first of several, with its place; known to all lanes.
+template <class T> __device__ __forceinline__ void join_best(T &best, u32 &place) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const T other = __shfl_xor_sync(ALL_LANES, best, offset);
+        const u32 at = __shfl_xor_sync(ALL_LANES, place, offset);
+        if (other > best || (other == best && at < place)) best = other, place = at;
     }
 }
 
@@ -227,22 +267,14 @@ __device__ __forceinline__ void hits(const E *logits, u32 columns, u32 classes, 
     // A NaN anywhere is a NaN everywhere.
     bad = warp_sum(bad);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    auto join = [&]() {
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            const float other = __shfl_xor_sync(ALL_LANES, best, offset);
-            const u32 at = __shfl_xor_sync(ALL_LANES, place, offset);
-            if (other > best || (other == best && at < place)) best = other, place = at;
-        }
-    };
-    join();
+    join_best(best, place);
     if (lane == 0) values[warp] = best + bad, places[warp] = place;
     __syncthreads();
     if (warp != 0) return;
     best = lane < warps ? values[lane] : -INFINITE;
     place = lane < warps ? places[lane] : 0xffffffffu;
     bad = warp_sum(lane < warps ? (best == -INFINITE ? 0.0f : best * 0.0f) : 0.0f);
-    join();
+    join_best(best, place);
     if (lane == 0) {
         const bool is_hit = bad == 0.0f && place == targets[blockIdx.x] && place < classes;
         if (hit) hit[blockIdx.x] = is_hit;
@@ -254,19 +286,19 @@ __device__ __forceinline__ void hits(const E *logits, u32 columns, u32 classes, 
 #if defined(UNITS)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
-    cross_entropy(STORE *logits, u32 columns, u32 classes, const u32 *targets, const float *weights, const float *scale_address,
-                  float scale, u32 want_gradient, float *losses, u32 *fault) {
-    cross_entropy<STORE, UNITS, BLOCK_THREADS>(logits, columns, classes, targets, weights, scalar(scale_address, scale), want_gradient,
-                                     losses, fault);
+    cross_entropy(STORE *logits, u32 columns, u32 classes, const u32 *targets, const float *weights, float smoothing,
+                  const float *scale_address, float scale, u32 want_gradient, float *losses, u32 *fault) {
+    cross_entropy<STORE, UNITS, BLOCK_THREADS>(logits, columns, classes, targets, weights, smoothing, scalar(scale_address, scale),
+                                               want_gradient, losses, fault);
 }
 
 #elif defined(EVEN)
 
 extern "C" __global__ void __launch_bounds__(1024)
-    cross_entropy(STORE *logits, u32 columns, u32 classes, const u32 *targets, const float *weights, const float *scale_address,
-                  float scale, u32 want_gradient, float *losses, u32 *fault) {
-    cross_entropy_any<STORE, EVEN>(logits, columns, classes, targets, weights, scalar(scale_address, scale), want_gradient,
-                                  losses, fault);
+    cross_entropy(STORE *logits, u32 columns, u32 classes, const u32 *targets, const float *weights, float smoothing,
+                  const float *scale_address, float scale, u32 want_gradient, float *losses, u32 *fault) {
+    cross_entropy_any<STORE, EVEN>(logits, columns, classes, targets, weights, smoothing, scalar(scale_address, scale),
+                                   want_gradient, losses, fault);
 }
 
 #else
@@ -291,6 +323,64 @@ __device__ __forceinline__ void elements(E *x, const float *targets, const float
     }
     loss = block_sum(loss, space);
     if (threadIdx.x == 0) partial[blockIdx.x] = loss;
+}
+
+// As `Sampler` in cpu/sample.rs.
+struct Sampler {
+    u64 seed;
+    u32 step, site;
+    float temperature;
+    u32 unused;
+};
+
+// Draws the class with the largest logit/temperature + Gumbel noise, the first of several, for a row. Noise is at most
+// (leading zeros + 1)·ln 2 of the bits' distance to the largest number, so few classes can still be the best of their thread and need
+// their two logarithms.
+template <class E>
+__device__ __forceinline__ void sample(const E *logits, u32 columns, u32 classes, const RowId *ids, const u32 *rows, u32 tokens,
+                                       Sampler sampler, u32 *out, u32 *fault) {
+    __shared__ double values[32];
+    __shared__ u32 places[32];
+    const E *x = logits + (u64)blockIdx.x * columns;
+    const u32 row = rows[blockIdx.x];
+    if (row == 0xffffffffu || row >= tokens) {
+        // A row that stands nowhere draws nothing.
+        if (threadIdx.x == 0) out[blockIdx.x] = 0;
+        if (threadIdx.x == 0 && row != 0xffffffffu) report(fault, FAULT_SAMPLE);
+        return;
+    }
+    const RowId id = ids[row];
+    const u32 groups = (classes + 3) / 4, first = id.position * groups;
+    const float inverse = 1.0f / sampler.temperature;
+    double best = -INFINITE;
+    float least = -INFINITE;
+    u32 place = 0xffffffffu;
+    for (u32 group = threadIdx.x; group < groups; group += blockDim.x) {
+        const uint4 bits = philox<10>(sampler.seed, make_uint4(first + group, id.sequence, sampler.step, sampler.site));
+        const u32 w[4] = {bits.x, bits.y, bits.z, bits.w};
+        for (int i = 0; i < 4; i++) {
+            const u32 c = 4 * group + i;
+            if (c >= classes) break;
+            const float logit = widen(x[c]);
+            const float bound = logit * inverse + (float)(__clz(~w[i]) + 1) * 0.69314718f;
+            if (!(bound > least)) continue;
+            const double uniform = ((double)w[i] + 0.5) / 4294967296.0;
+            const double score = (double)logit / (double)sampler.temperature - log(-log(uniform));
+            if (score > best) {
+                best = score, place = c;
+                least = (float)(best - 1e-4 - 1e-5 * fabs(best));
+            }
+        }
+    }
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    join_best(best, place);
+    if (lane == 0) values[warp] = best, places[warp] = place;
+    __syncthreads();
+    if (warp != 0) return;
+    best = lane < warps ? values[lane] : -INFINITE;
+    place = lane < warps ? places[lane] : 0xffffffffu;
+    join_best(best, place);
+    if (lane == 0) out[blockIdx.x] = place < classes ? place : 0;
 }
 
 // A block for the starts (blockIdx.y = 0) or ends of a sequence. Targets count from the sequence's first token.
@@ -330,6 +420,11 @@ extern "C" __global__ void __launch_bounds__(1024) softmax(const STORE *logits, 
 extern "C" __global__ void __launch_bounds__(1024)
     hits(const STORE *logits, u32 columns, u32 classes, const u32 *targets, const float *weights, u32 *hit, u32 *count) {
     hits<STORE>(logits, columns, classes, targets, weights, hit, count);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    sample(const STORE *logits, u32 columns, u32 classes, const RowId *ids, const u32 *rows, u32 tokens, Sampler sampler, u32 *out,
+           u32 *fault) {
+    sample<STORE>(logits, columns, classes, ids, rows, tokens, sampler, out, fault);
 }
 extern "C" __global__ void __launch_bounds__(256)
     mean_squared_error(STORE *x, const float *targets, const float *weights, u64 n, const float *scale_address, float scale,

@@ -159,6 +159,55 @@ __device__ __forceinline__ void backward(const E *x, const B *bias, const E *dy,
     if (partial) write_partial(sum, partial, p.column, h, h);
 }
 
+// A gate's two inputs at eight columns: what is activated, and what that is multiplied with.
+template <class E, class B, bool ALIGNED>
+__device__ __forceinline__ void load_gate(const E *row, const B *bias, u32 c, u32 n, float (&gate)[8], float (&value)[8]) {
+    load8<ALIGNED>(row, c, n, gate);
+    load8<ALIGNED>(row + n, c, n, value);
+    if (!bias) return;
+    float b[8];
+    load8<ALIGNED>(bias, c, n, b);
+#pragma unroll
+    for (int i = 0; i < 8; i++) gate[i] += b[i];
+    load8<ALIGNED>(bias + n, c, n, b);
+#pragma unroll
+    for (int i = 0; i < 8; i++) value[i] += b[i];
+}
+
+// y (rows×n) = act(first half of x + bias) ∘ (second half + bias).
+template <class E, class B, class ACT, bool ALIGNED>
+__device__ __forceinline__ void gate_forward(const E *x, E *y, const B *bias, u32 rows, u32 n, u32 chunk) {
+    const Place p(rows, chunk);
+    if (p.column >= n) return;
+#pragma unroll 2
+    for (u32 r = p.first; r < p.last; r += ROWS) {
+        float gate[8], value[8];
+        load_gate<E, B, ALIGNED>(x + (u64)r * 2 * n, bias, p.column, n, gate, value);
+#pragma unroll
+        for (int i = 0; i < 8; i++) value[i] *= ACT::value(gate[i]);
+        store8<ALIGNED>(y + (u64)r * n, p.column, n, value);
+    }
+}
+
+// dx (rows×2n) from dy (rows×n).
+template <class E, class B, class ACT, bool ALIGNED>
+__device__ __forceinline__ void gate_backward(const E *x, const E *dy, E *dx, const B *bias, u32 rows, u32 n, u32 chunk) {
+    const Place p(rows, chunk);
+    if (p.column >= n) return;
+    for (u32 r = p.first; r < p.last; r += ROWS) {
+        float gate[8], value[8], d[8];
+        load8<ALIGNED>(dy + (u64)r * n, p.column, n, d);
+        load_gate<E, B, ALIGNED>(x + (u64)r * 2 * n, bias, p.column, n, gate, value);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            value[i] *= d[i] * ACT::slope(gate[i]);
+            d[i] *= ACT::value(gate[i]);
+        }
+        store8<ALIGNED>(dx + (u64)r * 2 * n, p.column, n, value);
+        store8<ALIGNED>(dx + (u64)r * 2 * n + n, p.column, n, d);
+    }
+}
+
 // Dropout of rows in place.
 template <class E, bool ALIGNED>
 __device__ __forceinline__ void drop(E *x, Dropout dropout, const RowId *ids, u32 rows, u32 h, u32 chunk) {
@@ -182,6 +231,12 @@ extern "C" STRIPS forward(const STORE *x, const BIAS *bias, STORE *y, u32 rows, 
 }
 extern "C" STRIPS backward(const STORE *x, const BIAS *bias, const STORE *dy, STORE *dx, float *partial, u32 rows, u32 h, u32 chunk) {
     backward<STORE, BIAS, ACTIVATION, EVEN>(x, bias, dy, dx, partial, rows, h, chunk);
+}
+extern "C" STRIPS gate_forward(const STORE *x, const STORE *unused, STORE *y, const BIAS *bias, u32 rows, u32 n, u32 chunk) {
+    gate_forward<STORE, BIAS, ACTIVATION, EVEN>(x, y, bias, rows, n, chunk);
+}
+extern "C" STRIPS gate_backward(const STORE *x, const STORE *dy, STORE *dx, const BIAS *bias, u32 rows, u32 n, u32 chunk) {
+    gate_backward<STORE, BIAS, ACTIVATION, EVEN>(x, dy, dx, bias, rows, n, chunk);
 }
 
 #else
