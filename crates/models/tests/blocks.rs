@@ -1,5 +1,5 @@
-//! Small models of blocks beyond BERT's against `transformers`: outputs and the gradients of all parameters, on every kernel set.
-//! `tools/golden/blocks.py` made the values.
+//! Small models of blocks beyond BERT's against `transformers`: outputs and the gradients of all parameters, on every kernel set and,
+//! with HENSON_TEST_CUDA set, on the GPU. `tools/golden/blocks.py` made the values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::path::Path;
 use henson_models::blocks::{
     MODERN_BERT_SITES, ModernBertBlock, ModernBertSettings, Stream, T5_SITES, T5Block, T5Settings, norm_without_bias,
 };
+use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{
     Activation, Builder, DType, Device, EmbeddingTables, Init, Isa, Layout, Norm, Pairing, Param, Parameters, Pass,
     Rotary, RotaryTable, Tape, Tensor, Training, Var, Window,
@@ -78,12 +79,16 @@ fn check<M>(
     forward: impl Fn(&M, &mut Pass<'_>) -> Var,
 ) {
     let golden = golden(name);
-    let devices = Isa::available().into_iter().flat_map(|isa| [DType::F32, DType::Bf16].map(|dtype| (isa, dtype)));
-    for (isa, dtype) in devices {
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+    let mut devices: Vec<(String, Device)> =
+        Isa::available().into_iter().map(|isa| (isa.to_string(), Device::cpu(Some(isa), Some(2)).unwrap())).collect();
+    if std::env::var_os("HENSON_TEST_CUDA").is_some() {
+        devices.push(("CUDA".into(), Device::cuda(&CudaOptions::default()).unwrap()));
+    }
+    let all = devices.iter().flat_map(|(name, device)| [DType::F32, DType::Bf16].map(|dtype| (name, device, dtype)));
+    for (isa, device, dtype) in all {
         let mut builder = Builder::new();
         let model = build(&mut builder);
-        let mut parameters = builder.finish(&device, dtype).unwrap();
+        let mut parameters = builder.finish(device, dtype).unwrap();
         fill(&mut parameters, size);
         let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
         let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });

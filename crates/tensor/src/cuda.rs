@@ -273,7 +273,7 @@ impl CudaDevice {
         if !room.holds(needed) {
             *room = room.grown_for(needed);
         }
-        filling.signature.extend([room.long, room.middle, room.short]);
+        filling.signature.extend(room.by_class());
         *room
     }
 

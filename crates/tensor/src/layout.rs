@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use henson_kernels::cuda::attention::general::Sequences;
 use henson_kernels::cuda::attention::{Room, write_table};
 
 use crate::{Device, Result, Tensor, TensorError};
@@ -133,8 +134,14 @@ impl Layout {
     }
 
     /// Attention's work on a GPU.
-    pub(crate) fn attention_table(&self) -> Result<(&Tensor, Room)> {
-        self.on_gpu().map(|on_gpu| (&on_gpu.table, on_gpu.room))
+    pub(crate) fn attention_table(&self) -> Result<Sequences<'_>> {
+        let OnGpu { table, room, .. } = self.on_gpu()?;
+        Ok(Sequences { table: table.on_gpu(), room: *room, tokens: self.tokens() })
+    }
+
+    /// Whether both divide a batch into the same sequences.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || (self.0.offsets == other.0.offsets && self.tokens() == other.tokens())
     }
 
     fn on_gpu(&self) -> Result<&OnGpu> {

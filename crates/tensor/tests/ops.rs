@@ -1,15 +1,17 @@
 //! Operations on the tape, each in a small network: gradients of all parameters against differences of the loss, f32 against
-//! bf16, the same bits for any number of threads, and errors where sizes do not fit.
+//! bf16, the same bits for any number of threads, and errors where sizes do not fit. With HENSON_TEST_CUDA set, the GPU's against the
+//! CPU's.
 
 mod common;
 
 use common::*;
 use henson_tensor::{
-    Activation, Attention, Bias, BiasValues, Buckets, Builder, Cache, DType, EmbeddingTables, FeedForwardLayers, Init,
-    Layout, Norm, Pairing, Param, Pass, QueryKeyValue, Rotary, RotaryTable, Tape, Tensor, Training, Var, Window,
+    Activation, Attention, Bias, BiasValues, Buckets, Builder, Cache, DType, Device, EmbeddingTables,
+    FeedForwardLayers, Init, Layout, Norm, Pairing, Param, Pass, QueryKeyValue, Rotary, RotaryTable, Tape, Tensor,
+    Training, Var, Window,
 };
 
-/// Checks a network in f32, compares bf16 and other numbers of threads with it.
+/// Checks a network in f32, compares bf16, other numbers of threads and the GPU with it.
 fn check<M>(
     what: &str,
     build: impl Fn(&mut Builder) -> M + Copy,
@@ -25,6 +27,13 @@ fn check<M>(
     }
     let rounded = Network::new(&device(2), DType::Bf16, build, forward);
     assert_similar(what, &rounded.gradients(false), &expected, TOLERANCE_BF16);
+    let Some(gpu) = gpu() else { return };
+    for (dtype, tolerance) in [(DType::F32, TOLERANCE_DEVICES), (DType::Bf16, TOLERANCE_BF16)] {
+        let network = Network::new(&gpu, dtype, build, forward);
+        for recompute in [false, true] {
+            assert_similar(&format!("{what} on the GPU, {dtype}"), &network.gradients(recompute), &expected, tolerance);
+        }
+    }
 }
 
 const QUERIES: [usize; 3] = [7, 1, 33];
@@ -278,16 +287,19 @@ fn a_weight_of_several_layers_gets_the_sum_of_their_gradients() {
 /// A loss is computed at once, so its gradient is compared with that of the logits given by hand.
 #[test]
 fn losses_over_tokens() {
+    devices().iter().for_each(losses_over_tokens_on);
+}
+
+fn losses_over_tokens_on(device: &Device) {
     let (t, classes) = (tokens(&QUERIES), 9);
-    let device = device(2);
     let mut builder = Builder::new();
     let x = input(&mut builder, "x", t, classes);
-    let mut parameters = builder.finish(&device, DType::F32).unwrap();
+    let mut parameters = builder.finish(device, DType::F32).unwrap();
     let values = numbers(1, t * classes);
     parameters.write(0, &values).unwrap();
     let mut gradients = parameters.gradients().unwrap();
     let targets: Vec<u32> = (0..t as u32).map(|i| i % classes as u32).collect();
-    let targets = Tensor::from_slice(&device, [t], &targets).unwrap();
+    let targets = Tensor::from_slice(device, [t], &targets).unwrap();
     let mut tape = Tape::new();
     let mut pass = Pass::training(&mut tape, &parameters, TRAINING);
     let logits = rows(&mut pass, x);
@@ -312,8 +324,8 @@ fn losses_over_tokens() {
     let answers: Vec<f32> = (0..t * classes).map(|i| (i % 3 == 0).into()).collect();
     let weights: Vec<f32> = (0..t * classes).map(|i| (i % 5 != 0).into()).collect();
     let (answers_on, weights_on) = (
-        Tensor::from_slice(&device, [t * classes], &answers).unwrap(),
-        Tensor::from_slice(&device, [t * classes], &weights).unwrap(),
+        Tensor::from_slice(device, [t * classes], &answers).unwrap(),
+        Tensor::from_slice(device, [t * classes], &weights).unwrap(),
     );
     gradients.zero();
     let mut pass = Pass::training(&mut tape, &parameters, TRAINING);
@@ -330,17 +342,20 @@ fn losses_over_tokens() {
 
 #[test]
 fn samples_do_not_depend_on_their_company() {
+    devices().iter().for_each(samples_do_not_depend_on_their_company_on);
+}
+
+fn samples_do_not_depend_on_their_company_on(device: &Device) {
     let (t, classes) = (tokens(&QUERIES), 50);
-    let device = device(2);
     let mut builder = Builder::new();
     let x = input(&mut builder, "x", t, classes);
-    let mut parameters = builder.finish(&device, DType::F32).unwrap();
+    let mut parameters = builder.finish(device, DType::F32).unwrap();
     parameters.write(0, &numbers(1, t * classes)).unwrap();
     let mut tape = Tape::new();
-    let layout = Layout::new(&device, &QUERIES, 3).unwrap();
+    let layout = Layout::new(device, &QUERIES, 3).unwrap();
     let mut draw = |picked: &[u32], from: Training| {
         let mut pass = Pass::inference(&mut tape, &parameters);
-        let picked = Tensor::from_slice(&device, [picked.len()], picked).unwrap();
+        let picked = Tensor::from_slice(device, [picked.len()], picked).unwrap();
         let logits = rows(&mut pass, x);
         let logits = pass.gather(&logits, &picked).unwrap();
         pass.sample(&logits, classes, 1.0, (&layout, &picked), (from, 9)).unwrap().to_vec::<u32>().unwrap()
@@ -357,26 +372,27 @@ fn decoding_with_a_cache_gives_what_the_whole_pass_gives() {
     let form = Attention { window: Window::CAUSAL, ..attention(4, 2) };
     let lengths = [20, 9];
     let columns: usize = form.fused_widths().iter().sum();
-    for dtype in [DType::F32, DType::Bf16] {
-        let device = device(2);
+    let devices = devices();
+    let all = devices.iter().flat_map(|device| [DType::F32, DType::Bf16].map(|dtype| (device, dtype)));
+    for (device, dtype) in all {
         let mut builder = Builder::new();
         let x = input(&mut builder, "x", tokens(&lengths), columns);
-        let mut parameters = builder.finish(&device, dtype).unwrap();
+        let mut parameters = builder.finish(device, dtype).unwrap();
         parameters.write(0, &numbers(1, tokens(&lengths) * columns)).unwrap();
         parameters.refresh().unwrap();
         let mut tape = Tape::new();
         let mut pass = Pass::inference(&mut tape, &parameters);
-        let layout = Layout::new(&device, &lengths, 0).unwrap();
+        let layout = Layout::new(device, &lengths, 0).unwrap();
         let all = rows(&mut pass, x);
         let from = QueryKeyValue::Fused(all.clone());
         let whole = pass.attention(&form, from, &BiasValues::None, (&layout, &layout), (0.0, 0)).unwrap();
         let whole = whole.tensor().to_f32().unwrap();
 
-        let mut cache = Cache::new(&device, dtype, 1, form.key_width(), (8, 4)).unwrap();
+        let mut cache = Cache::new(device, dtype, 1, form.key_width(), (8, 4)).unwrap();
         let (first, second) = (cache.enter(), cache.enter());
         let mut step = |cache: &mut Cache, who: &[_], picked: &[u32], lengths: &[usize]| {
-            let layout = Layout::new(&device, lengths, 0).unwrap();
-            let picked = Tensor::from_slice(&device, [picked.len()], picked).unwrap();
+            let layout = Layout::new(device, lengths, 0).unwrap();
+            let picked = Tensor::from_slice(device, [picked.len()], picked).unwrap();
             let x = pass.gather(&all, &picked).unwrap();
             cache.extend(who, &layout)?;
             pass.append_to_cache(cache, 0, &x, form.query_width(), &layout)?;

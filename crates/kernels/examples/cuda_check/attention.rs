@@ -69,13 +69,13 @@ pub(crate) fn attention(checks: &mut Checks<'_>) -> Result<()> {
     if !checks.small {
         case::<bf16>(checks, &[1100, 513, 640], 2, 64, false, 0.1)?;
         case::<bf16>(checks, &[1024, 700], 1, 128, true, 0.1)?;
+        // Of the longest, the backward is another.
+        case::<bf16>(checks, &[300, 2100, 64], 1, 64, false, 0.1)?;
     }
     for d in [32, 64, 96, 128, 40] {
         masks::<bf16>(checks, &[7, 64, 129, 20, 300, 33], d)?;
     }
-    masks::<f32>(checks, &[7, 64, 129], 64)?;
-    maps::<f32>(checks)?;
-    maps::<bf16>(checks)
+    masks::<f32>(checks, &[7, 64, 129], 64)
 }
 
 /// What the reference gives for a batch.
@@ -139,7 +139,7 @@ fn expected(
             let token = start + i;
             all.log_sums[head * t + token] = *log_sum;
             all.out[token * h + head * d..][..d].copy_from_slice(&out[i * d..][..d]);
-            for (which, gradient) in gradients.iter().enumerate() {
+            for (which, gradient) in gradients.iter().take(3).enumerate() {
                 all.dqkv[token * 3 * h + which * h + head * d..][..d].copy_from_slice(&gradient[i * d..][..d]);
             }
         }
@@ -167,8 +167,8 @@ fn case<E: Number>(
     let (on_cpu, dropout) = both(p, Step::At(step.view()));
     let expected = expected(&sequences, &exact(&qkv), &exact(&dout), (heads, d, causal), on_cpu);
 
-    let needed = Room::of(&sequences.offsets);
-    let room = Room { long: needed.long + 3, middle: needed.middle + 1, short: needed.short + 2 };
+    let Room { longest, long, middle, short } = Room::of(&sequences.offsets);
+    let room = Room { longest, long: long + 3, middle: middle + 1, short: short + 2 };
     let table = sequences.table(gpu, room)?;
     let shape = Attention { table: table.view(), room, tokens: t, heads, head_size: d, causal };
     let (qkv, dout) = (checks.up(&qkv)?, checks.up(&dout)?);
@@ -256,35 +256,6 @@ fn masks<E: Number>(checks: &mut Checks<'_>, lengths: &[usize], d: usize) -> Res
     Ok(())
 }
 
-/// The probabilities for people.
-fn maps<E: Number>(checks: &mut Checks<'_>) -> Result<()> {
-    let (lengths, heads, d) = ([3, 150, 1, 40], 2, 64);
-    let (sequences, h) = (Sequences::new(&lengths), heads * d);
-    let t = sequences.tokens();
-    let qkv: Vec<E> = numbers(3, t * 3 * h);
-    let room = Room::of(&sequences.offsets);
-    let table = sequences.table(checks.gpu, room)?;
-    for causal in [false, true] {
-        let mut expected = Vec::new();
-        for (sequence, s) in lengths.iter().enumerate() {
-            for head in 0..heads {
-                let start = sequences.offsets[sequence] as usize;
-                let take = |which: usize| -> Vec<f64> {
-                    (0..*s).flat_map(|i| exact(&qkv[(start + i) * 3 * h + which * h + head * d..][..d])).collect()
-                };
-                let [q, k, v] = [take(0), take(1), take(2)];
-                let (scale, hidden) = (1.0 / (d as f64).sqrt(), causal.then(|| reference::causal(q.len() / d)));
-                expected.extend(reference::forward(&q, &k, &v, d, scale, hidden.as_deref(), None).probabilities);
-            }
-        }
-        let shape = Attention { table: table.view(), room, tokens: t, heads, head_size: d, causal };
-        let (qkv, out) = (checks.up(&qkv)?, checks.poisoned::<f32>(expected.len())?);
-        kernels::probabilities(checks.gpu, qkv.view(), shape, &sequences.offsets, out.view())?;
-        checks.close::<f32>("probabilities", &out, &expected)?;
-    }
-    Ok(())
-}
-
 /// Times forward and backward, against the time that reading and writing their tensors once takes at 4.3 TB/s.
 pub(crate) fn bench(gpu: &Gpu) -> Result<()> {
     let mut stream = Stream::new(1, 0, 0);
@@ -343,7 +314,7 @@ pub(crate) fn bench(gpu: &Gpu) -> Result<()> {
 }
 
 /// The median time of one call, in microseconds.
-fn time(gpu: &Gpu, work: impl Fn() -> Result<()>) -> Result<f64> {
+pub(crate) fn time(gpu: &Gpu, work: impl Fn() -> Result<()>) -> Result<f64> {
     let (start, end) = (gpu.event()?, gpu.event()?);
     for _ in 0..3 {
         work()?;

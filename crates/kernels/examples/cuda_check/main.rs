@@ -8,6 +8,7 @@
 mod attention;
 mod bench;
 mod check;
+mod described;
 mod elements;
 mod normalisation;
 mod product_hopper;
@@ -77,6 +78,9 @@ fn run(settings: &Settings) -> Result<bool> {
         if only.is_none_or(|only| only == "attention") {
             attention::bench(&gpu)?;
         }
+        if only.is_none_or(|only| only == "described") {
+            described::bench(&gpu)?;
+        }
     }
     Ok(good)
 }
@@ -84,7 +88,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 21] = [
+const GROUPS: [(&str, Group); 23] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -106,6 +110,8 @@ const GROUPS: [(&str, Group); 21] = [
     ("product_hopper", product_hopper::product_hopper),
     ("graph", training::graph),
     ("attention", attention::attention),
+    ("described", described::described),
+    ("cache", described::cache),
 ];
 
 fn suite(gpu: &Gpu, settings: &Settings) -> Result<bool> {

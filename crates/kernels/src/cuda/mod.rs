@@ -34,11 +34,13 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 13] = [
+pub static SOURCES: [&Source; 15] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
-    &attention::PLAIN,
+    &attention::cache::SOURCE,
+    &attention::general::SOURCE,
+    &attention::general::PLAIN,
     &layer_norm::SOURCE,
     &loss::SOURCE,
     &optimizer::SOURCE,

@@ -4,9 +4,11 @@
 //! Legend: A heads, K key heads, D = head size; N queries and M keys in all sequences of a batch.
 
 use henson_kernels::cpu::attention::{self as kernels, Attention, Bias, View, ViewMut, Window};
+use henson_kernels::cuda::Gpu;
 use henson_kernels::cuda::attention as cuda_kernels;
+use henson_kernels::cuda::attention::general::{self, Columns, Cross};
 
-use super::{Op, with_float};
+use super::{Op, sum_into, with_float};
 use crate::tape::{Backward, Dropout, Slot};
 use crate::{DType, Device, Kind, Layout, Native, Param, Pass, Result, Tensor, TensorError, Var};
 
@@ -73,9 +75,16 @@ impl Pass<'_> {
                 log_sums.slice_mut(),
             )),
             Device::Cuda(cuda) => {
-                let (qkv, shape) = call.on_gpu()?;
-                let dropout = dropout.as_ref().and_then(Dropout::on_gpu);
-                cuda_kernels::forward(&cuda.gpu, qkv.on_gpu(), shape, dropout, out.on_gpu(), log_sums.on_gpu())?;
+                let (gpu, dropout) = (&cuda.gpu, dropout.as_ref().and_then(Dropout::on_gpu));
+                let (to, sums) = (out.on_gpu(), log_sums.on_gpu());
+                match call.fused_on_gpu()? {
+                    Some((qkv, shape)) => cuda_kernels::forward(gpu, qkv.on_gpu(), shape, dropout, to, sums)?,
+                    None => {
+                        let bias = call.bias.on_gpu(self.parameters());
+                        let inputs = call.inputs_on_gpu(bias.as_ref())?;
+                        general::forward(gpu, attention, &inputs, dropout, to, sums)?;
+                    }
+                }
             }
         }
         drop(timer);
@@ -106,8 +115,10 @@ impl Pass<'_> {
                 kernels::probabilities(&cpu.kernels, attention, &call.inputs::<E>(self.parameters()), out.slice_mut());
             }),
             Device::Cuda(cuda) => {
-                let (qkv, shape) = call.on_gpu()?;
-                cuda_kernels::probabilities(&cuda.gpu, qkv.on_gpu(), shape, layouts.0.offsets(), out.on_gpu())?;
+                let bias = call.bias.on_gpu(self.parameters());
+                let (inputs, offsets) =
+                    (call.inputs_on_gpu(bias.as_ref())?, (layouts.0.offsets(), layouts.1.offsets()));
+                general::probabilities(&cuda.gpu, attention, &inputs, offsets, out.on_gpu())?;
             }
         }
         Ok(out)
@@ -123,6 +134,15 @@ impl QueryKeyValue {
             Self::Apart { query, key, value } => (query, key, value),
         };
         [query.tensor(), key.tensor(), value.tensor()]
+    }
+
+    /// The tensors themselves: one, two or three.
+    fn tensors(&self) -> [Option<&Tensor>; 3] {
+        match self {
+            Self::Fused(all) => [Some(all.tensor()), None, None],
+            Self::Cross { query, key_value } => [Some(query.tensor()), Some(key_value.tensor()), None],
+            Self::Apart { query, key, value } => [query, key, value].map(|x| Some(x.tensor())),
+        }
     }
 
     fn check(&self, attention: &Attention, queries: usize, keys: usize, dtype: DType) -> Result<()> {
@@ -167,7 +187,7 @@ impl Call {
         bias: &BiasValues,
         (queries, keys): (&Layout, &Layout),
     ) -> Result<Self> {
-        check(attention)?;
+        check(attention, pass.device())?;
         if queries.sequences() != keys.sequences() {
             let (expected, got) = ([queries.sequences()].into(), [keys.sequences()].into());
             return Err(TensorError::Shape { operation: "attention", what: "the keys' layout", expected, got });
@@ -204,38 +224,66 @@ impl Call {
         2 * self.attention.pairs(self.queries.offsets(), self.keys.offsets()) * self.attention.query_width()
     }
 
-    /// The one form that GPUs have kernels for: fused self-attention, full or causal.
-    fn on_gpu(&self) -> Result<(&Tensor, cuda_kernels::Attention<'_>)> {
+    /// The form that GPUs have kernels of its own for: fused self-attention, full or causal.
+    fn fused_on_gpu(&self) -> Result<Option<(&Tensor, cuda_kernels::Attention<'_>)>> {
         let Attention { heads, head_size, window, .. } = self.attention;
         let causal = window == Window::CAUSAL;
         let plain = Attention { window, ..Attention::new(heads, head_size) };
-        let known = self.attention == plain && (causal || window == Window::FULL);
-        let (QueryKeyValue::Fused(qkv), true) = (&self.from, known) else {
-            let why = "this form of attention has no CUDA kernel: use --device cpu";
-            return Err(TensorError::Unsupported { operation: "attention", why });
+        let known = self.attention == plain && (causal || window == Window::FULL) && self.queries.is_same(&self.keys);
+        let (QueryKeyValue::Fused(qkv), true) = (&self.from, known) else { return Ok(None) };
+        let general::Sequences { table, room, tokens } = self.queries.attention_table()?;
+        Ok(Some((qkv.tensor(), cuda_kernels::Attention { table, room, tokens, heads, head_size, causal })))
+    }
+
+    /// Any form.
+    fn inputs_on_gpu<'a>(&'a self, bias: Option<&'a Tensor>) -> Result<general::Inputs<'a>> {
+        let [query, key, value] = columns(&self.attention, self.from.tensors());
+        let queries = self.queries.attention_table()?;
+        let cross = match self.queries.is_same(&self.keys) {
+            true => None,
+            false => Some(Cross {
+                keys: self.keys.attention_table()?,
+                query_offsets: self.queries.offsets_on_gpu()?.on_gpu(),
+                key_offsets: self.keys.offsets_on_gpu()?.on_gpu(),
+                numbers: self.queries.numbers().on_gpu(),
+            }),
         };
-        if head_size > cuda_kernels::LARGEST_HEAD {
-            let why = "heads of more than 256 numbers are not supported on a GPU: use --device cpu";
-            return Err(TensorError::Unsupported { operation: "attention", why });
-        }
-        let (table, room) = self.queries.attention_table()?;
-        let tokens = self.queries.tokens();
-        let table = table.on_gpu();
-        Ok((qkv.tensor(), cuda_kernels::Attention { table, room, tokens, heads, head_size, causal }))
+        Ok(general::Inputs { query, key, value, queries, cross, bias: bias.map(Tensor::on_gpu) })
     }
 }
 
-/// Refuses numbers of heads that make no sense.
-pub(super) fn check(attention: &Attention) -> Result<()> {
+/// Refuses numbers of heads that make no sense, and what a device has no kernel for.
+pub(super) fn check(attention: &Attention, device: &Device) -> Result<()> {
     let Attention { heads, key_heads, head_size, .. } = *attention;
     let why = if heads == 0 || key_heads == 0 || head_size == 0 {
-        "there are no heads"
+        Some("there are no heads")
     } else if !heads.is_multiple_of(key_heads) {
-        "the number of heads is not a multiple of that of the key heads"
+        Some("the number of heads is not a multiple of that of the key heads")
     } else {
-        return Ok(());
+        match device {
+            Device::Cpu(_) => None,
+            Device::Cuda(_) => general::unsupported(attention),
+        }
     };
-    Err(TensorError::Unsupported { operation: "attention", why })
+    why.map_or(Ok(()), |why| Err(TensorError::Unsupported { operation: "attention", why }))
+}
+
+/// Query, key and value as a GPU's kernels take them: one tensor that holds all three, two of which the second holds keys and values,
+/// or one for each.
+fn columns<'a>(attention: &Attention, tensors: [Option<&'a Tensor>; 3]) -> [Columns<'a>; 3] {
+    let [hq, hk, _] = attention.fused_widths();
+    let view = |x: &'a Tensor| x.on_gpu();
+    match tensors {
+        [Some(query), Some(key), Some(value)] => {
+            [Columns::new(view(query), hq), Columns::new(view(key), hk), Columns::new(view(value), hk)]
+        }
+        [Some(query), Some(key_value), None] => {
+            let [key, value] = Columns::split(view(key_value), [hk, hk]);
+            [Columns::new(view(query), hq), key, value]
+        }
+        [Some(all), ..] => Columns::split(view(all), [hq, hk, hk]),
+        [None, ..] => unreachable!("there is always a tensor with the queries"),
+    }
 }
 
 impl BiasValues {
@@ -257,6 +305,15 @@ impl BiasValues {
                 let why = "the bias' numbers are not those that its description needs";
                 Err(TensorError::Unsupported { operation: "attention", why })
             }
+        }
+    }
+
+    /// The numbers, on a GPU.
+    pub(super) fn on_gpu(&self, parameters: &crate::Parameters) -> Option<Tensor> {
+        match self {
+            Self::None => None,
+            Self::Table(table) => Some(parameters.vector(*table)),
+            Self::Slopes(slopes) => Some(slopes.clone()),
         }
     }
 
@@ -309,18 +366,7 @@ impl Recorded {
                 ));
             }
             Device::Cuda(cuda) => {
-                let (qkv, shape) = self.call.on_gpu()?;
-                let [Some(dqkv), ..] = &gradients else { return Ok(()) };
-                cuda_kernels::backward(
-                    &cuda.gpu,
-                    qkv.on_gpu(),
-                    shape,
-                    self.dropout.as_ref().and_then(Dropout::on_gpu),
-                    self.kept.as_ref().unwrap_or(&dout).on_gpu(),
-                    self.log_sums.on_gpu(),
-                    dout.on_gpu(),
-                    dqkv.on_gpu(),
-                )?;
+                self.backward_on_gpu(&cuda.gpu, back, &dout, [0, 1, 2].map(|i| gradients[i].as_ref()))?;
             }
         }
         drop(timer);
@@ -335,6 +381,33 @@ impl Recorded {
             }
         }
         Ok(())
+    }
+}
+
+impl Recorded {
+    fn backward_on_gpu(
+        &self,
+        gpu: &Gpu,
+        back: &mut Backward<'_>,
+        dout: &Tensor,
+        gradients: [Option<&Tensor>; 3],
+    ) -> Result<()> {
+        let dropout = self.dropout.as_ref().and_then(Dropout::on_gpu);
+        let (out, log_sums) = (self.kept.as_ref().unwrap_or(dout).on_gpu(), self.log_sums.on_gpu());
+        if let (Some((qkv, shape)), [Some(dqkv), ..]) = (self.call.fused_on_gpu()?, gradients) {
+            let (qkv, dout, dqkv) = (qkv.on_gpu(), dout.on_gpu(), dqkv.on_gpu());
+            return Ok(cuda_kernels::backward(gpu, qkv, shape, dropout, out, log_sums, dout, dqkv)?);
+        }
+        let dbias = match self.call.bias {
+            BiasValues::Table(table) => Some(back.gradients.target(table)?),
+            _ => None,
+        };
+        let bias = self.call.bias.on_gpu(back.parameters);
+        let inputs = self.call.inputs_on_gpu(bias.as_ref())?;
+        let attention = &self.call.attention;
+        let [query, key, value] = columns(attention, gradients);
+        let gradients = general::Gradients { query, key, value, bias: dbias.as_ref().map(sum_into) };
+        Ok(general::backward(gpu, attention, &inputs, dropout, out, log_sums, dout.on_gpu(), gradients)?)
     }
 }
 

@@ -6,6 +6,8 @@
 
 use henson_kernels::cpu::attention::cache::{Pages, append, attend};
 use henson_kernels::cpu::attention::{Attention, View};
+use henson_kernels::cuda::attention::cache as cuda_kernels;
+use henson_kernels::cuda::attention::general::Columns;
 
 use super::attention::{BiasValues, check};
 use super::with_float;
@@ -14,6 +16,7 @@ use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var}
 /// The keys and values of a model's layers.
 #[derive(Debug)]
 pub struct Cache {
+    device: Device,
     /// Of each layer, keys and values: rows of all pages × K·D.
     layers: Vec<[Tensor; 2]>,
     page_size: usize,
@@ -23,6 +26,8 @@ pub struct Cache {
     pages: Vec<u32>,
     page_offsets: Vec<u32>,
     lengths: Vec<u32>,
+    /// The same three lists on a GPU.
+    on_gpu: Option<[Tensor; 3]>,
 }
 
 #[derive(Debug, Default)]
@@ -46,10 +51,6 @@ impl Cache {
         width: usize,
         (pages, page_size): (usize, usize),
     ) -> Result<Self> {
-        if let Device::Cuda(_) = device {
-            let why = "decoding with a cache has no CUDA kernel: use --device cpu";
-            return Err(TensorError::Unsupported { operation: "cache", why });
-        }
         if page_size == 0 || width == 0 || u32::try_from(pages.saturating_mul(page_size)).is_err() {
             return Err(TensorError::Layout(format!(
                 "a cache of {pages} pages of {page_size} tokens with {width} columns is empty or too large"
@@ -58,6 +59,7 @@ impl Cache {
         let matrix = || Tensor::zeros(device, [pages * page_size, width], dtype);
         let layers = (0..layers).map(|_| Ok([matrix()?, matrix()?])).collect::<Result<_>>()?;
         Ok(Self {
+            device: device.clone(),
             layers,
             page_size,
             // The first pages are given out first.
@@ -66,6 +68,7 @@ impl Cache {
             pages: vec![],
             page_offsets: vec![0],
             lengths: vec![],
+            on_gpu: None,
         })
     }
 
@@ -146,6 +149,13 @@ impl Cache {
             self.page_offsets.push(self.pages.len() as u32);
             self.lengths.push(sequence.tokens as u32);
         }
+        self.on_gpu = match &self.device {
+            Device::Cpu(_) => None,
+            device => {
+                let list = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
+                Some([list(&self.pages)?, list(&self.page_offsets)?, list(&self.lengths)?])
+            }
+        };
         Ok(())
     }
 
@@ -163,6 +173,13 @@ impl Cache {
     fn pages(&self) -> Pages<'_> {
         let Self { page_size, pages, page_offsets, lengths, .. } = self;
         Pages { page_size: *page_size, pages, page_offsets, lengths }
+    }
+
+    fn pages_on_gpu(&self) -> Result<cuda_kernels::Pages<'_>> {
+        let why = "its sequences were not selected yet: use extend or select";
+        let lists = self.on_gpu.as_ref().ok_or(TensorError::Unsupported { operation: "cache", why })?;
+        let [pages, page_offsets, lengths] = lists.each_ref().map(Tensor::on_gpu);
+        Ok(cuda_kernels::Pages { page_size: self.page_size, pages, page_offsets, lengths })
     }
 
     fn layer(&self, layer: usize) -> Result<&[Tensor; 2]> {
@@ -197,11 +214,18 @@ impl Pass<'_> {
         x.check_dtype("cache", "keys and values", keys.dtype())?;
         x.check_shape("cache", "keys and values", [layout.tokens(), column + 2 * width])?;
         let _timer = self.device().timer(Kind::Rows, 0, &[x, x]);
-        with_float!(keys.dtype(), E => {
-            let [_, key, value] = View::split(x.slice::<E>(), [column, width, width]);
-            append(&cache.pages(), &key, layout.offsets(), keys.slice_mut::<E>());
-            append(&cache.pages(), &value, layout.offsets(), values.slice_mut::<E>());
-        });
+        match self.device() {
+            Device::Cpu(_) => with_float!(keys.dtype(), E => {
+                let [_, key, value] = View::split(x.slice::<E>(), [column, width, width]);
+                append(&cache.pages(), &key, layout.offsets(), keys.slice_mut::<E>());
+                append(&cache.pages(), &value, layout.offsets(), values.slice_mut::<E>());
+            }),
+            Device::Cuda(cuda) => {
+                let (pages, offsets) = (cache.pages_on_gpu()?, layout.offsets_on_gpu()?.on_gpu());
+                let to = [keys.on_gpu(), values.on_gpu()];
+                cuda_kernels::append(&cuda.gpu, pages, x.on_gpu(), column, offsets, to, width)?;
+            }
+        }
         Ok(())
     }
 
@@ -219,7 +243,7 @@ impl Pass<'_> {
         if self.is_training() {
             return Err(TensorError::Unsupported { operation: "cache", why: "it has no backward" });
         }
-        check(attention)?;
+        check(attention, self.device())?;
         bias.check(attention)?;
         cache.check_layout(layout)?;
         let ([keys, values], x) = (cache.layer(layer)?, from.tensor());
@@ -236,18 +260,26 @@ impl Pass<'_> {
             })
             .sum();
         let _timer = self.device().timer(Kind::Attention, 4 * pairs * h, &[x, &out]);
-        let Device::Cpu(cpu) = self.device() else {
-            return Err(TensorError::Unsupported {
-                operation: "cache",
-                why: "it has no CUDA kernel: use --device cpu",
-            });
-        };
-        with_float!(x.dtype(), E => {
-            let [query, _] = View::split(x.slice::<E>(), [h, columns - h]);
-            let (keys, values, bias) = (keys.slice::<E>(), values.slice::<E>(), bias.slice(self.parameters()));
-            let (offsets, pages, out) = (layout.offsets(), cache.pages(), out.slice_mut::<E>());
-            attend(&cpu.kernels, attention, &query, offsets, bias, keys, values, &pages, out);
-        });
+        match self.device() {
+            Device::Cpu(cpu) => with_float!(x.dtype(), E => {
+                let [query, _] = View::split(x.slice::<E>(), [h, columns - h]);
+                let (keys, values, bias) = (keys.slice::<E>(), values.slice::<E>(), bias.slice(self.parameters()));
+                let (offsets, pages, out) = (layout.offsets(), cache.pages(), out.slice_mut::<E>());
+                attend(&cpu.kernels, attention, &query, offsets, bias, keys, values, &pages, out);
+            }),
+            Device::Cuda(cuda) => {
+                let [query, _] = Columns::split(x.on_gpu(), [h, columns - h]);
+                let counts = layout.offsets().windows(2).map(|w| (w[1] - w[0]) as usize);
+                // What fills a batch up counts too.
+                let filling = layout.tokens() - layout.offsets().last().map_or(0, |end| *end as usize);
+                let most = counts.chain([filling]).max().unwrap_or(0);
+                let (queries, offsets) = (layout.attention_table()?, (layout.offsets_on_gpu()?.on_gpu(), most));
+                let bias = bias.on_gpu(self.parameters());
+                let (bias, from) = (bias.as_ref().map(Tensor::on_gpu), [keys.on_gpu(), values.on_gpu()]);
+                let pages = cache.pages_on_gpu()?;
+                cuda_kernels::attend(&cuda.gpu, attention, query, queries, offsets, bias, from, pages, out.on_gpu())?;
+            }
+        }
         Ok(Var::without_gradient(out))
     }
 }

@@ -1,6 +1,7 @@
 //! What the tests of operations share: small networks, and gradients against directional differences.
 #![allow(unreachable_pub, dead_code, reason = "a module of every test file, and not every file uses all of it")]
 
+use henson_tensor::cuda::CudaOptions;
 use henson_tensor::philox::Stream;
 use henson_tensor::{
     Builder, DType, Device, EmbeddingTables, Gradients, Init, Param, Parameters, Pass, Tape, Tensor, Training, Var,
@@ -10,6 +11,9 @@ use henson_tensor::{
 /// central difference does not see.
 pub const TOLERANCE: f64 = 3e-3;
 
+/// Two devices in f32 add in other orders.
+pub const TOLERANCE_DEVICES: f64 = 1e-4;
+
 /// bf16 has eight bits, and a few roundings follow each other.
 pub const TOLERANCE_BF16: f64 = 3e-2;
 
@@ -17,6 +21,16 @@ pub const TRAINING: Training = Training { seed: 5, step: 3 };
 
 pub fn device(threads: usize) -> Device {
     Device::cpu(None, Some(threads)).unwrap()
+}
+
+/// The GPU, with HENSON_TEST_CUDA set.
+pub fn gpu() -> Option<Device> {
+    std::env::var_os("HENSON_TEST_CUDA").map(|_| Device::cuda(&CudaOptions::default()).unwrap())
+}
+
+/// Everything that a test of one device runs on.
+pub fn devices() -> Vec<Device> {
+    [device(2)].into_iter().chain(gpu()).collect()
 }
 
 pub fn numbers(seed: u64, n: usize) -> Vec<f32> {

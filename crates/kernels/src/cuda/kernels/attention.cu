@@ -2,45 +2,6 @@
 // of 32, 64, 96 and 128. Scores live in registers only; the backward computes them again from the kept log-sums. Not
 // for f32 and other head sizes: attention_plain.cu does the rest.
 
-// scores (M·16 × N·8) = M·16 rows of a tile · (N·8 rows of a tile)ᵀ. `left` is the address of the first row plus
-// `lane_left`, `right` of the other plus `lane_right`.
-template <int M, int N>
-__device__ __forceinline__ void multiply_rows(float (&scores)[M][N][4], u32 left, u32 right) {
-    clear(scores);
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        u32 own[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++) load_matrices(own[m], piece_at(left, 2 * k) + 16 * m * ROW_BYTES);
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            u32 part[4];
-            load_matrices(part, piece_at(right, 2 * k) + 8 * n * ROW_BYTES);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                multiply(scores[m][n], own[m], part[0], part[1]);
-                multiply(scores[m][n + 1], own[m], part[2], part[3]);
-            }
-        }
-    }
-}
-
-// sums (M·16 × N·8) += left (M·16 × 16) · (16 rows of a tile). `right` is the address of the first row plus
-// `lane_left`; of the tile's columns, pairs of eight that lie STEP eights apart.
-template <int M, int N, int STEP = 2>
-__device__ __forceinline__ void multiply_add(float (&sums)[M][N][4], const u32 (&left)[M][4], u32 right) {
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-        u32 part[4];
-        load_matrices_transposed(part, piece_at(right, n / 2 * STEP));
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            multiply(sums[m][n], left[m], part[0], part[1]);
-            multiply(sums[m][n + 1], left[m], part[2], part[3]);
-        }
-    }
-}
-
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
 // Queries are rows: a warp has M·16 of them and goes over the keys, 32 at a time. Keys and values lie in a ring of 128

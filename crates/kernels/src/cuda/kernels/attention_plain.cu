@@ -1,27 +1,10 @@
-// Attention over flat tokens for every head size up to 256, in f32 or bf16: a warp for each row, no tensor cores. The
-// measure for the fast kernels of attention.cu, and what runs where those do not apply. Legend and table as there.
-
-#include "common.cuh"
+// Attention by a description (described.cuh) for every head size up to 256, in f32 or bf16: a warp for each row, no tensor cores. The
+// measure for the fast kernels, and what runs where those do not apply.
+//
+// Compiled for a storage type STORE, and with a BIAS or not.
 
 typedef STORE E;
-
-struct Item {
-    u32 first, tokens, number, block;
-};
-
-// As in attention.cu, where the types differ.
-struct Arguments {
-    const E *qkv;
-    const E *out;
-    const E *dout;
-    E *result;
-    float *log_sums;
-    float *deltas;
-    void *unused;
-    const Item *items;
-    u32 total, heads, head_size, causal, keys[14];
-    Dropout dropout;
-};
+typedef Described<E> Arguments;
 
 constexpr u32 TILE = 128, WARPS = 8;
 // Numbers of a row that a lane has: 32·i + lane.
@@ -50,38 +33,50 @@ __device__ __forceinline__ float dot(const float (&x)[OWN], const float (&y)[OWN
     return warp_sum(sum);
 }
 
-// One head of one sequence, and which of its rows belong to this block of threads.
-struct Part {
+// One head of the queries of a sequence.
+struct Head {
     const Arguments &a;
-    Item item;
-    u32 head, h, d, begin, end;
-    float scale;
+    const Part &part;
+    u32 head, d;
     Dropout dropout;
+    const float *by_distance;
+    float slope;
 
-    __device__ __forceinline__ Part(const Arguments &a) : a(a), item(a.items[blockIdx.y]), dropout(a.dropout) {
-        head = blockIdx.x;
-        d = a.head_size;
-        h = a.heads * d;
-        begin = min(item.tokens, item.block * TILE);
-        end = min(item.tokens, begin + TILE);
-        scale = 1.0f / sqrtf((float)d);
+    __device__ __forceinline__ Head(const Arguments &a, const Part &part, u32 head, float *by_distance)
+        : a(a), part(part), head(head), d(a.head_size), dropout(a.dropout), by_distance(by_distance), slope(0.0f) {
         dropout.begin();
         dropout.site |= (head + 1) << 16;
+        if (!BIAS) return;
+        __syncthreads();
+        a.fill_bias(by_distance, slope, head, 1.0f);
+        __syncthreads();
     }
 
-    // Where query (0), key (1) or value (2) of a token begins.
-    __device__ __forceinline__ u64 fused(u32 which, u32 token) const {
-        return (u64)(item.first + token) * 3 * h + which * h + head * d;
+    __device__ __forceinline__ u64 query(u32 query) const {
+        return (u64)(part.first_query + query) * a.query_stride + head * d;
     }
-    __device__ __forceinline__ u64 single(u32 token) const { return (u64)(item.first + token) * h + head * d; }
-    __device__ __forceinline__ u64 sums(u32 token) const { return (u64)head * a.total + item.first + token; }
+    __device__ __forceinline__ u64 key(u32 key) const { return (u64)part.key_row(a, key) * a.key_stride + head / a.group * d; }
+    __device__ __forceinline__ u64 value(u32 key) const {
+        return (u64)part.key_row(a, key) * a.value_stride + head / a.group * d;
+    }
+    // A row of the output.
+    __device__ __forceinline__ u64 single(u32 query) const {
+        return (u64)(part.first_query + query) * a.heads * d + head * d;
+    }
+    __device__ __forceinline__ u64 sums(u32 query) const { return (u64)head * a.queries + part.first_query + query; }
+
+    __device__ __forceinline__ float score(float product, u32 query, u32 key) const {
+        if (!BIAS) return product * a.scale;
+        const int distance = (int)key - (int)query - part.shift;
+        return product * a.scale + fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
+    }
 
     // 0 where the weight of a key for a query is dropped, else what it is multiplied by. `bits` are those of `group`.
     __device__ __forceinline__ float kept(u32 query, u32 key, uint4 &bits, u32 &group) const {
         if (dropout.threshold == 0) return 1.0f;
         if (group != key / 8) {
             group = key / 8;
-            bits = draw(dropout, RowId{item.number, query}, item.tokens, group);
+            bits = draw(dropout, RowId{part.number, query}, part.keys, group);
         }
         const u32 word = key % 8 < 2 ? bits.x : key % 8 < 4 ? bits.y : key % 8 < 6 ? bits.z : bits.w;
         return (word >> 16 * (key % 2) & 0xffffu) >= dropout.threshold ? dropout.scale : 0.0f;
@@ -89,99 +84,140 @@ struct Part {
 };
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) forward(const __grid_constant__ Arguments a) {
-    const Part part(a);
-    for (u32 query = part.begin + threadIdx.x / 32; query < part.end; query += WARPS) {
+    extern __shared__ float by_distance[];
+    Part part;
+    if (!part.begin(a, TILE, false)) return;
+    const Head head(a, part, blockIdx.x, by_distance);
+    const u32 end = min(part.queries, part.row + TILE);
+    for (u32 query = part.row + threadIdx.x / 32; query < end; query += WARPS) {
         float q[OWN], k[OWN], v[OWN], sums[OWN] = {};
-        load_row(q, a.qkv + part.fused(0, query), part.d);
+        load_row(q, a.query + head.query(query), head.d);
         float most = -INFINITE, total = 0.0f;
         uint4 bits;
         u32 group = ~0u;
-        const u32 keys = a.causal ? query + 1 : part.item.tokens;
-        for (u32 key = 0; key < keys; key++) {
-            load_row(k, a.qkv + part.fused(1, key), part.d);
-            load_row(v, a.qkv + part.fused(2, key), part.d);
-            const float score = dot(q, k) * part.scale, raised = fmaxf(most, score);
+        const u32 keys = part.keys_to(a, query);
+        for (u32 key = part.keys_from(a, query); key < keys; key++) {
+            load_row(k, a.key + head.key(key), head.d);
+            load_row(v, a.value + head.value(key), head.d);
+            const float score = head.score(dot(q, k), query, key), raised = fmaxf(most, score);
             const float fade = expf(most - raised), p = expf(score - raised);
-            const float weight = p * part.kept(query, key, bits, group);
+            const float weight = p * head.kept(query, key, bits, group);
             total = fmaf(total, fade, p);
             most = raised;
 #pragma unroll
             for (int i = 0; i < OWN; i++) sums[i] = fmaf(weight, v[i], sums[i] * fade);
         }
-        store_row(a.result + part.single(query), part.d, sums, 1.0f / total);
-        if (threadIdx.x % 32 == 0) a.log_sums[part.sums(query)] = most + logf(total);
+        // A query that sees nothing gives zeros.
+        store_row(a.result + head.single(query), head.d, sums, total == 0.0f ? 0.0f : 1.0f / total);
+        if (threadIdx.x % 32 == 0) a.log_sums[head.sums(query)] = most + logf(total);
     }
 }
 
+// The queries' gradients, their terms for `backward_keys`, and the share of the bias' table.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_queries(const __grid_constant__ Arguments a) {
-    const Part part(a);
-    for (u32 query = part.begin + threadIdx.x / 32; query < part.end; query += WARPS) {
+    // By distance: the bias, then each warp's sums of its gradient.
+    extern __shared__ float by_distance[];
+    const u32 distances = 2 * a.reach + 1;
+    float *sums_by_distance = by_distance + (1 + threadIdx.x / 32) * distances;
+    Part part;
+    if (!part.begin(a, TILE, false)) {
+        if (BIAS && a.dbias) a.write_dbias(nullptr, 0, 0.0f);
+        return;
+    }
+    const Head head(a, part, blockIdx.x, by_distance);
+    if (BIAS && a.dbias) {
+        for (u32 i = threadIdx.x % 32; i < distances; i += 32) sums_by_distance[i] = 0.0f;
+        __syncwarp();
+    }
+    const u32 end = min(part.queries, part.row + TILE);
+    for (u32 query = part.row + threadIdx.x / 32; query < end; query += WARPS) {
         float q[OWN], k[OWN], v[OWN], dout[OWN], sums[OWN] = {};
-        load_row(q, a.qkv + part.fused(0, query), part.d);
-        load_row(dout, a.dout + part.single(query), part.d);
-        load_row(v, a.out + part.single(query), part.d);
-        const float delta = dot(v, dout), log_sum = a.log_sums[part.sums(query)];
-        if (threadIdx.x % 32 == 0) a.deltas[part.sums(query)] = delta;
+        load_row(q, a.query + head.query(query), head.d);
+        load_row(dout, a.dout + head.single(query), head.d);
+        load_row(v, a.out + head.single(query), head.d);
+        const float delta = dot(v, dout), log_sum = a.log_sums[head.sums(query)];
+        if (threadIdx.x % 32 == 0) a.terms[head.sums(query)] = make_float2(log_sum, delta);
         uint4 bits;
         u32 group = ~0u;
-        const u32 keys = a.causal ? query + 1 : part.item.tokens;
-        for (u32 key = 0; key < keys; key++) {
-            load_row(k, a.qkv + part.fused(1, key), part.d);
-            load_row(v, a.qkv + part.fused(2, key), part.d);
-            const float p = expf(dot(q, k) * part.scale - log_sum);
-            const float slope = p * (dot(dout, v) * part.kept(query, key, bits, group) - delta);
+        const u32 keys = part.keys_to(a, query);
+        for (u32 key = part.keys_from(a, query); key < keys; key++) {
+            load_row(k, a.key + head.key(key), head.d);
+            load_row(v, a.value + head.value(key), head.d);
+            const float p = expf(head.score(dot(q, k), query, key) - log_sum);
+            const float slope = p * (dot(dout, v) * head.kept(query, key, bits, group) - delta);
 #pragma unroll
             for (int i = 0; i < OWN; i++) sums[i] = fmaf(slope, k[i], sums[i]);
-        }
-        store_row(a.result + part.fused(0, query), part.d, sums, part.scale);
-    }
-}
-
-// After `backward_queries`, which leaves the deltas.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_keys(const __grid_constant__ Arguments a) {
-    const Part part(a);
-    for (u32 key = part.begin + threadIdx.x / 32; key < part.end; key += WARPS) {
-        float q[OWN], k[OWN], v[OWN], dout[OWN], dkey[OWN] = {}, dvalue[OWN] = {};
-        load_row(k, a.qkv + part.fused(1, key), part.d);
-        load_row(v, a.qkv + part.fused(2, key), part.d);
-        for (u32 query = a.causal ? key : 0; query < part.item.tokens; query++) {
-            load_row(q, a.qkv + part.fused(0, query), part.d);
-            load_row(dout, a.dout + part.single(query), part.d);
-            uint4 bits;
-            u32 group = ~0u;
-            const float kept = part.kept(query, key, bits, group);
-            const float p = expf(dot(q, k) * part.scale - a.log_sums[part.sums(query)]);
-            const float slope = p * (dot(dout, v) * kept - a.deltas[part.sums(query)]);
-#pragma unroll
-            for (int i = 0; i < OWN; i++) {
-                dkey[i] = fmaf(slope, q[i], dkey[i]);
-                dvalue[i] = fmaf(p * kept, dout[i], dvalue[i]);
+            if (BIAS && a.dbias && threadIdx.x % 32 == 0) {
+                sums_by_distance[a.near((int)key - (int)query - part.shift)] += slope;
             }
         }
-        store_row(a.result + part.fused(1, key), part.d, dkey, part.scale);
-        store_row(a.result + part.fused(2, key), part.d, dvalue, 1.0f);
+        store_row(a.dquery + head.query(query), head.d, sums, a.scale);
+    }
+    if (BIAS && a.dbias) a.write_dbias(by_distance + distances, WARPS, 1.0f);
+}
+
+// After `backward_queries`, which leaves the terms: the gradients of keys and values, from all heads that share them.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_keys(const __grid_constant__ Arguments a) {
+    extern __shared__ float by_distance[];
+    Part part;
+    if (!part.begin(a, TILE, true)) return;
+    const u32 end = min(part.keys, part.row + TILE), lane_row = part.row + threadIdx.x / 32, d = a.head_size;
+    // A warp has every eighth key. All warps change the head together, for its bias is theirs in common.
+    for (u32 first = part.row; first < end; first += WARPS) {
+        const u32 key = first + (lane_row - part.row);
+        float q[OWN], k[OWN], v[OWN], dout[OWN], dkey[OWN] = {}, dvalue[OWN] = {};
+        for (u32 g = 0; g < a.group; g++) {
+            const Head head(a, part, blockIdx.x * a.group + g, by_distance);
+            if (key >= end) continue;
+            load_row(k, a.key + head.key(key), d);
+            load_row(v, a.value + head.value(key), d);
+            const u32 queries = part.queries_to(a, key);
+            for (u32 query = part.queries_from(a, key); query < queries; query++) {
+                load_row(q, a.query + head.query(query), d);
+                load_row(dout, a.dout + head.single(query), d);
+                uint4 bits;
+                u32 group = ~0u;
+                const float kept = head.kept(query, key, bits, group);
+                const Terms terms = a.terms[head.sums(query)];
+                const float p = expf(head.score(dot(q, k), query, key) - terms.x);
+                const float slope = p * (dot(dout, v) * kept - terms.y);
+#pragma unroll
+                for (int i = 0; i < OWN; i++) {
+                    dkey[i] = fmaf(slope, q[i], dkey[i]);
+                    dvalue[i] = fmaf(p * kept, dout[i], dvalue[i]);
+                }
+            }
+        }
+        if (key >= end) continue;
+        store_row(a.dkey + (u64)(part.first_key + key) * a.key_stride + blockIdx.x * d, d, dkey, a.scale);
+        store_row(a.dvalue + (u64)(part.first_key + key) * a.value_stride + blockIdx.x * d, d, dvalue, 1.0f);
     }
 }
 
-// Probabilities before dropout of one sequence, A×S×S, to where log-sums go otherwise. For people to look at, so
+// Probabilities before dropout of one sequence, A×N×M, to where log-sums go otherwise. For people to look at, so
 // without haste.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) probabilities(const __grid_constant__ Arguments a) {
-    const Part part(a);
-    const u32 s = part.item.tokens;
-    for (u32 query = part.begin + threadIdx.x / 32; query < part.end; query += WARPS) {
+    extern __shared__ float by_distance[];
+    Part part;
+    if (!part.begin(a, TILE, false)) return;
+    const Head head(a, part, blockIdx.x, by_distance);
+    const u32 end = min(part.queries, part.row + TILE);
+    for (u32 query = part.row + threadIdx.x / 32; query < end; query += WARPS) {
         float q[OWN], k[OWN];
-        load_row(q, a.qkv + part.fused(0, query), part.d);
+        load_row(q, a.query + head.query(query), head.d);
         float most = -INFINITE, total = 0.0f;
-        const u32 keys = a.causal ? query + 1 : s;
-        float *row = a.log_sums + ((u64)part.head * s + query) * s;
-        for (u32 key = 0; key < s; key++) {
-            load_row(k, a.qkv + part.fused(1, key), part.d);
-            const float score = key < keys ? dot(q, k) * part.scale : -INFINITE, raised = fmaxf(most, score);
+        const u32 from = part.keys_from(a, query), to = part.keys_to(a, query);
+        float *row = a.log_sums + ((u64)head.head * part.queries + query) * part.keys;
+        for (u32 key = from; key < to; key++) {
+            load_row(k, a.key + head.key(key), head.d);
+            const float score = head.score(dot(q, k), query, key), raised = fmaxf(most, score);
             total = fmaf(total, expf(most - raised), expf(score - raised));
             most = raised;
             if (threadIdx.x % 32 == key % 32) row[key] = score;
         }
         // Each lane reads what it wrote.
-        for (u32 key = threadIdx.x % 32; key < s; key += 32) row[key] = expf(row[key] - most) / total;
+        for (u32 key = threadIdx.x % 32; key < part.keys; key += 32) {
+            row[key] = key >= from && key < to ? expf(row[key] - most) / total : 0.0f;
+        }
     }
 }

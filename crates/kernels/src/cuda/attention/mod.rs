@@ -4,18 +4,26 @@
 //! Legend: T tokens of the flat batch, S tokens of one sequence, A heads, D = head size, H = A·D. `qkv` is T×3H, `out`
 //! T×H, `log_sums` A×T in f32.
 //!
-//! bf16 with a head size of 32, 64, 96 or 128 runs on tensor cores (attention.cu; for 64 on Hopper,
-//! attention_hopper.cu); f32 and every other head size up to 256 runs one warp a row (attention_plain.cu), which is
-//! right but not fast.
+//! Here is what BERT needs: fused self-attention, full or causal. In bf16 with a head size of 32, 64, 96 or 128 it has kernels of its
+//! own (attention.cu; for 64 on Hopper, attention_hopper.cu). Everything else is [`general`].
+
+pub mod cache;
+pub mod general;
 
 use super::compile::Source;
 use super::error::Result;
-use super::gpu::{Argument, DType, Dropout, Gpu, Launch, Purpose, STORES, View, store};
+use super::gpu::{Argument, DType, Dropout, Gpu, Launch, Purpose, View};
+use crate::cpu::attention::{Attention as Description, Window};
+use general::{Columns, Gradients, Inputs, Sequences};
 
 /// Attention on tensor cores.
 pub static SOURCE: Source = Source {
     name: "attention.cu",
-    text: concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention.cu")),
+    text: concat!(
+        include_str!("../kernels/tiles.cuh"),
+        include_str!("../kernels/attention.cuh"),
+        include_str!("../kernels/attention.cu")
+    ),
     variants: &[&[HEAD_SIZES, DROPOUTS]],
 };
 
@@ -24,24 +32,19 @@ pub static HOPPER: Source = Source {
     name: "attention_hopper.cu",
     text: concat!(
         "#define HEAD_SIZE 64\n",
-        include_str!("kernels/attention.cuh"),
-        include_str!("kernels/attention_hopper.cu")
+        include_str!("../kernels/tiles.cuh"),
+        include_str!("../kernels/wgmma.cuh"),
+        include_str!("../kernels/attention.cuh"),
+        include_str!("../kernels/attention_hopper.cu")
     ),
     variants: &[&[DROPOUTS]],
 };
-
-/// Attention for everything else.
-pub static PLAIN: Source =
-    Source { name: "attention_plain.cu", text: include_str!("kernels/attention_plain.cu"), variants: &[&[STORES]] };
 
 const HEAD_SIZES: &[&str] = &["HEAD_SIZE=32", "HEAD_SIZE=64", "HEAD_SIZE=96", "HEAD_SIZE=128"];
 const DROPOUTS: &[&str] = &["DROPOUT=false", "DROPOUT=true"];
 
 /// Rows that a block of threads works on.
 const TILE: usize = 128;
-
-/// Head sizes above this do not fit the registers of a warp.
-pub const LARGEST_HEAD: usize = 256;
 
 /// u32 numbers of an item: first token, tokens, number in the global batch, which 128 rows.
 const ITEM: usize = 4;
@@ -51,7 +54,9 @@ const ITEM: usize = 4;
 /// A recorded graph is played with the room that it was recorded with: items that a batch does not need do nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Items of sequences with more than 128 tokens.
+    /// Items of sequences with more than 2,048 tokens.
+    pub longest: usize,
+    /// Items of sequences with 129 to 2,048 tokens.
     pub long: usize,
     /// Items of sequences with 65 to 128 tokens.
     pub middle: usize,
@@ -64,8 +69,8 @@ impl Room {
     pub fn of(offsets: &[u32]) -> Self {
         let mut room = Self::default();
         for tokens in lengths(offsets) {
-            let [long, middle, short] = [&mut room.long, &mut room.middle, &mut room.short];
-            *[short, middle, long][class(tokens)] += tokens.div_ceil(TILE);
+            let Self { longest, long, middle, short } = &mut room;
+            *[short, middle, long, longest][class(tokens)] += tokens.div_ceil(TILE);
         }
         room
     }
@@ -76,12 +81,13 @@ impl Room {
     }
 
     fn items(self) -> usize {
-        self.long + self.middle + self.short
+        self.longest + self.long + self.middle + self.short
     }
 
     /// Whether a batch that needs this much fits.
     pub fn holds(self, needed: Self) -> bool {
-        needed.long <= self.long && needed.middle <= self.middle && needed.short <= self.short
+        let [have, need] = [self, needed].map(Self::by_class);
+        need.iter().zip(have).all(|(need, have)| *need <= have)
     }
 
     /// Room for both, with some to spare where it had to grow, so that it seldom has to again.
@@ -90,16 +96,25 @@ impl Room {
             if need <= have { have } else { need.next_multiple_of(need.div_ceil(16).max(8)) }
         };
         Self {
+            longest: grown(self.longest, needed.longest),
             long: grown(self.long, needed.long),
             middle: grown(self.middle, needed.middle),
             short: grown(self.short, needed.short),
         }
     }
+
+    /// The items of each class, in the order of the table.
+    pub fn by_class(self) -> [usize; 4] {
+        [self.longest, self.long, self.middle, self.short]
+    }
 }
 
-/// 0 for at most 64 tokens, 1 for at most 128, else 2.
+/// Sequences with more tokens are few, so their backward must not be one block of threads for all of a head's.
+const LONG: usize = 2048;
+
+/// 0 for at most 64 tokens, 1 for at most 128, 2 for at most 2,048, else 3.
 fn class(tokens: usize) -> usize {
-    usize::from(tokens > TILE / 2) + usize::from(tokens > TILE)
+    usize::from(tokens > TILE / 2) + usize::from(tokens > TILE) + usize::from(tokens > LONG)
 }
 
 /// Writes the table of a batch, to be copied to the GPU with it: long sequences first, then middle, then short ones, of
@@ -113,9 +128,10 @@ pub fn write_table(offsets: &[u32], numbers: &[u32], room: Room, table: &mut [u3
     let needed = Room::of(offsets);
     assert!(room.holds(needed), "attention: {needed:?} does not fit {room:?}");
     table.fill(0);
-    let (long, rest) = table.split_at_mut(ITEM * room.long);
+    let (longest, rest) = table.split_at_mut(ITEM * room.longest);
+    let (long, rest) = rest.split_at_mut(ITEM * room.long);
     let (middle, short) = rest.split_at_mut(ITEM * room.middle);
-    let mut classes = [short, middle, long].map(|items| items.chunks_exact_mut(ITEM));
+    let mut classes = [short, middle, long, longest].map(|items| items.chunks_exact_mut(ITEM));
     for sequence in by_length(offsets) {
         let (first, tokens) = (offsets[sequence], offsets[sequence + 1] - offsets[sequence]);
         for (block, item) in (0..tokens.div_ceil(TILE as u32)).zip(&mut classes[class(tokens as usize)]) {
@@ -181,11 +197,22 @@ impl<'a> Attention<'a> {
         self.heads * self.head_size
     }
 
+    /// The same for [`general`].
+    fn description(&self) -> Description {
+        let window = if self.causal { Window::CAUSAL } else { Window::FULL };
+        Description { window, ..Description::new(self.heads, self.head_size) }
+    }
+
+    fn inputs(&self, qkv: View<'a>, room: Room) -> Inputs<'a> {
+        let queries = Sequences { table: self.table.part(0, room.numbers()), room, tokens: self.tokens };
+        let [query, key, value] = Columns::split(qkv, self.description().fused_widths());
+        Inputs { query, key, value, queries, cross: None, bias: None }
+    }
+
     #[track_caller]
     fn check(&self, qkv: View<'_>, out: View<'_>, log_sums: View<'_>) {
         let (t, h) = (self.tokens, self.hidden());
         assert!(matches!(qkv.dtype(), DType::F32 | DType::Bf16), "attention: qkv is {:?}", qkv.dtype());
-        assert!((1..=LARGEST_HEAD).contains(&self.head_size), "attention: a head size of {}", self.head_size);
         qkv.expect("attention", "qkv", t * 3 * h, qkv.dtype());
         out.expect("attention", "the output", t * h, qkv.dtype());
         log_sums.expect("attention", "the log-sums", self.heads * t, DType::F32);
@@ -215,6 +242,24 @@ impl<'a> Attention<'a> {
             keys: dropout.map_or([0; 14], |dropout| dropout.keys()),
             dropout: Dropout::argument(dropout),
         }
+    }
+
+    /// The backward of the first sequences of the table, by [`general`].
+    fn backward_generally(
+        &self,
+        gpu: &Gpu,
+        qkv: View<'a>,
+        room: Room,
+        dropout: Option<Dropout<'a>>,
+        out: View<'_>,
+        log_sums: View<'_>,
+        dout: View<'_>,
+        dqkv: View<'_>,
+    ) -> Result<()> {
+        let description = self.description();
+        let [query, key, value] = Columns::split(dqkv, description.fused_widths());
+        let gradients = Gradients { query, key, value, bias: None };
+        general::backward(gpu, &description, &self.inputs(qkv, room), dropout, out, log_sums, dout, gradients)
     }
 
     /// Whether attention_hopper.cu applies, where attention.cu does.
@@ -273,12 +318,9 @@ impl<'a> Attention<'a> {
 /// Threads of a block of attention_hopper.cu.
 const HOPPER_THREADS: usize = 256;
 
-/// Threads of a block of attention_plain.cu.
-const PLAIN_THREADS: usize = 256;
-
 /// The shared memory that a block of threads can have, by the compute capability (CUDA C++ Programming Guide, table of
 /// technical specifications).
-fn largest_shared(gpu: &Gpu) -> usize {
+pub(crate) fn largest_shared(gpu: &Gpu) -> usize {
     match gpu.capability() {
         (8, 0) | (8, 7) => 163 << 10,
         (9, 0) | (10, _) => 227 << 10,
@@ -289,7 +331,7 @@ fn largest_shared(gpu: &Gpu) -> usize {
 /// out (T×H) = attention of `qkv` (T×3H); `log_sums` (A×T) gets the logarithm of each softmax's denominator.
 pub fn forward<'a>(
     gpu: &Gpu,
-    qkv: View<'_>,
+    qkv: View<'a>,
     shape: Attention<'a>,
     dropout: Option<Dropout<'a>>,
     out: View<'_>,
@@ -302,8 +344,7 @@ pub fn forward<'a>(
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the table.
     unsafe {
         let Some(variant) = shape.fast(gpu, &[qkv, out], shared, dropout.is_some()) else {
-            let kernel = (&PLAIN, &[store(qkv.dtype())][..], "forward");
-            return shape.launch(gpu, kernel, items, (PLAIN_THREADS, 0), &mut arguments);
+            return general::forward(gpu, &shape.description(), &shape.inputs(qkv, shape.room), dropout, out, log_sums);
         };
         let kernel = (&SOURCE, &variant[..], "forward");
         let block = (shape.threads(), shared);
@@ -312,8 +353,8 @@ pub fn forward<'a>(
         }
         // For short sequences more and smaller blocks of threads are faster; where there are many of them, they take
         // the middle ones along, because two launches one after the other cost more than they gain.
-        let Room { long, middle, short } = shape.room;
-        let others = if short > middle / 4 { long } else { long + middle };
+        let Room { longest, long, middle, short } = shape.room;
+        let others = longest + if short > middle / 4 { long } else { long + middle };
         let hopper = (&HOPPER, &variant[1..], "forward");
         shape.launch(gpu, hopper, (0, others), (HOPPER_THREADS, shared), &mut arguments)?;
         shape.launch(gpu, kernel, (others, items.1 - others), block, &mut arguments)
@@ -323,7 +364,7 @@ pub fn forward<'a>(
 /// Gradients of [`forward`]: `dqkv` (T×3H) is written. `out` and `log_sums` are what it gave.
 pub fn backward<'a>(
     gpu: &Gpu,
-    qkv: View<'_>,
+    qkv: View<'a>,
     shape: Attention<'a>,
     dropout: Option<Dropout<'a>>,
     out: View<'_>,
@@ -334,65 +375,35 @@ pub fn backward<'a>(
     shape.check(qkv, out, log_sums);
     dout.expect("attention", "the output's gradient", out.len(), qkv.dtype());
     dqkv.expect("attention", "the gradient", qkv.len(), qkv.dtype());
-    let (t, long) = (shape.tokens, shape.room.long);
+    let (t, longest, long) = (shape.tokens, shape.room.longest, shape.room.long);
     let mut arguments = shape.arguments(qkv, log_sums, dqkv, dropout);
     (arguments.out, arguments.dout) = (out.address(), dout.address());
     // Sums and queries of 128 rows, keys, values and gradients; then the scores' gradients, 128 × 128 or 128 × 64.
     let (shared, shared_long) = (1024 + 4 * shape.tile() + 2 * TILE * TILE, 1024 + 4 * shape.tile() + TILE * TILE);
-    let (items, rest) = (shape.room.items(), shape.room.items() - long);
+    let (first, rest) = (longest + long, shape.room.items() - longest - long);
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the table, and the work space has a
     // pair of numbers for every token and head, and a number for every number of the queries.
     unsafe {
         let Some(variant) = shape.fast(gpu, &[qkv, out, dout, dqkv], shared, dropout.is_some()) else {
-            arguments.terms = gpu.scratch(Purpose::Attention, 4 * shape.heads * t)?;
-            for name in ["backward_queries", "backward_keys"] {
-                let kernel = (&PLAIN, &[store(qkv.dtype())][..], name);
-                shape.launch(gpu, kernel, (0, items), (PLAIN_THREADS, 0), &mut arguments)?;
-            }
-            return Ok(());
+            return shape.backward_generally(gpu, qkv, shape.room, dropout, out, log_sums, dout, dqkv);
         };
         let (source, variant, threads) = match shape.hopper(gpu) {
             true => (&HOPPER, &variant[1..], HOPPER_THREADS),
             false => (&SOURCE, &variant[..], shape.threads()),
         };
+        if longest > 0 {
+            let room = Room { longest, ..Room::default() };
+            shape.backward_generally(gpu, qkv, room, dropout, out, log_sums, dout, dqkv)?;
+        }
         if long > 0 {
             let terms = (8 * shape.heads * t).next_multiple_of(16);
             arguments.terms = gpu.scratch(Purpose::Attention, terms + 4 * t * shape.hidden())?;
             arguments.dqueries = arguments.terms + terms as u64;
             let kernel = (source, variant, "backward_long");
-            shape.launch(gpu, kernel, (0, long), (threads, shared_long), &mut arguments)?;
+            shape.launch(gpu, kernel, (longest, long), (threads, shared_long), &mut arguments)?;
         }
-        shape.launch(gpu, (source, variant, "backward"), (long, rest), (threads, shared), &mut arguments)
+        shape.launch(gpu, (source, variant, "backward"), (first, rest), (threads, shared), &mut arguments)
     }
-}
-
-/// The probabilities of every sequence, one after the other: A×S×S each, before dropout. For people to look at.
-///
-/// `offsets` are those that the table was written from, without room to spare.
-pub fn probabilities(gpu: &Gpu, qkv: View<'_>, shape: Attention<'_>, offsets: &[u32], out: View<'_>) -> Result<()> {
-    let squares = |tokens: usize| shape.heads * tokens * tokens;
-    let all = lengths(offsets).map(squares).sum();
-    out.expect("attention", "the probabilities", all, DType::F32);
-    assert!(Room::of(offsets) == shape.room, "attention: the table has room to spare");
-    let starts: Vec<usize> = lengths(offsets)
-        .scan(0, |end, tokens| {
-            *end += squares(tokens);
-            Some(*end - squares(tokens))
-        })
-        .collect();
-    // By length: the order of the table.
-    let mut next = 0;
-    for sequence in by_length(offsets) {
-        let tokens = (offsets[sequence + 1] - offsets[sequence]) as usize;
-        let count = tokens.div_ceil(TILE);
-        let part = out.part(starts[sequence], squares(tokens));
-        let mut arguments = shape.arguments(qkv, part, qkv, None);
-        let kernel = (&PLAIN, &[store(qkv.dtype())][..], "probabilities");
-        // SAFETY: the kernel reads `qkv` and writes A·S² numbers where log-sums go otherwise.
-        unsafe { shape.launch(gpu, kernel, (next, count), (PLAIN_THREADS, 0), &mut arguments)? };
-        next += count;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -401,13 +412,15 @@ mod tests {
 
     #[test]
     fn tables_hold_every_row_once_and_the_longest_first() {
-        let offsets = [0, 5, 305, 433, 434, 563, 1263];
-        let numbers = [10, 11, 12, 13, 14, 15];
-        assert_eq!(Room::of(&offsets), Room { long: 3 + 2 + 6, middle: 1, short: 2 });
-        let room = Room { long: 12, middle: 1, short: 4 };
+        let offsets = [0, 5, 305, 433, 434, 563, 1263, 3400];
+        let numbers = [10, 11, 12, 13, 14, 15, 16];
+        assert_eq!(Room::of(&offsets), Room { longest: 17, long: 3 + 2 + 6, middle: 1, short: 2 });
+        let room = Room { longest: 17, long: 12, middle: 1, short: 4 };
         let mut table = vec![7; room.numbers()];
         write_table(&offsets, &numbers, room, &mut table);
         let items: Vec<&[u32]> = table.chunks(ITEM).collect();
+        assert_eq!((items[0], items[16]), (&[1263, 2137, 16, 0][..], &[1263, 2137, 16, 16][..]));
+        let items = &items[17..];
         assert_eq!(items[0], [563, 700, 15, 0]);
         assert_eq!(items[5], [563, 700, 15, 5]);
         assert_eq!(items[6], [5, 300, 11, 0]);

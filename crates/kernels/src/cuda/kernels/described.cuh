@@ -1,0 +1,171 @@
+// What an attention by a description reads, and what follows from the description: which keys a query sees, and what is added to
+// their scores. Stands before attention_general.cu, attention_plain.cu and attention_cache.cu.
+//
+// Legend: A heads, K key heads, D = head size; N queries and M keys of one sequence. Query i stands at position M − N + i.
+
+struct Item {
+    u32 first;   // The sequence's first row.
+    u32 tokens;  // 0: nothing to do.
+    u32 number;  // Its number in the global batch, for dropout.
+    u32 block;   // Which 128 rows.
+};
+
+enum BiasKind { NO_BIAS = 0, RELATIVE = 1, SLOPES = 2 };
+
+constexpr int LEVELS = 63;
+
+// As in general.rs. Gradients lie as what they belong to does.
+template <class E> struct Described {
+    const E *query, *key, *value;  // Of the first head.
+    const E *out, *dout;           // Rows of A·D numbers.
+    E *result;                     // The output, likewise.
+    E *dquery, *dkey, *dvalue;
+    float *log_sums;               // A × all queries.
+    float2 *terms;                 // Likewise: see `Terms`.
+    float *dbias;                  // Each block's share of the table's gradient: blocks × buckets × A.
+    const float *bias;             // The table, buckets × A, or A slopes.
+    const Item *items;             // Of the queries' layout, or of the keys'.
+    // Where the sequences of that layout begin, and those of the other; none where they are the same layout.
+    const u32 *own_offsets, *other_offsets;
+    const u32 *numbers;            // The sequences' numbers, where there are two layouts.
+    // Where keys and values lie in pages: see cache.rs.
+    const u32 *pages, *page_offsets, *lengths;
+    u32 page_size;
+    u32 sequences;
+    u32 query_stride, key_stride, value_stride;
+    u32 queries;                   // Of all sequences.
+    u32 heads, group;              // A, and A/K.
+    u32 head_size;                 // D.
+    int left, right;               // Keys that a query sees before and after its own position.
+    float scale;
+    u32 bias_kind;
+    int reach;                     // Distances further away share the last bucket of their side.
+    u32 side;                      // Buckets of a side.
+    u32 bidirectional;
+    u32 least_queries, most_queries;  // Sequences with fewer or more are left to another kernel.
+    u32 thresholds[LEVELS];        // The least distance of each bucket of a side but the first.
+    u32 keys[14];                  // Philox' keys of its seven rounds.
+    u32 unused;
+    Dropout dropout;
+
+    // The bucket of a key that stands `distance` after the query.
+    __device__ __forceinline__ u32 bucket(int distance) const {
+        const u32 far = bidirectional ? abs(distance) : max(-distance, 0);
+        u32 level = bidirectional && distance > 0 ? side : 0;
+        for (int i = 0; i + 1 < side; i++) level += far >= thresholds[i];
+        return level;
+    }
+    // Buckets of the table.
+    __device__ __forceinline__ u32 buckets() const { return bidirectional ? 2 * side : side; }
+
+    // What is added to the scores of a head at distances of −reach to reach, times `factor`; `slope` where it grows with the distance.
+    __device__ __forceinline__ void fill_bias(float *by_distance, float &slope, u32 head, float factor) const {
+        slope = bias_kind == SLOPES ? -bias[head] * factor : 0.0f;
+        for (int i = threadIdx.x; i <= 2 * reach; i += blockDim.x) {
+            by_distance[i] = bias_kind == RELATIVE ? bias[bucket(i - reach) * heads + head] * factor : 0.0f;
+        }
+    }
+
+    // A distance's place in `by_distance`.
+    __device__ __forceinline__ int near(int distance) const { return min(max(distance, -reach), reach) + reach; }
+
+    // Writes a block's share of the table's gradient from the sums by distance of all of its warps, one after the other, which the
+    // first warp's take in. Without sums it has none.
+    __device__ __forceinline__ void write_dbias(float *sums, u32 warps, float factor) const {
+        const int distances = 2 * reach + 1;
+        __syncthreads();
+        for (int i = threadIdx.x; sums && i < distances; i += blockDim.x) {
+            for (u32 w = 1; w < warps; w++) sums[i] += sums[w * distances + i];
+        }
+        __syncthreads();
+        for (u32 b = threadIdx.x; b < buckets(); b += blockDim.x) {
+            const u32 level = b % side;
+            const int near_end = level == 0 ? 0 : (int)min(thresholds[level - 1], (u32)reach + 1);
+            const int far_end = level + 1 == side ? reach : (int)min(thresholds[level], (u32)reach + 1) - 1;
+            // Keys at or before the query, or after it; without buckets of their own, those after it count as at it.
+            int first = -far_end, last = -near_end;
+            if (b >= side) first = max(near_end, 1), last = far_end;
+            if (!bidirectional && level == 0) last = reach;
+            float total = 0.0f;
+            for (int i = first; sums && i <= last; i++) total += sums[i + reach];
+            dbias[((u64)blockIdx.y * buckets() + b) * heads + blockIdx.x] = total * factor;
+        }
+    }
+};
+
+// What the backward needs of a query: −(its log-sum), 0 where it sees nothing, and −Σ out·dout.
+typedef float2 Terms;
+
+// Rows of one sequence that a block of threads works on.
+struct Part {
+    u32 first_query, queries;  // N.
+    u32 first_key, keys;       // M.
+    u32 number, index;         // In the global batch, and in this one where there are two layouts.
+    u32 row;                   // The first row of the block, of queries or of keys.
+    int shift;                 // M − N.
+
+    // `rows` is how many a block has; `by_keys` whether its rows are keys. False where there is nothing to do.
+    template <class E>
+    __device__ __forceinline__ bool begin(const Described<E> &a, u32 rows, bool by_keys, bool last_first = false) {
+        const u32 halves = 128 / rows;
+        const Item item = a.items[blockIdx.y / halves];
+        const u32 blocks = (item.tokens + rows - 1) / rows;
+        const u32 block = item.block * halves + blockIdx.y % halves;
+        if (block >= blocks) return false;
+        row = (last_first ? blocks - 1 - block : block) * rows;
+        number = item.number;
+        index = 0;
+        u32 other_first = item.first, other = item.tokens;
+        if (a.own_offsets) {
+            u32 low = 0, high = a.sequences;
+            while (low < high) {
+                const u32 middle = (low + high) / 2;
+                if (a.own_offsets[middle] < item.first) {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            // What fills a batch up has no counterpart.
+            const bool found = low < a.sequences && a.own_offsets[low] == item.first;
+            index = found ? low : 0;
+            if (!found) {
+                other_first = other = 0;
+            } else if (a.pages) {
+                other_first = 0;
+                other = a.lengths[index];
+            } else {
+                other_first = a.other_offsets[index];
+                other = a.other_offsets[index + 1] - other_first;
+            }
+            if (found && a.numbers) number = a.numbers[index];
+        }
+        first_query = by_keys ? other_first : item.first;
+        queries = by_keys ? other : item.tokens;
+        first_key = by_keys ? item.first : other_first;
+        keys = by_keys ? item.tokens : other;
+        shift = (int)keys - (int)queries;
+        return queries >= a.least_queries && queries <= a.most_queries;
+    }
+
+    // The row of a key among all.
+    template <class E> __device__ __forceinline__ u32 key_row(const Described<E> &a, u32 key) const {
+        if (!a.pages) return first_key + key;
+        return a.pages[a.page_offsets[index] + key / a.page_size] * a.page_size + key % a.page_size;
+    }
+
+    // The keys that one of these queries sees at least, and the end of them.
+    template <class E> __device__ __forceinline__ u32 keys_from(const Described<E> &a, u32 query) const {
+        return min(max((int)query + shift - a.left, 0), (int)keys);
+    }
+    template <class E> __device__ __forceinline__ u32 keys_to(const Described<E> &a, u32 query) const {
+        return min(max((int)query + shift + a.right + 1, 0), (int)keys);
+    }
+    // The same the other way: the queries that see a key.
+    template <class E> __device__ __forceinline__ u32 queries_from(const Described<E> &a, u32 key) const {
+        return min(max((int)key - shift - a.right, 0), (int)queries);
+    }
+    template <class E> __device__ __forceinline__ u32 queries_to(const Described<E> &a, u32 key) const {
+        return min(max((int)key - shift + a.left + 1, 0), (int)queries);
+    }
+};
