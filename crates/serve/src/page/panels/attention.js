@@ -193,21 +193,21 @@ function inWords(tokens, row, index) {
   return `“${name(tokens[index])}” attends to ${parts.join(", ")}.`;
 }
 
-/** What a head mostly looks at, over all tokens: the kinds that Clark et al. (2019) found. */
+/** What a head mostly attends to, over all tokens: the kinds that Clark et al. (2019) found. */
 function habit(tokens, map) {
   const size = tokens.length;
   const mean = (test) => map.reduce((sum, row, i) => sum + row.reduce((all, weight, j) => all + (test(i, j) ? weight : 0), 0), 0) / size;
   const ordinary = (j) => !tokens[j].special;
   const kinds = [
-    ["at the previous token", mean((i, j) => j === i - 1 && ordinary(j))],
-    ["at the next token", mean((i, j) => j === i + 1 && ordinary(j))],
-    ["at the token itself", mean((i, j) => j === i && ordinary(j))],
+    ["to the previous token", mean((i, j) => j === i - 1 && ordinary(j))],
+    ["to the next token", mean((i, j) => j === i + 1 && ordinary(j))],
+    ["to the token itself", mean((i, j) => j === i && ordinary(j))],
     ...[...new Set(tokens.filter(({ special }) => special).map(({ text }) => text))]
-      .map((text) => [`at ${text}`, mean((_, j) => tokens[j].special && tokens[j].text === text)]),
+      .map((text) => [`to ${text}`, mean((_, j) => tokens[j].special && tokens[j].text === text)]),
   ];
   const others = 1 - kinds.reduce((sum, [, share]) => sum + share, 0);
   const [what, share] = kinds.reduce((best, kind) => (kind[1] > best[1] ? kind : best));
-  return share > 0.3 ? `looks mostly ${what} (${percent(share)})` : `spreads over many tokens (${percent(others)} on other words)`;
+  return share > 0.3 ? `attends mostly ${what} (${percent(share)})` : `spreads over many tokens (${percent(others)} on other words)`;
 }
 
 /** The firmest look from one word to another that is far: a better beginning than a head that rests on [SEP]. */

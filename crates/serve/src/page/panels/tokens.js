@@ -8,9 +8,9 @@ export const tokens = {
   title: "Tokens",
   ability: "tokenize",
   lead: "Models do not read letters or words but tokens from a vocabulary. Frequent words are one token, rare ones several.",
-  button: "Cut",
+  button: "Tokenize",
   live: true,
-  fields: [{ name: "text", label: "Text", rows: 4, hint: "Cut as you type." }],
+  fields: [{ name: "text", label: "Text", rows: 4, hint: "Tokenized as you type." }],
   examples: [
     { name: "Puppeteer", text: "Jim Henson was a puppeteer, and his puppeteering was unbelievably heartwarming." },
     { name: "Not English", text: "Der Donaudampfschifffahrtskapitän trank Žižkover Bier – für 3,50 €." },
