@@ -268,6 +268,12 @@ impl<'a> Lines<'a> {
         Ok(Self { path, reader, meter, buffer: Vec::new(), used: 0, number: 0, unfinished: false })
     }
 
+    /// Whether the text begins with these bytes. To be asked before anything is read.
+    pub(crate) fn begins_with(&mut self, bytes: &[u8]) -> Result<bool, DataError> {
+        let start = self.reader.fill_buf().map_err(DataError::io("read", self.path))?;
+        Ok(start.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(start).trim_ascii_start().starts_with(bytes))
+    }
+
     /// The next line with its end; one of more than `limit` bytes comes in parts.
     pub(crate) fn next(&mut self, limit: usize) -> Result<Option<Line<'_>>, DataError> {
         // What is left is the rest of a long line.

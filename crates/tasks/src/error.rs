@@ -94,6 +94,15 @@ pub enum TaskError {
         found: String,
     },
 
+    /// No file has a name that fits a pattern.
+    #[error(
+        "no file fits {pattern:?}: expected a name in which `*` stands for anything, in the last part of the path alone"
+    )]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+    },
+
     /// There is no task of this name.
     #[error("there is no task `{name}`: expected one of {names}", names = task_names())]
     NoTask {

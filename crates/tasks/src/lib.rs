@@ -40,7 +40,7 @@ pub use finetune::{
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, instances};
-pub use read::{Files, Reading, Trained, read};
+pub use read::{Files, Paths, Reading, Trained, read};
 pub use score::{LabelScore, Mistake, Score, score};
 pub use tags::{Scheme, convert_tags};
 pub use task::{Split, TASKS, Task};

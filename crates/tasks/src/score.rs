@@ -71,9 +71,19 @@ pub struct Mistake {
 }
 
 impl Score {
-    /// A score by its name.
+    /// A score by its name; `f1:LABEL`, `precision:LABEL` and `recall:LABEL` are those of a label or kind of entity.
     pub fn get(&self, name: &str) -> Option<f64> {
-        self.metrics.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
+        if let Some((_, value)) = self.metrics.iter().find(|(other, _)| *other == name) {
+            return Some(*value);
+        }
+        let (part, label) = name.split_once(':')?;
+        let counts = self.labels.iter().find(|other| other.name == label)?.counts;
+        match part {
+            "f1" => Some(counts.f1()),
+            "precision" => Some(counts.precision()),
+            "recall" => Some(counts.recall()),
+            _ => None,
+        }
     }
 
     /// The scores for scripts; what is not a number is null. Of what was taken for what, only mistakes are kept, the most

@@ -121,7 +121,7 @@ impl Task {
 }
 
 /// The names of a directory's files, sorted; none where it cannot be read, which the search then reports.
-fn names_in(directory: &Path) -> Vec<String> {
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     names.sort_unstable();

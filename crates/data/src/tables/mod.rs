@@ -1,4 +1,4 @@
-//! Labelled files as rows: tables (tsv, csv, JSON lines, parquet), sentences of CoNLL columns, and whole JSON documents.
+//! Labelled files as rows: tables (tsv, csv, JSON lines and arrays, fastText's lines, parquet), sentences of CoNLL columns, and whole JSON documents.
 //!
 //! Everything is read as a stream but JSON documents, and all of it may be compressed with gzip or zstd, which is known by
 //! the first bytes. A row that cannot be read is handed out as the error that it is, with file and line, and reading goes
@@ -9,6 +9,7 @@
 
 mod columns;
 mod delimited;
+mod fasttext;
 mod json;
 mod parquet;
 
@@ -43,9 +44,12 @@ pub enum TableFormat {
     Tsv,
     /// Cells between commas. Quotes go around cells with commas, quotes (doubled) or line breaks in them.
     Csv,
-    /// A JSON object a line.
+    /// A JSON object per line, or one array of them.
     #[serde(rename = "jsonl")]
     JsonLines,
+    /// fastText's lines: labels that begin with `__label__`, then the text.
+    #[serde(rename = "fasttext")]
+    FastText,
     /// A parquet file.
     Parquet,
 }
@@ -184,11 +188,23 @@ pub fn read_rows(path: &Path, options: &TableOptions, each: EachRow<'_>) -> Resu
         return parquet::read(path, each);
     }
     let mut lines = Lines::new(source, &start, path, &meter)?;
+    let may_be_fasttext = options.format.is_none() && matches!(format, None | Some(TableFormat::Tsv));
+    let is_fasttext = may_be_fasttext && lines.begins_with(fasttext::LABEL.as_bytes())?;
     match format {
+        Some(TableFormat::JsonLines) if lines.begins_with(b"[")? => json::read_array(&mut lines, each),
+        Some(TableFormat::FastText) => fasttext::read(&mut lines, each),
+        _ if is_fasttext => fasttext::read(&mut lines, each),
         Some(TableFormat::JsonLines) => json::read_lines(&mut lines, each),
         Some(TableFormat::Csv) => delimited::read(&mut lines, b',', options.quotes != Some(false), options, each),
         _ => delimited::read(&mut lines, b'\t', options.quotes == Some(true), options, each),
     }
+}
+
+/// Whether a file is a JSON array.
+pub fn is_array(path: &Path) -> Result<bool, DataError> {
+    let meter = Arc::new(Meter::default());
+    let (source, start) = open(path, &meter)?;
+    Lines::new(source, &start, path, &meter)?.begins_with(b"[")
 }
 
 fn bad_row(path: &Path, line: u64, problem: impl Into<String>) -> DataError {

@@ -397,6 +397,7 @@ fn classify(
             may_decline: false,
             temperature: 0.05,
             class_weights: Vec::new(),
+            metric: None,
         };
         let mut learner = Learner::new(instances.clone(), Some(dev), settings)?;
         for step in 0..steps {

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
 use henson_tasks::{
-    Cell, Ended, FineTuneRecipe, Mistake, Plan, Results, Search, SearchEnded, Set, Split, Table, TaggerRecipe, Task,
-    TaskError, finetune, search,
+    Cell, Ended, FineTuneRecipe, Mistake, Paths, Plan, Results, Search, SearchEnded, Set, Split, Table, TaggerRecipe,
+    Task, TaskError, finetune, search,
 };
 use henson_tensor::{DType, Device};
 use henson_train::{Event, Precision, Watch};
@@ -157,6 +157,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.freeze |= flags.frozen;
+    recipe.metric = flags.metric.clone().or(recipe.metric);
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
     recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
     choose_estimate(flags, &mut recipe);
@@ -192,7 +193,7 @@ fn find_files(
     flags: &Finetune,
     task: &'static Task,
     model: &mut String,
-    train: &mut String,
+    train: &mut Paths,
     dev: &mut String,
 ) -> anyhow::Result<PathBuf> {
     if let Some(name) = &flags.model {
@@ -214,8 +215,8 @@ fn find_files(
             data.display(),
             task.name
         );
-        if flags.train.is_none() {
-            *train = named(&task.find(data, Split::Train)?);
+        if flags.train.is_empty() {
+            *train = named(&task.find(data, Split::Train)?).into();
         }
         if flags.dev.is_none() && flags.folds.is_none() {
             match task.find(data, Split::Dev) {
@@ -226,8 +227,8 @@ fn find_files(
             }
         }
     }
-    if let Some(path) = &flags.train {
-        *train = named(path);
+    if !flags.train.is_empty() {
+        *train = Paths(flags.train.clone());
     }
     if let Some(path) = &flags.dev {
         *dev = if path == Path::new(NO_DEV) { String::new() } else { named(path) };
@@ -286,6 +287,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         Some(lists) => lists.iter().map(|list| parse_list(list)).collect::<anyhow::Result<_>>()?,
     };
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    let metric = recipe.metric.clone().unwrap_or_else(|| task.metric.to_owned());
     let wanted = Search { restarts: flags.restarts.unwrap_or(1) as u64, grid, recipe };
     let watcher: std::cell::RefCell<Option<Watcher>> = std::cell::RefCell::new(None);
     let mut on = |event: Event<'_>| {
@@ -304,7 +306,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         if let Some(watcher) = watcher.borrow_mut().take() {
             watcher.progress.finish();
         }
-        let value = cell.value.map_or("no score".to_owned(), |value| output::score(task, task.metric, value));
+        let value = cell.value.map_or("no score".to_owned(), |value| output::score(task, &metric, value));
         let failed = cell.failed.as_ref().map_or(String::new(), |reason| format!("  ({reason})"));
         output::message(&format!("  {value}{failed}"));
     };
@@ -366,6 +368,8 @@ fn print(task: &Task, table: &Table) -> anyhow::Result<()> {
 struct Watcher {
     progress: Progress,
     task: &'static Task,
+    /// The score that is shown first.
+    metric: String,
     json: Option<JsonLines>,
     /// Whether evaluations are reported on standard error.
     people: bool,
@@ -373,12 +377,13 @@ struct Watcher {
 
 impl Watcher {
     fn new(plan: &Plan, json: bool) -> Self {
-        Self::of_steps(plan.steps(), plan.task, json)
+        Self { metric: plan.metric().to_owned(), ..Self::of_steps(plan.steps(), plan.task, json) }
     }
 
     fn of_steps(steps: u64, task: &'static Task, json: bool) -> Self {
         let lines = json.then(JsonLines::default);
-        Self { progress: Progress::steps(steps, 0), task, json: lines, people: !json }
+        let metric = task.metric.to_owned();
+        Self { progress: Progress::steps(steps, 0), task, metric, json: lines, people: !json }
     }
 
     fn on(&mut self, event: &Event<'_>) {
@@ -397,9 +402,8 @@ impl Watcher {
                 if let Some(lines) = &mut self.json {
                     lines.print(&json!({ "kind": "eval", "step": step, "metrics": metrics }));
                 } else if self.people {
-                    let first = metrics.get_key_value(self.task.metric);
-                    let rest =
-                        metrics.iter().filter(|(name, _)| *name != self.task.metric && !name.contains("threshold"));
+                    let first = metrics.get_key_value(&self.metric);
+                    let rest = metrics.iter().filter(|(name, _)| **name != self.metric && !name.contains("threshold"));
                     let parts = first
                         .into_iter()
                         .chain(rest.take(3))

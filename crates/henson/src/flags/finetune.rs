@@ -13,7 +13,8 @@ use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 #[derive(Args, Debug)]
 #[command(after_help = "\
 DIR is where a benchmark was unpacked (GLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
-columns, SQuAD's JSON); --train and --dev name files themselves. Without a dev file a part of the training rows is split off \
+columns, SQuAD's JSON); --train and --dev name files themselves, also JSON arrays, fastText's lines and spans of Prodigy, doccano \
+and spaCy. Without a dev file a part of the training rows is split off \
 (from 500 rows on; by label, by passage or document where rows belong together), or folds estimate the score. Labels are the official ones, or taken from the files.\n\n\
 The same command resumes where the run was stopped, killed or interrupted. Epochs, learning rate and \
 batch size are chosen by the size of data and model where they are not set, and printed with the reason; below 500 rows a linear \
@@ -50,9 +51,10 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
 
-    /// The file to train on [default: the one in --data]
+    /// The file to train on; given several times, all of them. A quoted pattern such as 'part-*.csv' stands for all files that it
+    /// fits [default: the one in --data]
     #[arg(long, value_name = "FILE")]
-    pub(crate) train: Option<PathBuf>,
+    pub(crate) train: Vec<String>,
 
     /// The file to choose the best model by; `none` trains on all rows without a score [default: the one in --data; without
     /// one, a tenth of the training rows is held out, or --folds estimates the score where there are fewer than 500]
@@ -63,6 +65,11 @@ pub(crate) struct Finetune {
     /// on it; the model itself trains on all rows. 0 for none [default: 5 below 500 rows without a dev file]
     #[arg(long, value_name = "K", conflicts_with = "dev")]
     pub(crate) folds: Option<usize>,
+
+    /// The score that chooses the best checkpoint and is shown first: accuracy, macro_f1, f1, spearman, …, or f1:LABEL,
+    /// precision:LABEL, recall:LABEL of one label [default: the task's own]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["layers", "head", "crf"])]
+    pub(crate) metric: Option<String>,
 
     /// The run's directory: the finished model, with README.md, results.json, metrics.jsonl and report.html next to it
     #[arg(long, value_name = "DIR")]

@@ -68,6 +68,7 @@ impl Labelled {
                 FormatName::Tsv => TableFormat::Tsv,
                 FormatName::Csv => TableFormat::Csv,
                 FormatName::Jsonl => TableFormat::JsonLines,
+                FormatName::Fasttext => TableFormat::FastText,
                 FormatName::Parquet => TableFormat::Parquet,
             }),
             quotes: self.quotes,
@@ -84,8 +85,10 @@ pub(crate) enum FormatName {
     Tsv,
     /// Cells between commas, with quotes
     Csv,
-    /// One JSON object per line
+    /// One JSON object per line, or one array of objects
     Jsonl,
+    /// fastText's lines: __label__x, once or several times, then the text
+    Fasttext,
     /// Parquet
     Parquet,
 }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::layers::FeatureLayers;
-use crate::read::Files;
+use crate::read::{Files, Paths};
 
 /// What stands on the vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -31,8 +31,8 @@ pub struct TaggerRecipe {
     /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
     #[serde(skip)]
     pub found_at: Option<PathBuf>,
-    /// The file to train on (`--train`).
-    pub train: String,
+    /// The file to train on (`--train`), or a list of several. A `*` in a file's name stands for anything.
+    pub train: Paths,
     /// The file to choose the best tagger by (`--dev`).
     pub dev: String,
     /// Seed of the initial weights, of the order of sentences and of dropout (`--seed`).
@@ -91,7 +91,7 @@ impl Default for TaggerRecipe {
             task: String::new(),
             model: String::new(),
             found_at: None,
-            train: String::new(),
+            train: Paths::default(),
             dev: String::new(),
             seed: 0,
             dtype: Precision::F32,

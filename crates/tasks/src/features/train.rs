@@ -154,7 +154,7 @@ pub fn train_tagger(
         };
         (watch.on)(Event::Evaluating);
         let found = look(set, vectors, &learner)?;
-        let (_, value) = chosen_by(set, &found.score);
+        let (_, value) = chosen_by(set, &found.score, None);
         let metrics: BTreeMap<String, f64> =
             found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         (watch.on)(Event::Evaluated { step: learner.step, metrics: &metrics });
@@ -355,12 +355,12 @@ fn look(set: &Set, vectors: &[Vectors], learner: &Learner) -> Result<Found, Task
 
 fn results(plan: &TaggerPlan, best: &Best, steps: u64, seconds: f64, words: u64) -> Results {
     let (metric, value) = match (&plan.dev, &best.found) {
-        (Some(dev), Some(found)) => chosen_by(dev, &found.score),
-        _ => (plan.task.metric, f64::NAN),
+        (Some(dev), Some(found)) => chosen_by(dev, &found.score, None),
+        _ => (plan.task.metric.to_owned(), f64::NAN),
     };
     Results {
         task: plan.task.name.to_owned(),
-        metric: metric.to_owned(),
+        metric,
         value: value.is_finite().then_some(value),
         scores: best.found.as_ref().map(|found| found.score.to_json()).unwrap_or_default(),
         best_step: best.step,
@@ -401,7 +401,7 @@ fn card(plan: &TaggerPlan, description: &Description, results: &Results) -> Stri
         plan.task.name,
         code(&start),
         description.layers,
-        code(&name(&recipe.train)),
+        code(&name(&recipe.train.to_string())),
         results.train_examples
     );
     if let Some(dev) = &plan.dev {

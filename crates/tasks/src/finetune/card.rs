@@ -30,8 +30,8 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         sizes.num_hidden_layers,
         sizes.hidden_size
     );
-    text +=
-        &format!("\n## Data\n\n- trained on {}: {} examples", code(&name(&recipe.train)), plan.train.examples.len());
+    let trained_on = recipe.train.0.iter().map(|path| code(&name(path))).collect::<Vec<_>>().join(", ");
+    text += &format!("\n## Data\n\n- trained on {trained_on}: {} examples", plan.train.examples.len());
     if plan.train.skipped > 0 {
         text += &format!(", without {} bad rows", plan.train.skipped);
     }

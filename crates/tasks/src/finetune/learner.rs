@@ -2,8 +2,10 @@
 //!
 //! Sequences are never padded, and so never sorted by length either: a batch is one flat stream of whatever was drawn.
 
+use std::collections::BTreeMap;
+
 use henson_kernels::philox::Stream;
-use henson_models::{Batch, Capture, Model, ModelConfig};
+use henson_models::{Batch, Capture, Head, Model, ModelConfig};
 use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tape};
 use henson_text::Tokenizer;
 use henson_train::{Engine, Evaluation, Result, Schedule, Task, TrainError, Underway, metrics};
@@ -15,6 +17,7 @@ use crate::forward::forward;
 use crate::predict::predictions_of;
 use crate::predictions::Prediction;
 use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
+use crate::read::listed;
 use crate::score::{Score, score};
 
 /// Numbers the stream of shuffles among all uses of the seed.
@@ -41,6 +44,8 @@ pub struct LearnerSettings {
     pub temperature: f32,
     /// What each label counts; of several labels a text, where it is right. Empty: all the same.
     pub class_weights: Vec<f32>,
+    /// The score that the best model is chosen by; none: the task's own.
+    pub metric: Option<String>,
 }
 
 /// Dev examples with what the model reads of them.
@@ -149,12 +154,50 @@ impl Learner {
     }
 }
 
-/// The score that chooses the best model; for questions that may be unanswerable, with the best threshold.
-pub(crate) fn chosen_by(set: &Set, score: &Score) -> (&'static str, f64) {
+/// The score that chooses the best model: `metric`, else the task's own; for questions that may be unanswerable, with the best
+/// threshold.
+pub(crate) fn chosen_by(set: &Set, score: &Score, metric: Option<&str>) -> (String, f64) {
+    if let Some(name) = metric {
+        return (name.to_owned(), score.get(name).unwrap_or(f64::NAN));
+    }
     let names = if set.task.may_be_unanswerable { ["best_f1", set.task.metric] } else { [set.task.metric; 2] };
     let found = names.into_iter().find_map(|name| Some((name, score.get(name)?)));
     // A tag set without entities has no F1.
-    found.or(score.metrics.first().copied()).unwrap_or((set.task.metric, f64::NAN))
+    let (name, value) = found.or(score.metrics.first().copied()).unwrap_or((set.task.metric, f64::NAN));
+    (name.to_owned(), value)
+}
+
+/// A score to choose by as it is written in results: in small letters, with `_` for `-` but in labels. What the task does not
+/// have is an error that names what it has.
+pub(crate) fn check_metric(metric: &str, task: &crate::Task, labels: &[String]) -> Result<String> {
+    let form = task.form;
+    let (name, label) = metric.split_once(':').map_or((metric, None), |(name, label)| (name, Some(label)));
+    let name = name.trim().to_lowercase().replace('-', "_");
+    // Of entities, their kinds.
+    let of_words = matches!(form.head(2), Head::Token { .. });
+    let kind = |label: &String| match label.split_once('-') {
+        Some((_, kind)) if of_words => kind.to_owned(),
+        _ => label.clone(),
+    };
+    let mut known: Vec<String> = labels.iter().filter(|label| !of_words || *label != "O").map(kind).collect();
+    known.sort_unstable();
+    known.dedup();
+    let has_labels = form.fewest_labels > 0;
+    let fits = match label {
+        None => form.metrics.contains(&name.as_str()),
+        Some(label) => {
+            let of_labels = ["f1", "precision", "recall"].contains(&name.as_str());
+            has_labels && of_labels && known.iter().any(|other| other == label)
+        }
+    };
+    if fits {
+        return Ok(label.map_or(name.clone(), |label| format!("{name}:{label}")));
+    }
+    let mut expected = format!("one of the scores of task {}: {}", task.name, form.metrics.join(", "));
+    if has_labels {
+        expected += &format!("; or f1:LABEL, precision:LABEL, recall:LABEL of one of {}", listed(&known));
+    }
+    Err(TrainError::setting("metric", metric, expected))
 }
 
 /// Why a model is no better than none, if so.
@@ -203,8 +246,15 @@ impl Task for Learner {
             return Ok(None);
         }
         let (Some(Dev { set, .. }), Some(found)) = (&self.dev, &self.found) else { return Ok(None) };
-        let (_, value) = chosen_by(set, &found.score);
-        let metrics = found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let own = self.settings.metric.as_deref();
+        let (name, value) = chosen_by(set, &found.score, own);
+        let all = found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value));
+        let mut metrics: BTreeMap<String, f64> = all.collect();
+        if own.is_some() && found.score.get(&name).is_none() {
+            let known = metrics.keys().cloned().collect::<Vec<_>>().join(", ");
+            return Err(TrainError::setting("metric", &name, format!("one of the scores of this dev data: {known}")));
+        }
+        metrics.insert(name, value);
         Ok(Some(Evaluation { metrics, score: value }))
     }
 
@@ -288,6 +338,7 @@ mod tests {
             may_decline: false,
             temperature: 0.05,
             class_weights: Vec::new(),
+            metric: None,
         }
     }
 

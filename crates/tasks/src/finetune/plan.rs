@@ -11,13 +11,13 @@ use henson_text::{Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
 use sha2::{Digest, Sha256};
 
-use super::learner::{Dev, Learner, LearnerSettings};
+use super::learner::{Dev, Learner, LearnerSettings, check_metric};
 use super::recipe::FineTuneRecipe;
 use super::{defaults, split};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::prepare::{Instance, Lengths, instances};
-use crate::read::{Files, Reading, listed, read};
+use crate::read::{Files, Paths, Reading, listed, read, sort_labels};
 use crate::task::Task;
 
 /// A run before it begins.
@@ -58,6 +58,9 @@ impl Plan {
         task.form.check(&recipe, &path)?;
         if recipe.document_context {
             check_documents(&train, dev.as_ref())?;
+        }
+        if let Some(metric) = &recipe.metric {
+            recipe.metric = Some(check_metric(metric, task, &task.form.label_names(&train))?);
         }
         defaults::choose_estimate(&mut recipe, &train)?;
         let whole = (recipe.folds > 0).then(|| Arc::new(train.clone()));
@@ -151,6 +154,11 @@ impl Plan {
     /// Whether this is a run of a fold, which is only there to be scored at its end.
     pub(super) fn is_fold(&self) -> bool {
         self.is_fold
+    }
+
+    /// The score that chooses the best model, unless the dev data has no such score.
+    pub fn metric(&self) -> &str {
+        self.recipe.metric.as_deref().unwrap_or(self.task.metric)
     }
 
     /// Updates in all.
@@ -253,6 +261,7 @@ impl Plan {
             may_decline: self.config.task.no_answer_threshold.is_some(),
             temperature: self.recipe.temperature as f32,
             class_weights: self.class_weights(),
+            metric: self.recipe.metric.clone(),
         };
         Learner::new(self.instances.clone(), dev, settings)
     }
@@ -288,17 +297,17 @@ fn tokenizer_of(path: &Path, config: &Config) -> Result<Tokenizer, TaskError> {
 /// Both files with the same labels: where these are learned, all that either of them has. Of the first, only so many examples
 /// as `limit` says, evenly spaced.
 pub(crate) fn read_both(
-    train: &str,
+    train: &Paths,
     dev: &str,
     limit: Option<usize>,
     reading: &Reading,
 ) -> Result<(Set, Option<Set>), TaskError> {
-    let (train_path, dev_path) = (PathBuf::from(train), PathBuf::from(dev));
-    let mut train = read(&train_path, reading)?;
+    let (train_files, dev_path) = (train, PathBuf::from(dev));
+    let mut train = train_files.read(reading)?;
     let needs_labels = train.task.form.needs_targets;
     if needs_labels && !train.is_labelled() {
         return Err(TaskError::NoLabels {
-            path: train_path,
+            path: train.path,
             needed: "training needs a file with labels (of a table, --label-column names the column)",
         });
     }
@@ -312,9 +321,9 @@ pub(crate) fn read_both(
     if let Some(found) = dev.as_mut().filter(|dev| dev.labels != train.labels) {
         let mut labels = train.labels.clone();
         labels.extend(found.labels.iter().filter(|label| !train.labels.contains(label)).cloned());
-        sort(&mut labels);
+        sort_labels(&mut labels);
         if labels != train.labels {
-            train = read(&train_path, &Reading { files: with(&labels), ..reading.clone() })?;
+            train = train_files.read(&Reading { files: with(&labels), ..reading.clone() })?;
         }
         *found = read(&dev_path, &of_dev(&labels))?;
     }
@@ -322,7 +331,7 @@ pub(crate) fn read_both(
         return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is for scoring" });
     }
     if train.labels.len() < train.task.form.fewest_labels {
-        return Err(TaskError::FewLabels { path: train_path, found: format!("the labels {}", listed(&train.labels)) });
+        return Err(TaskError::FewLabels { path: train.path, found: format!("the labels {}", listed(&train.labels)) });
     }
     thin(&mut train, limit);
     Ok((train, dev))
@@ -374,14 +383,6 @@ pub fn missing_documents(set: &Set) -> Option<String> {
         ))
     } else {
         None
-    }
-}
-
-/// By their values where all are whole numbers, else by their letters: as readers do.
-fn sort(labels: &mut [String]) {
-    match labels.iter().map(|label| label.parse().ok()).collect::<Option<Vec<i64>>>() {
-        Some(_) => labels.sort_by_key(|label| (label.parse::<i64>().unwrap_or(0), label.clone())),
-        None => labels.sort(),
     }
 }
 
@@ -503,16 +504,5 @@ mod tests {
             let frozen = FineTuneRecipe { freeze: true, ..recipe.clone() };
             assert_eq!(rate_of(group, 2, &frozen), if expected < 1.0 { 0.0 } else { 1.0 }, "{group:?}");
         }
-    }
-
-    #[test]
-    fn labels_are_sorted_as_readers_do() {
-        let sorted = |labels: &[&str]| {
-            let mut labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
-            sort(&mut labels);
-            labels
-        };
-        assert_eq!(sorted(&["10", "9", "-1"]), ["-1", "9", "10"]);
-        assert_eq!(sorted(&["b", "10", "9"]), ["10", "9", "b"]);
     }
 }

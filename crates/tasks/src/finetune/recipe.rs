@@ -11,7 +11,7 @@ use henson_train::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::read::Files;
+use crate::read::{Files, Paths};
 use crate::task::Task;
 
 /// A fine-tuning run.
@@ -26,8 +26,8 @@ pub struct FineTuneRecipe {
     /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
     #[serde(skip)]
     pub found_at: Option<PathBuf>,
-    /// The file to train on (`--train`).
-    pub train: String,
+    /// The file to train on (`--train`), or a list of several. A `*` in a file's name stands for anything.
+    pub train: Paths,
     /// The file to choose the best checkpoint by (`--dev`).
     pub dev: String,
     /// Without a dev file: number of rows of the training file that are held out to choose the best checkpoint by.
@@ -35,6 +35,10 @@ pub struct FineTuneRecipe {
     /// Without a dev file: number of folds. Each is scored by a model trained on the others, which estimates how good the
     /// model is that is then trained on all rows.
     pub folds: usize,
+    /// The score that chooses the best checkpoint (`--metric`): one of the task's, such as `macro_f1`, or `f1:LABEL`,
+    /// `precision:LABEL` or `recall:LABEL` of one label; by default the task's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
     /// Seed that draws the held-out rows or the folds. It is separate from `seed`, so that runs with several seeds are scored
     /// on the same rows.
     pub split_seed: u64,
@@ -126,10 +130,11 @@ impl Default for FineTuneRecipe {
             task: String::new(),
             model: String::new(),
             found_at: None,
-            train: String::new(),
+            train: Paths::default(),
             dev: String::new(),
             dev_rows: 0,
             folds: 0,
+            metric: None,
             split_seed: 0,
             by_size: BTreeSet::new(),
             seed: 0,

@@ -220,7 +220,8 @@ fn compare(plan: &Plan, linear: Option<&Linear>, results: &mut Results, folds: &
     let of_folds: Vec<Results> = folds.iter().filter_map(Results::of_linear_head).collect();
     let (value, scores, degenerate) = match (&plan.dev, linear.and_then(|linear| linear.found.as_ref())) {
         (Some(dev), Some(found)) => {
-            let value = Some(chosen_by(dev, &found.score).1).filter(|value| value.is_finite());
+            let value =
+                Some(chosen_by(dev, &found.score, plan.recipe.metric.as_deref()).1).filter(|value| value.is_finite());
             (value, found.score.to_json(), found.degenerate.clone())
         }
         _ => {
@@ -298,13 +299,13 @@ pub(crate) fn finished(data: &str, out: &Path) -> Result<Option<Results>, TaskEr
 
 fn results(plan: &Plan, run: &TrainingRun, found: Option<&Found>, folds: &[Results]) -> Results {
     let (metric, value) = match (&plan.dev, found) {
-        (Some(dev), Some(found)) => chosen_by(dev, &found.score),
-        _ => (plan.task.metric, f64::NAN),
+        (Some(dev), Some(found)) => chosen_by(dev, &found.score, plan.recipe.metric.as_deref()),
+        _ => (plan.metric().to_owned(), f64::NAN),
     };
     let state = run.state();
     let own = Results {
         task: plan.task.name.to_owned(),
-        metric: metric.to_owned(),
+        metric,
         value: value.is_finite().then_some(value),
         scores: found.map(|found| found.score.to_json()).unwrap_or_default(),
         best_step: run.best_step(),

@@ -19,6 +19,16 @@ pub(crate) static ANSWER: Form = Form {
     usual_length: 384,
     divides: true,
     averages_positions: true,
+    metrics: &[
+        "f1",
+        "exact_match",
+        "best_f1",
+        "best_exact_match",
+        "has_answer_f1",
+        "has_answer_exact_match",
+        "no_answer_f1",
+        "no_answer_exact_match",
+    ],
     ..Form::new(
         Head::Span,
         "question-answering",
@@ -33,7 +43,8 @@ struct Questions;
 
 impl Steps for Questions {
     fn read(&self, path: &Path, collector: Collector<'_>) -> Result<Set, TaskError> {
-        match is_document(path) || !collector.reading.has_rows(path) {
+        let is_document = is_document(path) && !tables::is_array(path)?;
+        match is_document || !collector.reading.has_rows(path) {
             true => read_document(path, collector),
             false => read_rows(path, collector),
         }

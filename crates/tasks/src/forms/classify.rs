@@ -10,7 +10,8 @@ pub(crate) static PAIR: Form =
     Form { second_text: SecondText::Needed, ..form("classify --model DIR --pair 'A text.' 'Another one.'") };
 
 const fn form(command: &'static str) -> Form {
-    Form { fewest_labels: 2, ..Form::of_texts(Problem::SingleLabel, command, &Classify) }
+    let metrics = &["accuracy", "f1", "matthews", "macro_f1"];
+    Form { fewest_labels: 2, metrics, ..Form::of_texts(Problem::SingleLabel, command, &Classify) }
 }
 
 #[derive(Debug)]

@@ -26,6 +26,7 @@ pub(crate) static EMBED: Form = Form {
     needs_targets: false,
     second_text: SecondText::Needed,
     picks_rows: true,
+    metrics: &["spearman", "pearson", "accuracy"],
     library: "sentence-transformers",
     ..Form::new(Head::Encoder, "sentence-similarity", "SentenceTransformer", "embed --model DIR 'A text.'", &Embed)
 };

@@ -62,6 +62,8 @@ pub(crate) struct Form {
     pub(crate) averages_positions: bool,
     /// Whether only some rows of a file are learned from, which are picked before any limit.
     pub(crate) picks_rows: bool,
+    /// The scores that a model may be chosen by; higher is better. Some need examples of their own.
+    pub(crate) metrics: &'static [&'static str],
     /// For model cards: the library of Python that opens a model, its kind on the Hub, and its class.
     pub(crate) library: &'static str,
     pub(crate) pipeline: &'static str,
@@ -107,6 +109,7 @@ impl Form {
             divides: false,
             averages_positions: false,
             picks_rows: false,
+            metrics: &["accuracy"],
             library: "transformers",
             pipeline,
             class,

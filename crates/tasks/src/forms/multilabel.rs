@@ -6,8 +6,11 @@ use serde_json::Value;
 use super::*;
 use crate::metrics::{Counts, MultilabelCounts};
 
-pub(crate) static MULTILABEL: Form =
-    Form { fewest_labels: 1, ..Form::of_texts(Problem::MultiLabel, "classify --model DIR 'A text.'", &Multilabel) };
+pub(crate) static MULTILABEL: Form = Form {
+    fewest_labels: 1,
+    metrics: &["f1", "macro_f1", "accuracy"],
+    ..Form::of_texts(Problem::MultiLabel, "classify --model DIR 'A text.'", &Multilabel)
+};
 
 #[derive(Debug)]
 struct Multilabel;

@@ -6,8 +6,10 @@ use crate::metrics::{mean_absolute_error, mean_squared_error, pearson, spearman}
 /// A correlation below this one is none: numbers that have nothing to do with each other often have as much.
 const UNRELATED: f64 = 0.1;
 
-pub(crate) static REGRESS: Form =
-    Form::of_texts(Problem::Regression, "classify --model DIR --pair 'A text.' 'Another one.'", &Regress);
+pub(crate) static REGRESS: Form = Form {
+    metrics: &["pearson", "spearman"],
+    ..Form::of_texts(Problem::Regression, "classify --model DIR --pair 'A text.' 'Another one.'", &Regress)
+};
 
 #[derive(Debug)]
 struct Regress;

@@ -1,4 +1,5 @@
-//! A label for each word: entities, parts of speech, anything. Read from CoNLL columns, CoNLL-U, and rows with lists.
+//! A label for each word: entities, parts of speech, anything. Read from CoNLL columns, CoNLL-U, rows with lists, and spans of
+//! texts as annotation tools write them.
 //!
 //! Where the tags are those of entities they become BIO, whatever way the file wrote them; every kind that occurs then has
 //! all of its tags among the labels.
@@ -15,6 +16,7 @@ use crate::example::Words;
 use crate::metrics::{Confusion, EntityCounts};
 use crate::read::reading_with;
 use crate::read::rows::{each_row, id_of, need, place};
+use crate::read::spans::{Annotated, annotated};
 use crate::tags::{Scheme, convert_tags};
 
 /// A file of so many words and one sentence is hardly meant.
@@ -28,7 +30,11 @@ pub(crate) static WORDS: Form = form(&Tag { words_alone: true });
 const fn form(steps: &'static Tag) -> Form {
     let (class, command) = ("AutoModelForTokenClassification", "tag --model DIR 'A text.'");
     let form = Form::new(Head::Token { labels: 2 }, "token-classification", class, command, steps);
-    Form { fewest_labels: 2, divides: true, ..form }
+    let metrics: &[&str] = match steps.words_alone {
+        true => &["accuracy", "macro_f1"],
+        false => &["f1", "precision", "recall", "accuracy", "macro_f1"],
+    };
+    Form { fewest_labels: 2, divides: true, metrics, ..form }
 }
 
 #[derive(Debug)]
@@ -282,6 +288,24 @@ impl Tag {
             let row = row?;
             let (columns, place) = (&collector.reading.files, place(path, &row));
             let wrong = |problem: String| TaskError::row(path, place.clone(), problem);
+            match annotated(&row, columns).map_err(wrong)? {
+                None => {}
+                Some(Annotated::LeftOut) => {
+                    collector.set.undecided += 1;
+                    return Ok(None);
+                }
+                Some(Annotated::Sentences(all)) => {
+                    if all.iter().any(|(words, _)| words.is_empty()) {
+                        return Err(wrong("the text has no words".to_owned()));
+                    }
+                    let id = id_of(collector, &row, number);
+                    let tagged =
+                        |(words, tags)| Tagged { id: id.clone(), place: place.clone(), document: number, words, tags };
+                    sentences.extend(all.into_iter().map(tagged));
+                    number += 1;
+                    return Ok(None);
+                }
+            }
             let role = Role { what: "the words", flag: "--text-column", names: &["tokens", "words", "text"] };
             let (_, value) = need(path, &row, columns.text_column.as_ref(), &role, None)?;
             let words = texts(value).map_err(wrong)?;

@@ -4,6 +4,8 @@
 
 mod files;
 pub(crate) mod rows;
+mod several;
+pub(crate) mod spans;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,6 +20,8 @@ use crate::example::{Example, Set, Target};
 use crate::task::Task;
 
 pub use files::{Files, Trained};
+pub use several::Paths;
+pub(crate) use several::sort_labels;
 
 /// Problems whose messages are kept when bad rows are skipped.
 const KEPT_PROBLEMS: usize = 5;

@@ -164,3 +164,48 @@ fn whole_files() {
     let path = Path::new("nowhere/train.tsv");
     says(&read_as("sst2", path).unwrap_err(), path, &["cannot open"]);
 }
+
+#[test]
+fn items_of_json_arrays() {
+    let item = |n: &str| format!("{{\"text\": \"{n}\", \"label\": \"x\"}}");
+    let (a, b) = (item("a"), item("b"));
+    check("classify", "x.json", &format!("[\n{a},\n\n7,\n{b}\n]"), &["line 4", "a number"], 2);
+    check("classify", "x.json", &format!("[\n{a},\n{{\"text\": }},\n{b}]"), &["line 3", "broken JSON"], 1);
+    check("classify", "x.json", &format!("[\n{a},\n{b}\n"), &["line 4", "broken JSON", "end of the array"], 2);
+    check("classify", "x.json", &format!("[\n{a}\n{b}\n]"), &["line 3", "broken JSON", "','"], 1);
+    check("classify", "x.json", &format!("[\n{a}\n] {b}"), &["line 3", "follows the end"], 1);
+    refused("classify", "x.json", "[]", &["no examples"]);
+}
+
+#[test]
+fn lines_of_fasttext() {
+    check("classify", "x.txt", "__label__a one\n__label__a\n", &["line 2", "\"text\"", "empty"], 1);
+    check("classify", "x.txt", "__label__a one\n__label__a __label__b two\n", &["line 2", "\"label\"", "a list"], 1);
+    check("classify", "x.txt", "__label__a one\ntwo\n", &["line 2", "no label"], 1);
+}
+
+#[test]
+fn spans() {
+    let row = |spans: &str| {
+        format!("{{\"text\": \"Jim sat\", \"spans\": []}}\n{{\"text\": \"Jim sat by\", \"spans\": {spans}}}\n")
+    };
+    for (spans, parts) in [
+        ("[[0, 2, \"X\"]]", &["\"Ji\"", "whole words", "\"Jim\"", "--skip-bad"][..]),
+        ("[[0, 3, \"X\"], [0, 7, \"Y\"]]", &["\"Jim\"", "\"Jim sat\"", "overlap"]),
+        ("[[0, 99, \"X\"]]", &["character 0 to 99", "10"]),
+        ("[[3, 3, \"X\"]]", &["character 3 to 3"]),
+        ("[[0, 3]]", &["expected a span such as", "[0,3]"]),
+        ("[[\"Jim\", \"sat\", \"X\"]]", &["start and end"]),
+        ("[\"O\", \"O\"]", &["expected a span such as", "\"O\""]),
+        ("7", &["expected a list of spans"]),
+    ] {
+        check("ner", "x.jsonl", &row(spans), &[&["line 2"], parts].concat(), 1);
+    }
+    check(
+        "ner",
+        "x.jsonl",
+        "{\"text\": \"a\", \"spans\": []}\n{\"text\": \" \", \"spans\": []}\n",
+        &["line 2", "no words"],
+        1,
+    );
+}

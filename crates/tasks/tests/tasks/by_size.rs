@@ -24,7 +24,7 @@ fn chosen(rows: usize, name: &str, from: &Path, sets: &[&str]) -> FineTuneRecipe
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
     let recipe = FineTuneRecipe::parse(&[("", "test")], &sets).unwrap();
     let (name, model) = (name.to_owned(), from.display().to_string());
-    plan(FineTuneRecipe { task: name, model, train: file.display().to_string(), ..recipe }).recipe
+    plan(FineTuneRecipe { task: name, model, train: file.display().to_string().into(), ..recipe }).recipe
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn folds_choose_a_linear_head() {
     let of = |rate: &str| {
         let sets = ["epochs=1", rate, "max_length=40", "linear_head=true", "folds=3"];
         let recipe = recipe("classify", from.path(), "classify.jsonl", &sets);
-        plan(FineTuneRecipe { train: file.clone(), dev: String::new(), ..recipe })
+        plan(FineTuneRecipe { train: file.clone().into(), dev: String::new(), ..recipe })
     };
     let run_in = |plan: &Plan, name: &str| -> Results { finished(run(plan, &place.path().join(name), None).unwrap()) };
     let results = run_in(&of("learning_rate=0.0"), "linear");

@@ -88,8 +88,10 @@ fn vectors_learn_which_texts_are_alike_and_are_found_again() {
 
     // Scores are learned as cosines.
     let dev = data("finetune/embed-scores.jsonl").display().to_string();
-    let (plan_of, out) =
-        (plan(FineTuneRecipe { train: dev.clone(), dev: dev.clone(), ..base.clone() }), place.path().join("cosines"));
+    let (plan_of, out) = (
+        plan(FineTuneRecipe { train: dev.clone().into(), dev: dev.clone(), ..base.clone() }),
+        place.path().join("cosines"),
+    );
     let results = finished(run(&plan_of, &out, None).unwrap());
     assert!(results.value.unwrap() > 0.9 && results.metric == "spearman", "{results:?}");
 
@@ -198,7 +200,7 @@ fn what_cannot_be_tuned_is_said() {
     fs::write(&path, "{\"anchor\": \"jim\", \"positive\": \"jim\"}\n".repeat(2)).unwrap();
     for (dropout, refused) in [("dropout=0.0", true), ("dropout=0.1", false)] {
         let mut recipe = recipe("embed", from.path(), "embed.jsonl", &[dropout]);
-        recipe.train = path.display().to_string();
+        recipe.train = path.display().to_string().into();
         let error = Plan::new(recipe, 1).err().map(|error| error.to_string());
         assert_eq!(error.as_ref().is_some_and(|error| error.contains("--set dropout=0.1")), refused, "{error:?}");
         assert_eq!(error.is_some(), refused, "{error:?}");

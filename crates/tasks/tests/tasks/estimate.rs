@@ -136,7 +136,7 @@ fn what_is_held_out_is_chosen_by_size_and_kept_in_the_recipe() {
     let of = |recipe: FineTuneRecipe, train: &str| FineTuneRecipe {
         task: "classify".to_owned(),
         model: from.path().display().to_string(),
-        train: train.to_owned(),
+        train: train.into(),
         ..recipe
     };
     let (large, small) = (many(&place, "large.jsonl", 500), many(&place, "small.jsonl", 60));

@@ -33,7 +33,7 @@ fn recipe(from: &Path, sets: &[&str]) -> TaggerRecipe {
     let file = data("finetune/tag.conll").display().to_string();
     let recipe: TaggerRecipe = parse_settings(&[("", "test")], &sets).unwrap();
     let model = from.display().to_string();
-    TaggerRecipe { task: "ner".to_owned(), model, train: file.clone(), dev: file, ..recipe }
+    TaggerRecipe { task: "ner".to_owned(), model, train: file.clone().into(), dev: file, ..recipe }
 }
 
 fn train(recipe: &TaggerRecipe, threads: usize, out: &Path) -> Result<Results, TaskError> {
@@ -87,7 +87,8 @@ fn the_encoder_reads_sentences_amid_their_documents() {
     let file = out.path().join("documents.conll");
     fs::write(&file, DOCUMENTS).unwrap();
     let name = file.display().to_string();
-    let of = |sets: &[&str]| TaggerRecipe { train: name.clone(), dev: name.clone(), ..recipe(from.path(), sets) };
+    let of =
+        |sets: &[&str]| TaggerRecipe { train: name.clone().into(), dev: name.clone(), ..recipe(from.path(), sets) };
     let (alone, amid) = (out.path().join("alone"), out.path().join("amid"));
     train(&of(&["epochs=20"]), 1, &alone).unwrap();
     let results = train(&of(&["epochs=20", "document_context=true", "max_length=14"]), 1, &amid).unwrap();

@@ -53,7 +53,7 @@ pub(crate) fn recipe(name: &str, from: &Path, file: &str, sets: &[&str]) -> Fine
     FineTuneRecipe {
         task: name.to_owned(),
         model: from.display().to_string(),
-        train: file.clone(),
+        train: file.clone().into(),
         dev: file,
         batch_size: 2,
         ..recipe
@@ -138,8 +138,8 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
     let message = run(&plan_with(&["learning_rate=2e-3"]), &whole, None).unwrap_err().to_string();
     assert!(message.contains("learning_rate: was 0.001, now 0.002"), "{message}");
     let path = place.path().join("other.jsonl");
-    fs::write(&path, fs::read_to_string(&plan.recipe.train).unwrap().replace("woman", "man")).unwrap();
-    let other = FineTuneRecipe { train: path.display().to_string(), ..plan.recipe.clone() };
+    fs::write(&path, fs::read_to_string(plan.recipe.train.to_string()).unwrap().replace("woman", "man")).unwrap();
+    let other = FineTuneRecipe { train: path.display().to_string().into(), ..plan.recipe.clone() };
     let message = run(&self::plan(other), &whole, None).unwrap_err().to_string();
     assert!(message.contains("different data"), "{message}");
     // So are other names of the labels, which the numbers do not tell.
@@ -148,8 +148,8 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
         fs::write(&new, fs::read_to_string(path).unwrap().replace("\"good\"", "\"great\"")).unwrap();
         new.display().to_string()
     };
-    let (train, dev) = (renamed(&plan.recipe.train), renamed(&plan.recipe.dev));
-    let other = self::plan(FineTuneRecipe { train, dev, ..plan.recipe.clone() });
+    let (train, dev) = (renamed(&plan.recipe.train.to_string()), renamed(&plan.recipe.dev));
+    let other = self::plan(FineTuneRecipe { train: train.into(), dev, ..plan.recipe.clone() });
     assert_eq!(other.train.labels, ["bad", "fair", "great"]);
     let message = run(&other, &whole, None).unwrap_err().to_string();
     assert!(message.contains("different data"), "{message}");
@@ -264,7 +264,7 @@ fn a_trained_model_reads_as_it_was_trained() {
         let sets: Vec<&str> = [epochs, "learning_rate=3e-3"].iter().chain(sets).copied().collect();
         let file_name = file.display().to_string();
         let recipe = recipe(name, from.path(), "", &sets);
-        let plan = plan(FineTuneRecipe { train: file_name.clone(), dev: file_name, ..recipe });
+        let plan = plan(FineTuneRecipe { train: file_name.clone().into(), dev: file_name, ..recipe });
         let out = place.path().join(i.to_string());
         let results = finished(run(&plan, &out, None).unwrap());
         let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
@@ -340,7 +340,7 @@ fn sentences_are_read_amid_their_documents() {
     let own = recipe("ner", from.path(), "", &["document_context=true"]);
     let documents = file.display().to_string();
     // Not where only those to learn from are fewer: of the two that are left, each is of another document.
-    let few = FineTuneRecipe { limit: Some(2), train: documents.clone(), dev: documents.clone(), ..own.clone() };
+    let few = FineTuneRecipe { limit: Some(2), train: documents.clone().into(), dev: documents.clone(), ..own.clone() };
     Plan::new(few, 1).unwrap();
     let plain = columns("plain.conll", "jim B-PER\n\nsat O\n");
     let pairs = data("finetune/pair.jsonl").display().to_string();
@@ -356,7 +356,8 @@ fn sentences_are_read_amid_their_documents() {
         ("ner", &documents, &missing, "line 2: column \"document\": expected a number, found nothing"),
         ("pair", &pairs, &pairs, "words with tags"),
     ] {
-        let recipe = FineTuneRecipe { task: name.to_owned(), train: train.clone(), dev: dev.clone(), ..own.clone() };
+        let recipe =
+            FineTuneRecipe { task: name.to_owned(), train: train.clone().into(), dev: dev.clone(), ..own.clone() };
         let error = Plan::new(recipe, 1).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{name}: {error:?}");
     }
@@ -479,7 +480,7 @@ fn an_interrupted_search_gives_the_same_table() {
     fs::write(&alike, "{\"text\": \"a cat\", \"label\": 1}\n{\"text\": \"a dog\", \"label\": 1}\n".repeat(2)).unwrap();
     let alike = alike.display().to_string();
     let recipe = FineTuneRecipe {
-        train: alike.clone(),
+        train: alike.clone().into(),
         dev: alike,
         ..recipe("regress", from.path(), "regress.jsonl", &["epochs=1", "max_length=40"])
     };
@@ -505,8 +506,8 @@ fn what_cannot_be_trained_is_said_before_anything_is_written() {
     let bare = file("bare.jsonl", "{\"text\": \"a cat\"}\n");
     let cases = [
         (FineTuneRecipe { task: "magic".to_owned(), ..good.clone() }, "there is no task `magic`"),
-        (FineTuneRecipe { train: one.clone(), dev: one, ..good.clone() }, "at least two different labels"),
-        (FineTuneRecipe { train: bare.clone(), ..good.clone() }, "training needs a file with labels"),
+        (FineTuneRecipe { train: one.clone().into(), dev: one, ..good.clone() }, "at least two different labels"),
+        (FineTuneRecipe { train: bare.clone().into(), ..good.clone() }, "training needs a file with labels"),
         (FineTuneRecipe { dev: bare, ..good.clone() }, "dev file"),
         (FineTuneRecipe { batch_size: 0, ..good.clone() }, "`batch_size` is 0"),
         (FineTuneRecipe { learning_rate: f64::NAN, ..good.clone() }, "`learning_rate` is NaN"),
@@ -537,11 +538,92 @@ fn only_data_without_answers_teach_to_say_so() {
     for (name, has_some, expected) in [("qa", true, true), ("qa", false, false), ("squad2", false, true)] {
         let mut recipe = recipe(name, from.path(), "qa.json", &sets);
         if !has_some {
-            (recipe.train, recipe.dev) = (path.display().to_string(), path.display().to_string());
+            (recipe.train, recipe.dev) = (path.display().to_string().into(), path.display().to_string());
         }
         let out = place.path().join(format!("{name}-{has_some}"));
         finished(run(&plan(recipe), &out, None).unwrap());
         let config = fs::read_to_string(out.join("config.json")).unwrap();
         assert_eq!(config.contains("henson_no_answer_threshold"), expected, "{name} {has_some}");
+    }
+}
+
+#[test]
+fn several_files_are_learnt_from_as_one() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    for (name, file, ending) in [("classify", "classify.jsonl", "jsonl"), ("tag", "tag.conll", "conll")] {
+        let whole = plan(recipe(name, from.path(), file, &["max_length=40"]));
+        let text = fs::read_to_string(data("finetune").join(file)).unwrap();
+        let between = if ending == "conll" { "\n\n" } else { "\n" };
+        let parts: Vec<&str> = text.trim_end().split(between).collect();
+        let (first, second) = parts.split_at(1);
+        for (number, part) in [first, second].into_iter().enumerate() {
+            fs::write(place.path().join(format!("{name}-{number}.{ending}")), part.join(between) + "\n").unwrap();
+        }
+        let pattern = place.path().join(format!("{name}-*.{ending}")).display().to_string();
+        let divided = plan(FineTuneRecipe { train: pattern.as_str().into(), ..whole.recipe.clone() });
+        // The first part lacks labels of the second; the same data is known by the same name.
+        assert_eq!(divided.train.labels, whole.train.labels, "{name}");
+        assert_eq!(divided.data_name(), whole.data_name(), "{name}");
+        assert_eq!(
+            divided.train.examples.last().map(|example| example.place.starts_with(&format!("{name}-1"))),
+            Some(true)
+        );
+        let documents = |set: &Set| -> Vec<u64> {
+            let of = |example: &henson_tasks::Example| match example.input {
+                henson_tasks::Input::Words { document, .. } => document,
+                _ => 0,
+            };
+            set.examples.iter().map(of).collect()
+        };
+        if name == "tag" {
+            let of = documents(&divided.train);
+            assert!(of[1..].iter().all(|document| *document > of[0]), "{of:?}");
+        }
+    }
+}
+
+#[test]
+fn the_best_model_is_chosen_by_the_score_that_was_asked_for() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let of = |name: &str, file: &str, metric: &str| {
+        let sets =
+            [format!("metric={metric:?}"), "epochs=3".into(), "learning_rate=1e-2".into(), "max_length=40".into()];
+        recipe(name, from.path(), file, &sets.each_ref().map(String::as_str))
+    };
+    let label = plan(of("classify", "classify.jsonl", "accuracy")).train.labels[0].clone();
+    let one = format!("f1:{label}");
+    for (number, (asked, name)) in [("Macro-F1", "macro_f1"), (&one, &one)].into_iter().enumerate() {
+        let plan = plan(of("classify", "classify.jsonl", asked));
+        assert_eq!(plan.metric(), name);
+        let out = place.path().join(number.to_string());
+        let results = finished(run(&plan, &out, None).unwrap());
+        assert_eq!(results.metric, name);
+        let found = match name.split_once(':') {
+            None => &results.scores[name],
+            Some((part, label)) => &results.scores["labels"][label][part],
+        };
+        assert_eq!(results.value, found.as_f64(), "{name}");
+        // What was kept is the best of all evaluations.
+        let log = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let all = lines.filter(|line| line["kind"] == "eval" && line["step"] != 0);
+        let best = all.map(|line| line["metrics"][name].as_f64().unwrap()).fold(f64::MIN, f64::max);
+        assert_eq!(results.value, Some(best), "{name}");
+    }
+    let refused =
+        |name: &str, file: &str, metric: &str| Plan::new(of(name, file, metric), 2).err().unwrap().to_string();
+    for (name, file, metric, parts) in [
+        (
+            "classify",
+            "classify.jsonl",
+            "pearson",
+            &["pearson", "accuracy, f1, matthews, macro_f1", "f1:LABEL", &label][..],
+        ),
+        ("classify", "classify.jsonl", "f1:none", &["f1:none", &label]),
+        ("regress", "regress.jsonl", "accuracy", &["pearson, spearman"]),
+        ("tag", "tag.conll", "f1:O", &["f1:O", "precision, recall"]),
+    ] {
+        let message = refused(name, file, metric);
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
 }

@@ -1,7 +1,7 @@
 //! Every layout that is read, by small files made in it.
 
-use henson_data::tables::Column;
-use henson_tasks::{Files, Reading, Scheme, TASKS, read};
+use henson_data::tables::{Column, TableFormat};
+use henson_tasks::{Files, FineTuneRecipe, Paths, Reading, Scheme, TASKS, read};
 
 use crate::support::{Place, golden, read_as, shorts, task, written};
 
@@ -306,4 +306,105 @@ fn every_task_has_a_name_that_finds_it() {
     for known in &TASKS {
         assert_eq!(task(known.name), known);
     }
+}
+
+#[test]
+fn json_arrays() {
+    let array = "[\n  {\"text\": \"a\", \"label\": \"x\"},\n  {\"text\": \"b\",\n   \"label\": \"y\"}\n]\n";
+    check("classify", "x.json", array, &["0: a -> 0 x", "1: b -> 1 y"]);
+    check(
+        "classify",
+        "x.json",
+        "[{\"text\": \"a\", \"label\": \"x\"}, {\"text\": \"b\", \"label\": \"y\"}]",
+        &["0: a -> 0 x", "1: b -> 1 y"],
+    );
+    check("tag", "x.json", "[{\"tokens\": [\"a\", \"b\"], \"tags\": [\"O\", \"B-X\"]}]", &["0: a b (0) -> O B-X"]);
+    let question = "[{\"id\": \"q\", \"question\": \"who?\", \"context\": \"Jim sat\", \"answers\": {\"text\": [\"Jim\"], \"answer_start\": [0]}}]";
+    check("qa", "x.json", question, &["q: who? | Jim sat -> [Jim 0..3]"]);
+}
+
+#[test]
+fn lines_of_fasttext() {
+    let lines = "__label__sad the end\n\n__label__glad  a song __label__is sung\n";
+    let expected = ["0: the end -> 1 sad", "1: a song __label__is sung -> 0 glad"];
+    for name in ["train.txt", "cooking.train"] {
+        check("classify", name, lines, &expected);
+    }
+    let several = "__label__b __label__a one\n__label__b two\n";
+    check("multilabel", "x.txt", several, &["0: one -> [a b]", "1: two -> [b]"]);
+    // Without labels they are texts alone; only the flag can say so.
+    let place = Place::new();
+    let path = place.file("x.txt", "one\ntwo\n");
+    let files = Files { format: Some(TableFormat::FastText), ..Files::default() };
+    assert_eq!(shorts(&read(&path, &written("classify", files)).unwrap()), ["0: one -> ?", "1: two -> ?"]);
+}
+
+#[test]
+fn spans_of_annotation_tools() {
+    let text = "Zoë Müller, of Berlin.";
+    let expected = ["0: Zoë Müller , of Berlin . (0) -> B-PER I-PER O O B-LOC O", "1: Hm (1) -> O"];
+    let prodigy = format!(
+        "{{\"text\": {text:?}, \"spans\": [{{\"start\": 0, \"end\": 10, \"label\": \"PER\"}}, {{\"start\": 15, \"end\": 21, \"label\": \"LOC\"}}], \
+         \"answer\": \"accept\"}}\n{{\"text\": \"Hm\", \"tokens\": [{{\"text\": \"Hm\", \"start\": 0, \"end\": 2}}], \"answer\": \"accept\"}}\n\
+         {{\"text\": \"Oh\", \"spans\": [], \"answer\": \"reject\"}}\n"
+    );
+    let place = Place::new();
+    let set = read_as("ner", &place.file("prodigy.jsonl", prodigy)).unwrap();
+    assert_eq!((shorts(&set), set.undecided), (expected.map(str::to_owned).to_vec(), 1));
+    for key in ["label", "labels"] {
+        let doccano = format!(
+            "{{\"id\": 0, \"text\": {text:?}, {key:?}: [[15, 21, \"LOC\"], [0, 11, \"PER\"]]}}\n{{\"id\": 1, \"text\": \"Hm\", {key:?}: []}}\n"
+        )
+        .replace("[0, 11", "[0, 10");
+        check("ner", "doccano.jsonl", &doccano, &expected);
+    }
+    let entities = "[{\"id\": 7, \"label\": \"PER\", \"start_offset\": 0, \"end_offset\": 10}, \
+                    {\"id\": 8, \"label\": \"LOC\", \"start_offset\": 14, \"end_offset\": 21}]";
+    // White space at the ends of a span is not part of it.
+    let doccano = format!(
+        "{{\"text\": {text:?}, \"entities\": {entities}, \"relations\": []}}\n{{\"text\": \"Hm\", \"entities\": []}}\n"
+    );
+    check("ner", "doccano.jsonl", &doccano, &expected);
+    let pairs = format!(
+        "[[{text:?}, {{\"entities\": [[0, 10, \"PER\"], [15, 21, \"LOC\"]]}}],\n [\"Hm\", {{\"entities\": []}}]]"
+    );
+    check("ner", "spacy.json", &pairs, &expected);
+    let document = "[{\"id\": 5, \"paragraphs\": [{\"raw\": \"A b c d\", \"sentences\": [\
+        {\"tokens\": [{\"orth\": \"A\", \"ner\": \"B-X\"}, {\"orth\": \"b\", \"ner\": \"L-X\"}]},\
+        {\"tokens\": [{\"orth\": \"c\", \"ner\": \"O\"}, {\"orth\": \"d\", \"ner\": \"U-Y\"}]}]}]}]";
+    check("ner", "spacy.json", document, &["5: A b (0) -> B-X I-X", "5: c d (0) -> O B-Y"]);
+    // The words are the file's own where it has them.
+    let own = "{\"text\": \"co-op 7kg\", \"tokens\": [{\"start\": 0, \"end\": 2}, {\"start\": 3, \"end\": 5}, {\"start\": 6, \"end\": 7}, \
+               {\"start\": 7, \"end\": 9}], \"spans\": [{\"start\": 6, \"end\": 7, \"label\": \"NUM\"}]}\n";
+    check("ner", "x.jsonl", own, &["0: co op 7 kg (0) -> O O B-NUM O"]);
+    // A text without annotations is something to predict; a list of words is what it was.
+    check("ner", "x.jsonl", "{\"text\": \"Hm, no.\"}\n", &["0: Hm , no . (0) -> ?"]);
+    let lists = "{\"text\": \"a b\", \"tokens\": [\"a\", \"b\"], \"labels\": [\"O\", \"B-X\"]}\n";
+    check("ner", "x.jsonl", lists, &["0: a b (0) -> O B-X"]);
+}
+
+#[test]
+fn several_files_are_one_set() {
+    let place = Place::new();
+    let first = place.file("part-1.csv", "text,label\na,x\nb,z\n");
+    place.file("part-2.csv", "text,label\nc,y\n");
+    place.file("other.csv", "text,label\nd,w\n");
+    let pattern = first.with_file_name("part-*.csv").display().to_string();
+    let recipe = |names: &[&str]| FineTuneRecipe {
+        task: "classify".to_owned(),
+        train: Paths(names.iter().map(|name| (*name).to_owned()).collect()),
+        ..FineTuneRecipe::default()
+    };
+    let toml = recipe(&[&pattern, "more.csv"]).to_toml().unwrap();
+    assert!(toml.contains("more.csv\",\n]") || toml.contains("more.csv\"]"), "{toml}");
+    assert!(recipe(&["one.csv"]).to_toml().unwrap().contains("train = \"one.csv\""));
+    let names: Vec<String> = Paths::from(pattern.as_str())
+        .find()
+        .unwrap()
+        .iter()
+        .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(names, ["part-1.csv", "part-2.csv"]);
+    let message = Paths::from(first.with_file_name("none-*.csv").display().to_string()).find().unwrap_err().to_string();
+    assert!(message.contains("none-*.csv"), "{message}");
 }
