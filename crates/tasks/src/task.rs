@@ -1,6 +1,7 @@
 //! The table of tasks: the paper's benchmarks and the general forms. All that is special about a benchmark's files stands
 //! here, and nowhere else.
 
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use henson_infer::Task as Ability;
@@ -72,6 +73,12 @@ pub(crate) struct TaskColumns {
 impl PartialEq for Task {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
+    }
+}
+
+impl Hash for Task {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
     }
 }
 

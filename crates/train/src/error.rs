@@ -64,8 +64,8 @@ pub enum TrainError {
         /// One line a difference.
         differences: Vec<String>,
     },
-    /// A run was started with other data.
-    #[error("{path} was started with other data: give the same data, or choose another --out")]
+    /// A run was started with different data.
+    #[error("{path} was started with different data: give the same data, or choose another --out")]
     OtherData {
         /// The directory.
         path: PathBuf,

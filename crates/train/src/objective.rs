@@ -3,8 +3,32 @@
 //!
 //! Legend: B sequences, T tokens, P predicted tokens.
 
-use henson_models::{Batch, Capture, Model};
-use henson_tensor::{Layout, Pass, Result, Tensor, Var};
+use std::hash::Hash;
+
+use henson_models::{Batch, Capture, Model, ModelConfig};
+use henson_tensor::{Device, Layout, Pass, Result, Tensor, Var};
+
+use crate::losses::LossNames;
+
+/// What is learned from the parts of a batch: their inputs on the device, then losses by name, whose sum is trained.
+///
+/// An objective is all that its losses read from the host beside their inputs, and so the key of a recorded pass: plain numbers
+/// ([`henson_tensor::Bits`]), never what differs from step to step if that can be an input.
+pub trait Objective: Hash + Copy + 'static {
+    /// A part of a batch as it was read.
+    type Part<'p>: Copy;
+    /// The same on the device.
+    type Inputs;
+
+    /// The names of its losses.
+    fn names(&self) -> LossNames;
+
+    /// Puts a part on the device.
+    fn inputs(&self, device: &Device, config: &ModelConfig, part: Self::Part<'_>) -> crate::Result<Self::Inputs>;
+
+    /// The losses, in the order of their names.
+    fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Self::Inputs) -> crate::Result<Vec<Tensor>>;
+}
 
 /// What masked-LM pre-training predicts in a batch.
 #[derive(Clone, Debug)]

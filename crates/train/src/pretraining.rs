@@ -18,7 +18,7 @@ use crate::error::{Result, TrainError};
 use crate::life::TrainingRun;
 use crate::losses::LossNames;
 use crate::metrics::{self, Prediction};
-use crate::objective::{self, Masked, Scales};
+use crate::objective::{self, Masked, Objective as _, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
 use crate::run::ModelFiles;
 use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
@@ -533,21 +533,9 @@ impl Task for PreTraining {
         let data = self.next(step)?;
         // The rows' weights carry the scale of masked LM, which differs from step to step.
         let scale = 1.0 / data.predicted.max(1) as f32;
-        let sequence = Bits::from(1.0 / data.pairs.max(1) as f32);
-        let mut parts = Vec::with_capacity(data.parts.len());
-        for part in &data.parts {
-            parts.push(engine.learn(
-                step,
-                sequence,
-                |device, config| Inputs::new(device, config, part, scale),
-                |sequence, model, pass, Inputs { batch, masked, labels }| {
-                    let scales = Scales { masked: 1.0, sequence: sequence.get() };
-                    let loss = objective::pre_training(model, pass, batch, masked, labels.as_ref(), scales)?;
-                    Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
-                },
-            )?);
-        }
-        let losses: LossNames = if data.pairs > 0 { &["mlm_loss", "nsp_loss"] } else { &["mlm_loss"] };
+        let objective = MaskedAndNext { sequence: Bits::from(1.0 / data.pairs.max(1) as f32), pairs: data.pairs > 0 };
+        let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, scale)));
+        let (parts, losses) = (parts.collect::<Result<_>>()?, objective.names());
         Ok(Underway { parts, losses, tokens: data.tokens })
     }
 
@@ -631,6 +619,34 @@ impl Task for PreTraining {
     fn place(&self) -> Result<Value> {
         serde_json::to_value(self.place)
             .map_err(|error| TrainError::State { path: PathBuf::from("state.json"), problem: error.to_string() })
+    }
+}
+
+/// BERT's objective: masked LM, and next sentence where there are pairs.
+#[derive(Clone, Copy, Hash)]
+struct MaskedAndNext {
+    /// One over the number of pairs in the step.
+    sequence: Bits,
+    pairs: bool,
+}
+
+impl objective::Objective for MaskedAndNext {
+    /// What each masked token counts is in the inputs: it differs from step to step.
+    type Part<'p> = (&'p Part, f32);
+    type Inputs = Inputs;
+
+    fn names(&self) -> LossNames {
+        if self.pairs { &["mlm_loss", "nsp_loss"] } else { &["mlm_loss"] }
+    }
+
+    fn inputs(&self, device: &Device, config: &ModelConfig, (part, scale): (&Part, f32)) -> Result<Inputs> {
+        Inputs::new(device, config, part, scale)
+    }
+
+    fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
+        let (labels, scales) = (inputs.labels.as_ref(), Scales { masked: 1.0, sequence: self.sequence.get() });
+        let loss = objective::pre_training(model, pass, &inputs.batch, &inputs.masked, labels, scales)?;
+        Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
     }
 }
 

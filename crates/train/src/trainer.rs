@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::error::{Result, TrainError};
 use crate::losses::{LossNames, Losses};
 use crate::metrics::{self, Line, MetricsLog};
+use crate::objective::Objective;
 use crate::run::{Best, ModelFiles, RunDirectory, State};
 use crate::tensorboard::EventWriter;
 use crate::{OptimizerSettings, Updater};
@@ -94,6 +95,11 @@ impl Engine {
         })?;
         gradients.played();
         Ok(device.read_later(&losses.iter().collect::<Vec<_>>())?)
+    }
+
+    /// One part of update number `step` towards an objective; see [`Engine::learn`].
+    pub fn learn_part<O: Objective>(&mut self, step: u64, objective: O, part: O::Part<'_>) -> Result<Reading> {
+        self.learn(step, objective, |device, config| objective.inputs(device, config, part), O::losses)
     }
 
     /// A pass without gradients, otherwise as [`Engine::learn`].

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Head, Model, ModelConfig};
-use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tape};
+use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tape, Tensor};
 use henson_text::Tokenizer;
-use henson_train::{Engine, Evaluation, Result, Schedule, Task, TrainError, Underway, metrics};
+use henson_train::objective::Objective;
+use henson_train::{Engine, Evaluation, LossNames, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
 use crate::example::Set;
@@ -216,29 +217,18 @@ impl Task for Learner {
         let instances = self.batch(step);
         let total: f32 = instances.iter().map(|instance| weight(instance, &class_weights)).sum();
         let scale = if total > 0.0 { 1.0 / total } else { 0.0 };
+        let objective = FineTuning { task, scale: scale.into(), temperature: temperature.into() };
         let tokens = instances.iter().map(|instance| instance.tokens()).sum();
-        let mut parts = Vec::new();
-        // That of a part's first sequence in the whole batch.
-        let mut number = 0;
-        for part in divided(instances, accumulation) {
-            let fill = |device: &Device, config: &ModelConfig| {
-                let batch = Batch::new(device, config, &task.form.sequences(&part), number)?;
-                let (instances, tokens) = (part.as_slice(), batch.layout.tokens());
-                let part = Part { instances, class_weights: &class_weights, scale, temperature, tokens };
-                Ok(Inputs { loss: task.form.loss(device, &part)?, batch })
-            };
-            let reading = match freeze {
-                // The key has the numbers that losses carry.
-                false => engine.learn(step, [scale, temperature].map(Bits::from), fill, |_, model, pass, inputs| {
-                    let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
-                    Ok(vec![inputs.loss.of(model, pass, last, &inputs.batch.layout)?])
-                })?,
-                true => learn_head(engine, step, fill)?,
-            };
-            parts.push(reading);
-            number += part.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
+        let (mut parts, mut number) = (Vec::new(), 0);
+        for instances in divided(instances, accumulation) {
+            let part = PartOfBatch { instances: &instances, class_weights: &class_weights, number };
+            parts.push(match freeze {
+                false => engine.learn_part(step, objective, part)?,
+                true => learn_head(engine, step, objective, part)?,
+            });
+            number += instances.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
         }
-        Ok(Underway { parts, losses: &[], tokens })
+        Ok(Underway { parts, losses: objective.names(), tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
@@ -272,16 +262,50 @@ impl Task for Learner {
     }
 }
 
+/// Fine-tuning as an objective: the loss of the task's form, with the numbers that it reads.
+#[derive(Clone, Copy, Hash)]
+struct FineTuning {
+    task: &'static crate::Task,
+    scale: Bits,
+    temperature: Bits,
+}
+
+#[derive(Clone, Copy)]
+struct PartOfBatch<'p> {
+    instances: &'p [&'p Instance],
+    class_weights: &'p [f32],
+    /// That of its first sequence in the whole batch.
+    number: u32,
+}
+
+impl Objective for FineTuning {
+    type Part<'p> = PartOfBatch<'p>;
+    type Inputs = Inputs;
+
+    fn names(&self) -> LossNames {
+        &[]
+    }
+
+    fn inputs(&self, device: &Device, config: &ModelConfig, part: PartOfBatch<'_>) -> Result<Inputs> {
+        let PartOfBatch { instances, class_weights, number } = part;
+        let batch = Batch::new(device, config, &self.task.form.sequences(instances), number)?;
+        let (scale, temperature, tokens) = (self.scale.get(), self.temperature.get(), batch.layout.tokens());
+        let part = Part { instances, class_weights, scale, temperature, tokens };
+        Ok(Inputs { loss: self.task.form.loss(device, &part)?, batch })
+    }
+
+    fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
+        let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
+        Ok(vec![inputs.loss.of(model, pass, last, &inputs.batch.layout)?])
+    }
+}
+
 /// One part of an update in which the encoder only computes.
-fn learn_head(
-    engine: &mut Engine,
-    step: u64,
-    fill: impl FnOnce(&Device, &ModelConfig) -> Result<Inputs>,
-) -> Result<Reading> {
+fn learn_head(engine: &mut Engine, step: u64, objective: FineTuning, part: PartOfBatch<'_>) -> Result<Reading> {
     let training = engine.training(step);
     let Engine { model, parameters, gradients, tape, .. } = engine;
     let device = parameters.device().clone();
-    let inputs = fill(&device, model.config())?;
+    let inputs = objective.inputs(&device, model.config(), part)?;
     let last = model.encode(&mut Pass::inference(tape, parameters), &inputs.batch, Capture::default())?.last;
     let mut pass = Pass::training(tape, parameters, training);
     let loss = inputs.loss.of(model, &mut pass, last, &inputs.batch.layout)?;
