@@ -18,9 +18,12 @@ use crate::tags::Scheme;
 pub(crate) enum Annotated {
     /// Nothing: its annotator rejected it.
     LeftOut,
-    /// Sentences with their tags, where these are known.
-    Sentences(Vec<(Vec<String>, Option<Vec<String>>)>),
+    /// Its sentences.
+    Sentences(Vec<Sentence>),
 }
+
+/// Words, and their tags where these are known.
+type Sentence = (Vec<String>, Option<Vec<String>>);
 
 /// Reads a row; nothing where it is not so written.
 pub(crate) fn annotated(row: &Row, files: &Files) -> Result<Option<Annotated>, String> {
@@ -70,7 +73,7 @@ pub(crate) fn annotated(row: &Row, files: &Files) -> Result<Option<Annotated>, S
 }
 
 /// The sentences of a document of spaCy 2: tokens with `orth` and `ner`, as BILUO.
-fn of_paragraphs(paragraphs: &[Value]) -> Result<Vec<(Vec<String>, Option<Vec<String>>)>, String> {
+fn of_paragraphs(paragraphs: &[Value]) -> Result<Vec<Sentence>, String> {
     let list = |value: &Value, key: &str| -> Result<Vec<Value>, String> {
         let found = value.get(key).and_then(Value::as_array).cloned();
         found.ok_or_else(|| format!("expected a list {key:?} in a document with \"paragraphs\", as spaCy 2 writes it"))
