@@ -81,7 +81,7 @@ fn build_and_stats() {
     assert_eq!(train["digest"], built["digest"]);
     assert_eq!((&train["counts"], &held_out["counts"]["documents"]), (&built["train"], &0.into()));
     assert_eq!(train["unknown"], 0);
-    assert_eq!(train["packing"].as_array().unwrap().len(), 6);
+    assert_eq!(train["packing"].as_array().unwrap().len(), 8);
 
     // For people.
     let output = run(place, &["data", "stats", "corpus", "--verify"], b"");

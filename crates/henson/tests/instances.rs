@@ -109,7 +109,7 @@ fn show_tells_what_the_model_sees() {
 
     // In the order of the documents, one segment, and nothing hidden.
     let causal = with(&["--objective", "causal", "--in-order", "-n", "1"]);
-    assert!(causal.contains("each tells the next; document 0\n  A [CLS] aa ##s bb ee"), "{causal}");
+    assert!(causal.contains("each predicts the next; document 0\n  A [CLS] aa ##s bb ee"), "{causal}");
     assert!(!causal.contains("  B") && !causal.contains('='), "{causal}");
 
     fails(1, &[&show[..], &["--index", "100000"]].concat(), "there is no instance 100000");
