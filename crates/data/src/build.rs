@@ -25,7 +25,8 @@ use henson_text::{Encoder, Tokenizer};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::documents::{self, Documents, Format, Found, Meter, Reading};
+use crate::documents::{self, Documents, Format, Found, Reading};
+use crate::lines::Meter;
 use crate::manifest::{FileEntry, MANIFEST, Manifest, ShardEntry, SourceEntry, TOKENIZER, VOCABULARY};
 use crate::seen::Seen;
 use crate::sentences;

@@ -7,11 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use parquet::basic::Type as PhysicalType;
 use parquet::column::reader::ColumnReader;
@@ -21,6 +20,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::lines::{Line, Lines, Meter, open};
 use crate::{DataError, Sentences};
 
 /// The largest document in bytes: some three novels.
@@ -104,15 +104,6 @@ pub(crate) struct Reading<'a> {
     pub(crate) lossy: bool,
 }
 
-/// How much was read, for those who watch.
-#[derive(Debug, Default)]
-pub(crate) struct Meter {
-    /// Bytes of files, as they lie on the disk.
-    pub(crate) file: AtomicU64,
-    /// Bytes of text, as they come out of them.
-    pub(crate) text: AtomicU64,
-}
-
 /// A document as it stands in a file.
 pub(crate) struct Found<'a> {
     pub(crate) text: &'a str,
@@ -185,131 +176,6 @@ pub(crate) fn read(path: &Path, reading: &Reading<'_>, meter: &Arc<Meter>, each:
     }
 }
 
-/// Opens a file, or standard input where the path is `-`, and looks at its first bytes.
-pub(crate) fn open(path: &Path, meter: &Arc<Meter>) -> Result<(BufReader<Counted>, Vec<u8>), DataError> {
-    let source: Box<dyn Read> = match path.as_os_str() == "-" {
-        true => Box::new(io::stdin()),
-        false => Box::new(File::open(path).map_err(DataError::io("open", path))?),
-    };
-    let mut source = BufReader::with_capacity(1 << 17, Counted { source, meter: Arc::clone(meter) });
-    let start = peek(&mut source).map_err(DataError::io("read", path))?;
-    Ok((source, start))
-}
-
-/// Counts what is read.
-pub(crate) struct Counted {
-    source: Box<dyn Read>,
-    meter: Arc<Meter>,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.source.read(buffer)?;
-        self.meter.file.fetch_add(read as u64, Relaxed);
-        Ok(read)
-    }
-}
-
-/// The first bytes of a stream, without taking them.
-fn peek(source: &mut BufReader<Counted>) -> io::Result<Vec<u8>> {
-    loop {
-        match source.fill_buf() {
-            Ok(buffer) => return Ok(buffer[..buffer.len().min(4)].to_vec()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Sees by the first bytes whether a stream is compressed; names lie, and standard input has none.
-pub(crate) fn decompress(source: BufReader<Counted>, start: &[u8], path: &Path) -> Result<Box<dyn BufRead>, DataError> {
-    if start.starts_with(&[0x1f, 0x8b]) {
-        return Ok(Box::new(BufReader::with_capacity(1 << 17, flate2::bufread::MultiGzDecoder::new(source))));
-    }
-    if start == [0x28, 0xb5, 0x2f, 0xfd] {
-        let decoder = zstd::Decoder::with_buffer(source).map_err(DataError::io("read", path))?;
-        return Ok(Box::new(BufReader::with_capacity(1 << 17, decoder)));
-    }
-    Ok(Box::new(source))
-}
-
-/// Lines of a stream, of bounded length.
-pub(crate) struct Lines<'a> {
-    pub(crate) path: &'a Path,
-    reader: Box<dyn BufRead>,
-    meter: &'a Meter,
-    buffer: Vec<u8>,
-    /// How much of the buffer was given out.
-    used: usize,
-    /// The number of the last line, from 1, and whether the rest of it is still to come.
-    number: u64,
-    unfinished: bool,
-}
-
-/// A line, or a part of one that is too long.
-pub(crate) struct Line<'a> {
-    pub(crate) bytes: &'a [u8],
-    pub(crate) number: u64,
-    /// Whether the line began in the part before.
-    continued: bool,
-    /// Whether it goes on.
-    pub(crate) unfinished: bool,
-}
-
-impl<'a> Lines<'a> {
-    /// The lines of a source that begins with `start`.
-    pub(crate) fn new(
-        source: BufReader<Counted>,
-        start: &[u8],
-        path: &'a Path,
-        meter: &'a Meter,
-    ) -> Result<Self, DataError> {
-        let reader = decompress(source, start, path)?;
-        Ok(Self { path, reader, meter, buffer: Vec::new(), used: 0, number: 0, unfinished: false })
-    }
-
-    /// Whether the text begins with these bytes. To be asked before anything is read.
-    pub(crate) fn begins_with(&mut self, bytes: &[u8]) -> Result<bool, DataError> {
-        let start = self.reader.fill_buf().map_err(DataError::io("read", self.path))?;
-        Ok(start.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(start).trim_ascii_start().starts_with(bytes))
-    }
-
-    /// The next line with its end; one of more than `limit` bytes comes in parts.
-    pub(crate) fn next(&mut self, limit: usize) -> Result<Option<Line<'_>>, DataError> {
-        // What is left is the rest of a long line.
-        self.buffer.drain(..self.used);
-        self.used = 0;
-        let continued = self.unfinished;
-        self.number += u64::from(!continued);
-        let room = limit.saturating_sub(self.buffer.len()) as u64 + 1;
-        let mut reader = self.reader.by_ref().take(room);
-        reader.read_until(b'\n', &mut self.buffer).map_err(DataError::io("read", self.path))?;
-        if self.number == 1 && !continued && self.buffer.starts_with(b"\xEF\xBB\xBF") {
-            // A byte order mark.
-            self.buffer.drain(..3);
-        }
-        if self.buffer.is_empty() {
-            return Ok(None);
-        }
-        self.unfinished = self.buffer.len() > limit && !self.buffer.ends_with(b"\n");
-        self.used = if self.unfinished { end_of_part(&self.buffer) } else { self.buffer.len() };
-        self.meter.text.fetch_add(self.used as u64, Relaxed);
-        let bytes = &self.buffer[..self.used];
-        Ok(Some(Line { bytes, number: self.number, continued, unfinished: self.unfinished }))
-    }
-}
-
-/// Where a long line is cut: after its last space, or else before its last character.
-fn end_of_part(bytes: &[u8]) -> usize {
-    let half = bytes.len() / 2;
-    if let Some(space) = bytes[half..].iter().rposition(|&byte| byte == b' ') {
-        return half + space + 1;
-    }
-    // A character has up to three bytes after its first; where there are more, it is not UTF-8 anyway.
-    let tail = bytes.iter().rev().take(3).take_while(|&&byte| byte & 0b1100_0000 == 0b1000_0000).count();
-    (bytes.len() - tail).saturating_sub(1).max(1)
-}
-
 /// Text as UTF-8; in `scratch` where bytes had to be replaced.
 fn utf8<'a>(
     bytes: &'a [u8],
@@ -328,14 +194,14 @@ fn utf8<'a>(
     }
 }
 
-fn read_text(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
+fn read_text(lines: &mut Lines, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
     let (mut document, mut begin, mut continued, mut scratch) = (String::new(), 0, false, String::new());
-    let (path, whole) = (lines.path, reading.documents == Documents::Files);
+    let (path, whole) = (Arc::clone(&lines.path), reading.documents == Documents::Files);
     // Whoever writes documents one after the other writes a sentence a line; whoever writes a file, running text.
     let sentences = if whole { Sentences::Split } else { Sentences::Lines };
     let mut gap = false;
     while let Some(Line { bytes, number, unfinished, .. }) = lines.next(LARGEST)? {
-        let text = utf8(bytes, reading.lossy, &mut scratch, path, || format!("line {number}"))?.trim();
+        let text = utf8(bytes, reading.lossy, &mut scratch, &path, || format!("line {number}"))?.trim();
         let empty = text.is_empty() && !unfinished;
         let ends = empty && !whole;
         gap |= empty;
@@ -364,10 +230,10 @@ fn read_text(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Re
     Ok(())
 }
 
-fn read_text_lines(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
-    let (path, mut scratch) = (lines.path, String::new());
+fn read_text_lines(lines: &mut Lines, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
+    let (path, mut scratch) = (Arc::clone(&lines.path), String::new());
     while let Some(Line { bytes, number, continued, .. }) = lines.next(LARGEST)? {
-        let text = utf8(bytes, reading.lossy, &mut scratch, path, || format!("line {number}"))?.trim();
+        let text = utf8(bytes, reading.lossy, &mut scratch, &path, || format!("line {number}"))?.trim();
         if !text.is_empty() {
             each(Found { text, line: number, sentences: Sentences::Split, continued })?;
         }
@@ -375,11 +241,11 @@ fn read_text_lines(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>)
     Ok(())
 }
 
-fn read_json(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
-    let (path, mut tidied, mut scratch) = (lines.path, String::new(), String::new());
+fn read_json(lines: &mut Lines, reading: &Reading<'_>, each: Each<'_>) -> Result<(), DataError> {
+    let (path, mut tidied, mut scratch) = (Arc::clone(&lines.path), String::new(), String::new());
     while let Some(line) = lines.next(LARGEST_OBJECT)? {
         let number = line.number;
-        let problem = |problem: String| DataError::Record { path: path.to_owned(), line: number, problem };
+        let problem = |problem: String| DataError::Record { path: path.to_path_buf(), line: number, problem };
         if line.unfinished {
             return Err(problem(format!(
                 "it has more than {} MiB; does it have one object per line?",
@@ -400,7 +266,7 @@ fn read_json(lines: &mut Lines<'_>, reading: &Reading<'_>, each: Each<'_>) -> Re
             let reason = whole.split(" at line ").next().unwrap_or(&whole);
             problem(format!("{reason} (column {})", error.column()))
         })?;
-        let text = utf8(&value, reading.lossy, &mut scratch, path, || format!("line {number}, {:?}", reading.field))?;
+        let text = utf8(&value, reading.lossy, &mut scratch, &path, || format!("line {number}, {:?}", reading.field))?;
         whole(text, number, &mut tidied, each)?;
     }
     Ok(())

@@ -19,6 +19,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod instances;
+mod lines;
 mod loader;
 mod manifest;
 mod seen;
@@ -34,6 +35,7 @@ pub use corpus::{Corpus, Document, Reader, Source, Split};
 pub use documents::{Documents, Format};
 pub use error::DataError;
 pub use instances::{Cut, Epoch, Instance, InstanceSettings, Instances, Masking, Objective, Packing, Predicted};
+pub use lines::Lines;
 pub use loader::{Loader, Part, Place, Step, part_of};
 pub use sentences::Sentences;
 pub use shard::Counts;

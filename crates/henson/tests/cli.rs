@@ -80,7 +80,8 @@ fn fill_embed_and_features_speak_json() {
     assert_eq!(from_stdin[0]["text"], "a b");
     assert_eq!(from_stdin[0]["embedding"].as_array().unwrap().len(), 24);
     let file = mlm.path().join("texts.txt");
-    std::fs::write(&file, "a b\nc\n\n").unwrap();
+    // With a byte order mark.
+    std::fs::write(&file, "\u{feff}a b\nc\n\n").unwrap();
     assert_eq!(from_stdin, lines(&["embed", "--model", directory, "--json", "--file", file.to_str().unwrap()], b""));
     let normal = lines(&["embed", "--model", directory, "--json", "--normalise", "--pooling", "cls", "a"], b"");
     let length: f64 = normal[0]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();

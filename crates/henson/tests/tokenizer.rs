@@ -193,7 +193,7 @@ fn nothing_is_overwritten_or_left_half_made() {
     let train = |more: &[&str], parts: &[&str]| {
         fails(1, &[&["train", "--vocab-size", "600", "--out", name(&new)][..], more].concat(), b"", parts);
     };
-    train(&[NOVELS, name(&bad)], &["bad.txt, line 2, byte 5", "UTF-8"]);
+    train(&[NOVELS, name(&bad)], &["bad.txt, line 2: byte 5 is not UTF-8", "UTF-8"]);
     train(&[NOVELS, name(&cut)], &["cannot read", "cut.zst"]);
     train(&[NOVELS, "no-such-file"], &["cannot open no-such-file"]);
     train(&["--field", "text", name(&lines)], &["lines.jsonl, line 2", "no \"text\" in it; it has: body"]);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::{bad_row, open, text_of};
 use crate::DataError;
-use crate::documents::{LARGEST, Line, Lines, Meter};
+use crate::documents::LARGEST;
+use crate::lines::{Line, Lines, Meter};
 
 /// The most words of a sentence, and its most bytes are [`LARGEST`]: a file without empty lines is hardly meant.
 const LONGEST_SENTENCE: usize = 1 << 16;

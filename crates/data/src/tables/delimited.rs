@@ -6,17 +6,18 @@ use serde_json::Value;
 
 use super::{Cells, Classes, EachRow, Header, Row, TableOptions, bad_row, text_of};
 use crate::DataError;
-use crate::documents::{LARGEST, Line, Lines};
+use crate::documents::LARGEST;
+use crate::lines::{Line, Lines};
 
 /// Reads all rows. A quote that is never closed ends the reading whatever `each` says: nobody can tell what it swallowed.
 pub(super) fn read(
-    lines: &mut Lines<'_>,
+    lines: &mut Lines,
     separator: u8,
     quotes: bool,
     options: &TableOptions,
     each: EachRow<'_>,
 ) -> Result<(), DataError> {
-    let path = lines.path;
+    let path = &*Arc::clone(&lines.path);
     let mut names: Arc<[String]> = Arc::new([]);
     let mut first = true;
     while let Some((line, record)) = next_record(lines, separator, quotes)? {
@@ -61,8 +62,8 @@ pub(super) fn read(
 type Record = (u64, Result<String, DataError>);
 
 /// The next row's text and the line where it begins: one line, or several where a quote holds them together.
-fn next_record(lines: &mut Lines<'_>, separator: u8, quotes: bool) -> Result<Option<Record>, DataError> {
-    let path = lines.path;
+fn next_record(lines: &mut Lines, separator: u8, quotes: bool) -> Result<Option<Record>, DataError> {
+    let path = &*Arc::clone(&lines.path);
     let (mut record, mut state) = (String::new(), Quote::CellBegins);
     let mut begin = None;
     while let Some(Line { bytes, number, unfinished, .. }) = lines.next(LARGEST)? {

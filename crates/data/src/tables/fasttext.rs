@@ -6,14 +6,16 @@ use serde_json::Value;
 
 use super::{Cells, Classes, EachRow, Row, bad_row, text_of};
 use crate::DataError;
-use crate::documents::{LARGEST, Lines};
+use crate::documents::LARGEST;
+use crate::lines::Lines;
 
 /// What labels begin with.
 pub(super) const LABEL: &str = "__label__";
 
 /// Reads rows with the columns `label` (a text, a list where there are several, null where there is none) and `text`.
-pub(super) fn read(lines: &mut Lines<'_>, each: EachRow<'_>) -> Result<(), DataError> {
-    let (path, names): (_, Arc<[String]>) = (lines.path, Arc::new(["label".to_owned(), "text".to_owned()]));
+pub(super) fn read(lines: &mut Lines, each: EachRow<'_>) -> Result<(), DataError> {
+    let path = &*Arc::clone(&lines.path);
+    let names: Arc<[String]> = Arc::new(["label".to_owned(), "text".to_owned()]);
     while let Some(line) = lines.next(LARGEST)? {
         let number = line.number;
         if line.unfinished {

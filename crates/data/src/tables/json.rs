@@ -9,13 +9,14 @@ use serde_json::Value;
 
 use super::{Cells, Classes, EachRow, Row, bad_row, open};
 use crate::DataError;
-use crate::documents::{LARGEST_OBJECT, Lines, Meter, decompress};
+use crate::documents::LARGEST_OBJECT;
+use crate::lines::{Lines, Meter, decompress};
 
 /// The largest JSON document: it must be in memory as a whole. SQuAD's training file has 42 MB.
 const LARGEST_DOCUMENT: u64 = 1 << 30;
 
-pub(super) fn read_lines(lines: &mut Lines<'_>, each: EachRow<'_>) -> Result<(), DataError> {
-    let path = lines.path;
+pub(super) fn read_lines(lines: &mut Lines, each: EachRow<'_>) -> Result<(), DataError> {
+    let path = &*Arc::clone(&lines.path);
     while let Some(line) = lines.next(LARGEST_OBJECT)? {
         let number = line.number;
         if line.unfinished {
@@ -48,8 +49,8 @@ fn row_of(bytes: &[u8], path: &Path, number: u64) -> Result<Row, DataError> {
 }
 
 /// The rows of one array, whose items are objects, or lists of cells. It must be in memory as a whole.
-pub(super) fn read_array(lines: &mut Lines<'_>, each: EachRow<'_>) -> Result<(), DataError> {
-    let (path, mut bytes) = (lines.path, Vec::new());
+pub(super) fn read_array(lines: &mut Lines, each: EachRow<'_>) -> Result<(), DataError> {
+    let (path, mut bytes) = (&*Arc::clone(&lines.path), Vec::new());
     while let Some(line) = lines.next(LARGEST_OBJECT)? {
         bytes.extend_from_slice(line.bytes);
         if bytes.len() as u64 > LARGEST_DOCUMENT {

@@ -25,7 +25,7 @@ pub use columns::{Sentence, read_sentences};
 pub use json::read_json;
 
 use crate::DataError;
-use crate::documents::{self, Counted, Lines, Meter};
+use crate::lines::{self, Counted, Lines, Meter, bad_row, text_of};
 
 /// Opens a labelled file, and nothing else: opening a FIFO would wait for somebody who writes to it, and a device may have no
 /// end. Standard input is asked for by its name, `-`.
@@ -33,7 +33,7 @@ fn open(path: &Path, meter: &Arc<Meter>) -> Result<(BufReader<Counted>, Vec<u8>)
     if path.as_os_str() != "-" {
         check_regular(path).map_err(DataError::io("open", path))?;
     }
-    documents::open(path, meter)
+    lines::open(path, meter)
 }
 
 /// How a table is written. Compression is seen by itself.
@@ -205,18 +205,4 @@ pub fn is_array(path: &Path) -> Result<bool, DataError> {
     let meter = Arc::new(Meter::default());
     let (source, start) = open(path, &meter)?;
     Lines::new(source, &start, path, &meter)?.begins_with(b"[")
-}
-
-fn bad_row(path: &Path, line: u64, problem: impl Into<String>) -> DataError {
-    DataError::Row { path: path.to_owned(), line, problem: problem.into() }
-}
-
-/// A line's text without its end.
-fn text_of<'a>(bytes: &'a [u8], path: &Path, line: u64) -> Result<&'a str, DataError> {
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let byte = error.valid_up_to() + 1;
-        bad_row(path, line, format!("byte {byte} is not UTF-8: convert the file first (iconv can)"))
-    })?;
-    let text = text.strip_suffix('\n').unwrap_or(text);
-    Ok(text.strip_suffix('\r').unwrap_or(text))
 }

@@ -1,15 +1,13 @@
 //! `henson tokenizer`: a vocabulary out of text, and what it does to texts.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
 use henson_checkpoint::{CheckpointError, Existing, save_files};
-use henson_data::Format;
+use henson_data::{Format, Lines};
 use henson_text::{
     Kind, Pieces, Regularisation, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, code_point_offsets,
     train,
@@ -402,7 +400,7 @@ impl Facts<'_> {
 }
 
 /// The longest line that is taken.
-const LONGEST: u64 = 64 << 20;
+const LONGEST: usize = 64 << 20;
 
 /// Lines are handed on in blocks of about this size.
 const BLOCK: usize = 1 << 20;
@@ -432,15 +430,16 @@ impl<'a> Blocks<'a> {
                     None => break,
                 },
             };
-            match (lines.next_line()?, *key) {
+            match (lines.next_text(LONGEST)?, key) {
                 (None, _) => self.current = None,
                 (Some(line), None) => {
-                    block.push_str(&line);
+                    block.push_str(line);
                     block.push('\n');
                 }
                 (Some(line), Some(_)) if line.trim().is_empty() => {}
                 (Some(line), Some(key)) => {
-                    block.push_str(&text_of(&line, key).with_context(|| lines.place())?);
+                    let text = text_of(line, key);
+                    block.push_str(&text.with_context(|| lines.place())?);
                     block.push('\n');
                 }
             }
@@ -483,61 +482,5 @@ fn text_of(line: &str, field: &str) -> anyhow::Result<String> {
             let names: Vec<&str> = value.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
             anyhow::bail!("no {field:?} in it; it has: {}; --field names the text", names.join(", "))
         }
-    }
-}
-
-/// Lines of one file, unpacked where its first bytes say that it is packed.
-struct Lines {
-    name: String,
-    reader: Box<dyn BufRead>,
-    number: u64,
-}
-
-impl Lines {
-    fn open(path: &Path) -> anyhow::Result<Self> {
-        let (name, source): (String, Box<dyn Read>) = match path.as_os_str() == "-" {
-            true => ("standard input".to_owned(), Box::new(io::stdin())),
-            false => {
-                let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-                (path.display().to_string(), Box::new(file))
-            }
-        };
-        let cannot = || format!("cannot read {name}");
-        let mut source = BufReader::with_capacity(1 << 16, source);
-        let unpacked: Box<dyn Read> = match source.fill_buf().with_context(cannot)? {
-            [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(zstd::Decoder::with_buffer(source).with_context(cannot)?),
-            _ => return Ok(Self { name, reader: Box::new(source), number: 0 }),
-        };
-        Ok(Self { name, reader: Box::new(BufReader::with_capacity(1 << 16, unpacked)), number: 0 })
-    }
-
-    fn place(&self) -> String {
-        format!("{}, line {}", self.name, self.number)
-    }
-
-    fn next_line(&mut self) -> anyhow::Result<Option<String>> {
-        let mut line = Vec::new();
-        let mut limited = Read::take(&mut self.reader, LONGEST + 1);
-        let length = limited
-            .read_until(b'\n', &mut line)
-            .with_context(|| format!("cannot read {} after line {}", self.name, self.number))?;
-        if length == 0 {
-            return Ok(None);
-        }
-        self.number += 1;
-        anyhow::ensure!(
-            line.len() as u64 <= LONGEST,
-            "{}: longer than {} MiB; is this a text with line endings?",
-            self.place(),
-            LONGEST >> 20
-        );
-        if line.last() == Some(&b'\n') {
-            line.pop();
-        }
-        String::from_utf8(line).map(Some).map_err(|error| {
-            let byte = error.utf8_error().valid_up_to() + 1;
-            anyhow::anyhow!("{}, byte {byte}: not UTF-8; convert the file first (iconv can)", self.place())
-        })
     }
 }
