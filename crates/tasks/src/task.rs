@@ -151,18 +151,20 @@ const GLUE_FILES: [&str; 3] = ["train.tsv", "dev.tsv", "test.tsv"];
 
 /// Any table.
 const TABLES: [&str; 3] = [
-    "train.tsv train.csv train.jsonl train.parquet train.txt",
-    "dev.tsv dev.csv dev.jsonl dev.parquet dev.txt validation.tsv validation.csv validation.jsonl validation.parquet \
-     val.tsv val.csv val.jsonl val.parquet",
-    "test.tsv test.csv test.jsonl test.parquet test.txt",
+    "train.tsv train.csv train.jsonl train.parquet train.txt train.json",
+    "dev.tsv dev.csv dev.jsonl dev.parquet dev.txt dev.json validation.tsv validation.csv validation.jsonl validation.parquet \
+     validation.json val.tsv val.csv val.jsonl val.parquet val.json",
+    "test.tsv test.csv test.jsonl test.parquet test.txt test.json",
 ];
 
 /// Column files: CoNLL-2003's own names, and those that people use.
 const SENTENCES: [&str; 3] = [
-    "eng.train train.txt train.conll train.bio train.tsv train.jsonl train.parquet *-ud-train.conllu train.conllu",
+    "eng.train train.txt train.conll train.bio train.tsv train.jsonl train.parquet *-ud-train.conllu train.conllu \
+     train.json",
     "eng.testa testa.txt valid.txt dev.txt dev.conll dev.bio dev.tsv dev.jsonl dev.parquet validation.parquet \
-     *-ud-dev.conllu dev.conllu",
-    "eng.testb testb.txt test.txt test.conll test.bio test.tsv test.jsonl test.parquet *-ud-test.conllu test.conllu",
+     *-ud-dev.conllu dev.conllu dev.json",
+    "eng.testb testb.txt test.txt test.conll test.bio test.tsv test.jsonl test.parquet *-ud-test.conllu test.conllu \
+     test.json",
 ];
 
 const IDS: &[&str] = &["index", "id", "idx", "pairID", "pair_ID", "guid"];
@@ -193,6 +195,7 @@ const NLI_COLUMNS: TaskColumns = columns(
     &["index", "pairID", "idx"],
 );
 
+const SENTENCE: TaskColumns = columns(&["sentence"], &[], &["label"], &["index", "idx"]);
 const SENTENCES_1_2: TaskColumns = columns(&["sentence1"], &["sentence2"], &["label"], &["index", "idx"]);
 
 /// What most tasks have in common.
@@ -218,8 +221,8 @@ const fn glue(
     labels: &'static [&'static str],
     metric: &'static str,
     submission: &'static str,
-    columns: TaskColumns,
 ) -> Task {
+    let columns = SENTENCES_1_2;
     Task { directory, files: GLUE_FILES, labels, submission: Some(submission), columns, ..task(name, form, metric) }
 }
 
@@ -228,67 +231,33 @@ const fn glue(
 pub static TASKS: [Task; 24] = [
     Task {
         meanings: &["unacceptable", "acceptable"],
-        ..glue(
-            "cola",
-            &CLASSIFY,
-            "CoLA",
-            BINARY,
-            "matthews",
-            "CoLA.tsv",
-            TaskColumns {
-                first: &["sentence"],
-                second: &[],
-                label: &["label"],
-                id: &["index", "idx"],
-                without_header: Some((3, 1, 4)),
-            },
-        )
+        columns: TaskColumns { without_header: Some((3, 1, 4)), ..SENTENCE },
+        ..glue("cola", &CLASSIFY, "CoLA", BINARY, "matthews", "CoLA.tsv")
     },
     Task {
         meanings: &["negative", "positive"],
-        ..glue(
-            "sst2",
-            &CLASSIFY,
-            "SST-2",
-            BINARY,
-            "accuracy",
-            "SST-2.tsv",
-            columns(&["sentence"], &[], &["label"], &["index", "idx"]),
-        )
+        columns: SENTENCE,
+        ..glue("sst2", &CLASSIFY, "SST-2", BINARY, "accuracy", "SST-2.tsv")
     },
     Task {
         meanings: &["not_equivalent", "equivalent"],
         files: ["train.tsv msr_paraphrase_train.txt", "dev.tsv", "test.tsv msr_paraphrase_test.txt"],
-        ..glue(
-            "mrpc",
-            &PAIR,
-            "MRPC",
-            BINARY,
-            "f1",
-            "MRPC.tsv",
-            columns(&["#1 String", "sentence1"], &["#2 String", "sentence2"], &["Quality", "label"], &["index", "idx"]),
-        )
+        columns: TaskColumns {
+            first: &["#1 String", "sentence1"],
+            second: &["#2 String", "sentence2"],
+            label: &["Quality", "label"],
+            ..SENTENCES_1_2
+        },
+        ..glue("mrpc", &PAIR, "MRPC", BINARY, "f1", "MRPC.tsv")
     },
-    glue(
-        "stsb",
-        &REGRESS,
-        "STS-B",
-        &[],
-        "pearson",
-        "STS-B.tsv",
-        TaskColumns { label: &["score", "label"], ..SENTENCES_1_2 },
-    ),
+    Task {
+        columns: TaskColumns { label: &["score", "label"], ..SENTENCES_1_2 },
+        ..glue("stsb", &REGRESS, "STS-B", &[], "pearson", "STS-B.tsv")
+    },
     Task {
         meanings: &["not_duplicate", "duplicate"],
-        ..glue(
-            "qqp",
-            &PAIR,
-            "QQP",
-            BINARY,
-            "f1",
-            "QQP.tsv",
-            columns(&["question1"], &["question2"], &["is_duplicate", "label"], &["id", "index", "idx"]),
-        )
+        columns: columns(&["question1"], &["question2"], &["is_duplicate", "label"], &["id", "index", "idx"]),
+        ..glue("qqp", &PAIR, "QQP", BINARY, "f1", "QQP.tsv")
     },
     Task {
         files: [
@@ -296,7 +265,8 @@ pub static TASKS: [Task; 24] = [
             "dev_matched.tsv multinli_1.0_dev_matched.jsonl",
             "test_matched.tsv",
         ],
-        ..glue("mnli", &PAIR, "MNLI", NLI, "accuracy", "MNLI-m.tsv", NLI_COLUMNS)
+        columns: NLI_COLUMNS,
+        ..glue("mnli", &PAIR, "MNLI", NLI, "accuracy", "MNLI-m.tsv")
     },
     Task {
         files: [
@@ -304,21 +274,17 @@ pub static TASKS: [Task; 24] = [
             "dev_mismatched.tsv multinli_1.0_dev_mismatched.jsonl",
             "test_mismatched.tsv",
         ],
-        ..glue("mnli-mismatched", &PAIR, "MNLI", NLI, "accuracy", "MNLI-mm.tsv", NLI_COLUMNS)
+        columns: NLI_COLUMNS,
+        ..glue("mnli-mismatched", &PAIR, "MNLI", NLI, "accuracy", "MNLI-mm.tsv")
     },
-    glue(
-        "qnli",
-        &PAIR,
-        "QNLI",
-        ENTAILS,
-        "accuracy",
-        "QNLI.tsv",
-        TaskColumns { first: &["question"], second: &["sentence"], ..SENTENCES_1_2 },
-    ),
-    glue("rte", &PAIR, "RTE", ENTAILS, "accuracy", "RTE.tsv", SENTENCES_1_2),
+    Task {
+        columns: TaskColumns { first: &["question"], second: &["sentence"], ..SENTENCES_1_2 },
+        ..glue("qnli", &PAIR, "QNLI", ENTAILS, "accuracy", "QNLI.tsv")
+    },
+    glue("rte", &PAIR, "RTE", ENTAILS, "accuracy", "RTE.tsv"),
     Task {
         meanings: &["not_entailment", "entailment"],
-        ..glue("wnli", &PAIR, "WNLI", BINARY, "accuracy", "WNLI.tsv", SENTENCES_1_2)
+        ..glue("wnli", &PAIR, "WNLI", BINARY, "accuracy", "WNLI.tsv")
     },
     Task {
         directory: "snli_1.0",

@@ -346,7 +346,8 @@ fn balanced(counts: &[usize]) -> Vec<f32> {
     counts.iter().map(|count| if *count > 0 { total as f32 / (present * count) as f32 } else { 1.0 }).collect()
 }
 
-fn wrong_kind(set: &Set, example: &Example) -> TaskError {
+/// A prediction of another form.
+pub(crate) fn wrong_kind(set: &Set, example: &Example) -> TaskError {
     TaskError::WrongKind { id: example.id.clone(), task: set.task.name }
 }
 

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::TaskError;
 use crate::example::{Example, Set};
+use crate::forms::wrong_kind;
 use crate::metrics::cosine;
 
 pub(crate) use read::{Found, label_number, read_rows};
@@ -143,10 +144,6 @@ pub(crate) fn json_lines(set: &Set, predictions: &[Prediction]) -> Result<Vec<(S
     let pairs = set.examples.iter().zip(predictions);
     let rows = pairs.map(|(example, prediction)| Ok(format!("{}\n", object(set, example, prediction)?)));
     Ok(vec![("predictions.jsonl".to_owned(), rows.collect::<Result<String, TaskError>>()?.into_bytes())])
-}
-
-fn wrong_kind(set: &Set, example: &Example) -> TaskError {
-    TaskError::WrongKind { id: example.id.clone(), task: set.task.name }
 }
 
 fn object(set: &Set, example: &Example, prediction: &Prediction) -> Result<Value, TaskError> {
