@@ -282,10 +282,7 @@ pub static TASKS: [Task; 24] = [
         ..glue("qnli", &PAIR, "QNLI", ENTAILS, "accuracy", "QNLI.tsv")
     },
     glue("rte", &PAIR, "RTE", ENTAILS, "accuracy", "RTE.tsv"),
-    Task {
-        meanings: &["not_entailment", "entailment"],
-        ..glue("wnli", &PAIR, "WNLI", BINARY, "accuracy", "WNLI.tsv")
-    },
+    Task { meanings: &["not_entailment", "entailment"], ..glue("wnli", &PAIR, "WNLI", BINARY, "accuracy", "WNLI.tsv") },
     Task {
         directory: "snli_1.0",
         files: [
