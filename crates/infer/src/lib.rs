@@ -37,7 +37,7 @@ pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings
 pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
 pub use numbers::{dot, join_windows, normalise, sigmoid, softmax};
-pub use read::{Output, Read, read};
+pub use read::{Output, Read};
 pub use request::{Finish, Request, Sequence};
 pub use tag::{Entity, TagInput, Tagged, TaggedWord};
 pub use task::{Ability, Task};

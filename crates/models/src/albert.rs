@@ -6,7 +6,7 @@ use henson_tensor::{Activation, Builder, Group};
 use serde_json::{Map, Value};
 
 use crate::bert::{BertConfig, encoder_settings};
-use crate::config::{FamilyConfig, as_bert, check_dropouts, check_only, check_sizes, number};
+use crate::config::{FamilyConfig, as_bert, check_dropouts, check_only, check_sizes, number, probability};
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::{BlockNames, BlockSettings, Linear};
@@ -85,7 +85,7 @@ impl AlbertConfig {
     }
 
     fn classifier_dropout(&self) -> f64 {
-        self.0.other.get(CLASSIFIER_DROPOUT).and_then(Value::as_f64).unwrap_or(0.1)
+        probability(&self.0.other, CLASSIFIER_DROPOUT, 0.1)
     }
 }
 

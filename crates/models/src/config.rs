@@ -29,6 +29,12 @@ pub(crate) trait FamilyConfig {
     fn build(&self, b: &mut Builder, head: Head) -> Model;
 }
 
+/// A probability among keys that a family reads itself; one that is no number fails the check of dropouts.
+pub(crate) fn probability(other: &Map<String, Value>, key: &str, default: f64) -> f64 {
+    let given = other.get(key).filter(|given| !given.is_null());
+    given.map_or(default, |given| given.as_f64().unwrap_or(f64::NAN))
+}
+
 /// A number among keys that a family reads itself; one that is no size fails the check of sizes.
 pub(crate) fn number(other: &Map<String, Value>, key: &str, default: usize) -> usize {
     let given = other.get(key).filter(|given| !given.is_null());

@@ -7,7 +7,7 @@ use henson_tensor::{Activation, Builder};
 use serde_json::{Map, Value};
 
 use crate::bert::{BertConfig, encoder_settings};
-use crate::config::{FamilyConfig, as_bert, check_only, check_sizes};
+use crate::config::{FamilyConfig, as_bert, check_dropouts, check_only, check_sizes, number, probability};
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::Linear;
@@ -51,11 +51,11 @@ pub struct ElectraConfig(BertConfig);
 impl ElectraConfig {
     /// E, 128 where nothing is said.
     fn width(&self) -> usize {
-        crate::config::number(&self.0.other, WIDTH, 128)
+        number(&self.0.other, WIDTH, 128)
     }
 
     fn summary_dropout(&self) -> f64 {
-        self.0.other.get(SUMMARY_DROPOUT).and_then(Value::as_f64).unwrap_or(0.1)
+        probability(&self.0.other, SUMMARY_DROPOUT, 0.1)
     }
 }
 
@@ -65,7 +65,7 @@ impl FamilyConfig for ElectraConfig {
     fn check(&self) -> Result<(), ConfigError> {
         self.0.check()?;
         check_sizes(&[(WIDTH, self.width(), 1 << 16)])?;
-        crate::config::check_dropouts(&[(SUMMARY_DROPOUT, self.summary_dropout())])?;
+        check_dropouts(&[(SUMMARY_DROPOUT, self.summary_dropout())])?;
         check_only(
             &self.0.other,
             &[

@@ -135,4 +135,21 @@ mod tests {
         let error = Family::config_of_size("bert-huge").unwrap_err().to_string();
         assert!(error.contains("bert-tiny") && error.contains("bert-huge"), "{error}");
     }
+
+    #[test]
+    fn keys_of_families_with_wrong_types_are_refused() {
+        let cases = [
+            ("electra-small", "summary_last_dropout", Value::from("some")),
+            ("electra-small", "embedding_size", Value::from(-3)),
+            ("albert-base", "classifier_dropout_prob", Value::from(true)),
+            ("albert-base", "num_hidden_groups", Value::from(13)),
+            ("mpnet-base", "max_position_embeddings", Value::from(2)),
+        ];
+        for (size, key, value) in cases {
+            let mut json = Family::config_of_size(size).unwrap().to_json().unwrap();
+            json[key] = value;
+            let error = ModelConfig::from_value(json).unwrap_err().to_string();
+            assert!(error.contains(key), "{size}: {error}");
+        }
+    }
 }

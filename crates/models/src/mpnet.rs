@@ -2,14 +2,14 @@
 //!
 //! Legend: H hidden, V vocabulary.
 
-use henson_tensor::{Activation, Buckets, Builder, Group};
+use henson_tensor::{Buckets, Builder};
 use serde_json::{Map, Value};
 
 use crate::bert::{BertConfig, encoder_settings};
 use crate::config::{FamilyConfig, as_bert, check_only};
-use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
-use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
-use crate::layers::{BlockNames, Linear};
+use crate::encoder::EncoderSettings;
+use crate::layers::BlockNames;
+use crate::roberta::network_and_head;
 use crate::{ConfigError, Family, Head, Model, ModelConfig, Naming, Sizes};
 
 /// MPNet as the table of families has it.
@@ -95,38 +95,13 @@ fn of_size() -> ModelConfig {
 }
 
 fn build(b: &mut Builder, own: &MpNetConfig, head: Head) -> Model {
-    let h = own.0.hidden_size;
-    let (init, task) = initial_weights(own.0.initializer_range);
     let settings = EncoderSettings {
         segments: None,
         names: BLOCK,
         relative_bias: Some(("encoder.relative_attention_bias.weight", BUCKETS)),
         ..encoder_settings(&own.0, FIRST_POSITION)
     };
-    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "mpnet" };
-    let (network, pooler) = b.at(base, |b| {
-        let network = PostNormEncoder::build(b, &settings);
-        let pooler = |b: &mut Builder| Linear::build(b, "pooler.dense", h, h, init);
-        (network, matches!(head, Head::Pooler | Head::Choice).then(|| b.group(Group::Pooler, pooler)))
-    });
-    let mut parts = HeadParts { pooler, ..HeadParts::default() };
-    if head == Head::MaskedLm {
-        let names = VocabularyNames { transform: "lm_head.dense", norm: "lm_head.layer_norm", bias: "lm_head.bias" };
-        let (sizes, epsilon) = ((own.0.vocab_size, h, h), own.0.layer_norm_eps as f32);
-        // GELU with the error function whatever `hidden_act` says.
-        parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, Activation::Gelu, epsilon, init));
-    }
     let dropout = own.0.hidden_dropout_prob as f32;
-    parts.classifier = match head {
-        Head::Sequence { labels } => Some(Classifier::with_dense(b, (h, labels), Activation::Tanh, dropout, task)),
-        Head::Token { labels } => Some(Classifier::plain(dropout, Linear::build(b, "classifier", h, labels, task))),
-        Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, task))),
-        Head::Choice => {
-            let out = Linear::build(b, "classifier", h, 1, task);
-            let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
-            Some(Classifier { hidden, ..Classifier::plain(dropout, out) })
-        }
-        _ => None,
-    };
+    let (network, parts) = network_and_head(b, "mpnet", &own.0, &settings, head, dropout);
     Model::new(ModelConfig::MpNet(own.clone()), head, network, parts)
 }

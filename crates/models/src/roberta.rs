@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::bert::{BertConfig, encoder_settings};
 use crate::config::{FamilyConfig, as_bert};
-use crate::encoder::{PostNormEncoder, initial_weights};
+use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::Linear;
 use crate::{ConfigError, Family, Head, Model, ModelConfig, Naming, Sizes};
@@ -94,23 +94,36 @@ fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
 }
 
 fn build(b: &mut Builder, own: &RobertaConfig, head: Head) -> Model {
-    let h = own.0.hidden_size;
-    let (init, task) = initial_weights(own.0.initializer_range);
-    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "roberta" };
+    let settings = encoder_settings(&own.0, own.first_position());
+    let dropout = own.0.classifier_dropout.unwrap_or(own.0.hidden_dropout_prob) as f32;
+    let (network, parts) = network_and_head(b, "roberta", &own.0, &settings, head, dropout);
+    Model::new(ModelConfig::Roberta(own.clone()), head, network, parts)
+}
+
+/// An encoder with RoBERTa's heads, which MPNet has as well. `dropout` is that of classifiers of texts and tokens.
+pub(crate) fn network_and_head(
+    b: &mut Builder,
+    base: &str,
+    own: &BertConfig,
+    settings: &EncoderSettings,
+    head: Head,
+    dropout: f32,
+) -> (PostNormEncoder, HeadParts) {
+    let h = own.hidden_size;
+    let (init, task) = initial_weights(own.initializer_range);
+    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { base };
     let (network, pooler) = b.at(base, |b| {
-        let network = PostNormEncoder::build(b, &encoder_settings(&own.0, own.first_position()));
+        let network = PostNormEncoder::build(b, settings);
         let pooler = |b: &mut Builder| Linear::build(b, "pooler.dense", h, h, init);
         (network, matches!(head, Head::Pooler | Head::Choice).then(|| b.group(Group::Pooler, pooler)))
     });
     let mut parts = HeadParts { pooler, ..HeadParts::default() };
     if head == Head::MaskedLm {
         let names = VocabularyNames { transform: "lm_head.dense", norm: "lm_head.layer_norm", bias: "lm_head.bias" };
-        let (sizes, epsilon) = ((own.0.vocab_size, h, h), own.0.layer_norm_eps as f32);
+        let (sizes, epsilon) = ((own.vocab_size, h, h), own.layer_norm_eps as f32);
         // GELU with the error function whatever `hidden_act` says.
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, Activation::Gelu, epsilon, init));
     }
-    let hidden_dropout = own.0.hidden_dropout_prob as f32;
-    let dropout = own.0.classifier_dropout.map_or(hidden_dropout, |p| p as f32);
     parts.classifier = match head {
         Head::Sequence { labels } => Some(Classifier::with_dense(b, (h, labels), Activation::Tanh, dropout, task)),
         Head::Token { labels } => Some(Classifier::plain(dropout, Linear::build(b, "classifier", h, labels, task))),
@@ -118,11 +131,11 @@ fn build(b: &mut Builder, own: &RobertaConfig, head: Head) -> Model {
         Head::Choice => {
             let out = Linear::build(b, "classifier", h, 1, task);
             let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
-            Some(Classifier { hidden, ..Classifier::plain(hidden_dropout, out) })
+            Some(Classifier { hidden, ..Classifier::plain(own.hidden_dropout_prob as f32, out) })
         }
         _ => None,
     };
-    Model::new(ModelConfig::Roberta(own.clone()), head, network, parts)
+    (network, parts)
 }
 
 #[cfg(test)]
