@@ -101,7 +101,7 @@ impl Model {
     /// tanh(dense(first token)): B×H.
     pub fn pooled(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
         let pooler = part(self.parts.pooler, "pooled", "the model was built without a pooler")?;
-        let first = pass.gather(last, layout.starts())?;
+        let first = pass.first_tokens(last, layout)?;
         pooler.forward(pass, &first, Activation::Tanh)
     }
 
@@ -127,7 +127,7 @@ impl Model {
         if self.head.reads_tokens() {
             return self.classifier()?.of_tokens(pass, last, layout);
         }
-        let first = pass.gather(&last, layout.starts())?;
+        let first = pass.first_tokens(&last, layout)?;
         self.classifier()?.of_sequences(pass, &first, layout)
     }
 

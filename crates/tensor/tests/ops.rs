@@ -340,6 +340,23 @@ fn losses_over_tokens_on(device: &Device) {
     }
 }
 
+/// Rows that are named several times, at the borders of what a GPU adds at a time, and those that nobody names.
+#[test]
+fn gathered_rows_may_repeat() {
+    let (t, h) = (tokens(&QUERIES), 24);
+    let picked: Vec<u32> = (0..t as u32 - 1).flat_map(|row| vec![row; if row == 3 { 70 } else { row as usize % 3 }]).collect();
+    check(
+        "gather",
+        |b| input(b, "x", t, h),
+        |x, pass| {
+            let layout = Layout::new(pass.device(), &QUERIES, 3).unwrap();
+            let picked = Tensor::from_slice(pass.device(), [picked.len()], &picked).unwrap();
+            let x = rows(pass, *x);
+            vec![pass.gather(&x, &picked).unwrap(), pass.first_tokens(&x, &layout).unwrap()]
+        },
+    );
+}
+
 #[test]
 fn samples_do_not_depend_on_their_company() {
     devices().iter().for_each(samples_do_not_depend_on_their_company_on);

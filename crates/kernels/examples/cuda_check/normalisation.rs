@@ -442,10 +442,14 @@ fn some_rows<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<(
     checks.within::<f32>(&format!("widening gather of {what}"), &out, &expected, 0.0)?;
 
     let dy = numbers::<E>(2, picked.len() * h);
-    let gdy = checks.up(&dy)?;
     let mut expected = vec![0.0; t * h];
     rows_reference::scatter_add(&exact(&dy), h, &picked, &mut expected);
-    let (keys, order) = (checks.gpu.empty(picked.len(), DType::U32)?, checks.gpu.empty(picked.len(), DType::U32)?);
+    // Forty rows more that go nowhere: a whole chunk, and parts of two.
+    let more = numbers::<E>(3, 40 * h);
+    let gdy = checks.up(&[more.as_slice(), &dy].concat())?;
+    let gpicked = checks.up(&[vec![whole_rows::NOWHERE; 40], picked.clone()].concat())?;
+    let all = picked.len() + 40;
+    let (keys, order) = (checks.gpu.empty(all, DType::U32)?, checks.gpu.empty(all, DType::U32)?);
     let sorted = Sorted { keys: keys.view(), order: order.view() };
     whole_rows::sort(checks.gpu, gpicked.view(), t, sorted)?;
     let dx = checks.poisoned::<E>(t * h)?;
@@ -457,7 +461,7 @@ fn some_rows<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize) -> Result<(
     checks.close::<E>(&format!("scatter_add to what is there, {what}"), &dx, &added)?;
 
     let distinct: Vec<u32> = (0..t.div_ceil(3) as u32).map(|i| (t as u32 - 1) - 2 * i).collect();
-    let gdistinct = checks.up(&distinct)?;
+    let (gdistinct, gdy) = (checks.up(&distinct)?, checks.up(&dy)?);
     let mut expected = vec![0.0; t * h];
     rows_reference::scatter_add(&exact(&dy), h, &distinct, &mut expected);
     let dx = checks.poisoned::<E>(t * h)?;

@@ -84,8 +84,8 @@ pub struct Sorted<'a> {
 /// Keys of a block of sort.cu.
 const TILE: usize = 8 * 8 * 32;
 
-/// Sorts indices below `limit` into `sorted`. One at or above it stands somewhere among the others, and [`scatter_add`]
-/// reports it.
+/// Sorts indices below `limit` into `sorted`, then those that are [`NOWHERE`]. Any other stands somewhere among them, and
+/// [`scatter_add`] reports it.
 pub fn sort(gpu: &Gpu, indices: View<'_>, limit: usize, sorted: Sorted<'_>) -> Result<()> {
     let n = indices.len();
     indices.expect("sort", "the indices", n, DType::U32);
@@ -94,8 +94,8 @@ pub fn sort(gpu: &Gpu, indices: View<'_>, limit: usize, sorted: Sorted<'_>) -> R
     if n == 0 {
         return Ok(());
     }
-    // Eight bits a pass.
-    let passes = (usize::BITS - limit.saturating_sub(1).leading_zeros()).div_ceil(8).max(1) as usize;
+    // Eight bits a pass, and so many that nowhere, all of whose bits are set, comes after the last index.
+    let passes = (usize::BITS - limit.leading_zeros()).div_ceil(8).max(1) as usize;
     let tiles = n.div_ceil(TILE);
     let counts = 256 * tiles;
     let scratch = gpu.scratch(Purpose::Sort, (counts + 2 * n) * 4)?;
@@ -123,7 +123,8 @@ const CHUNK: usize = 32;
 
 /// Row i of `dy` is added to row `rows[i]` of `dx`, which is zeroed first on demand; `sorted` holds those rows.
 ///
-/// Rows may repeat. Their sum is taken in f32 in the order of `rows`, in pieces with fixed borders, and rounded once.
+/// Rows may repeat. Their sum is taken in f32 in the order of `rows`, in pieces with fixed borders, and rounded once. Those that
+/// are [`NOWHERE`] are added to nothing.
 pub fn scatter_add(
     gpu: &Gpu,
     dy: View<'_>,

@@ -3,7 +3,7 @@
 use henson_kernels::cpu::embedding::{self as kernels, Lookup};
 
 use henson_kernels::cuda::embedding as cuda_kernels;
-use henson_kernels::cuda::rows::{self as cuda_rows, Sorted};
+use henson_kernels::cuda::rows as cuda_rows;
 
 use super::layer_norm::{Around, LayerNorm, Norm};
 use super::rows::check_indices;
@@ -239,11 +239,7 @@ fn add_rows(back: &mut Backward<'_>, dy: &Tensor, indexed: &Indexed) -> Result<(
             kernels::backward(&cpu.kernels, dy, ids, gradient.slice_mut::<f32>(), h);
         }),
         Device::Cuda(cuda) => {
-            let room = || Tensor::empty(back.device(), index.shape(), DType::U32);
-            let (keys, order) = (room()?, room()?);
-            let sorted = Sorted { keys: keys.on_gpu(), order: order.on_gpu() };
-            cuda_rows::sort(&cuda.gpu, index.on_gpu(), gradient.rows(), sorted)?;
-            cuda_rows::scatter_add(&cuda.gpu, dy.on_gpu(), dy.columns(), sorted, gradient.on_gpu(), false)?;
+            super::rows::add_sorted(back.device(), &cuda.gpu, dy, index, &gradient, false)?;
         }
     }
     Ok(())

@@ -383,7 +383,8 @@ impl FeedForward {
                 let weights = Weights { parameters: back.parameters, packed: false };
                 let (x, dtype) = (self.x.tensor(), back.parameters.dtype());
                 let (inner, slope) = inner(weights, x, layers, self.drop.as_ref(), dtype, true)?;
-                let slope = slope.unwrap_or_else(|| inner.clone());
+                let why = "nothing was kept of its activation";
+                let slope = slope.ok_or(TensorError::Unsupported { operation: "feed_forward", why })?;
                 (inner, slope)
             }
         };

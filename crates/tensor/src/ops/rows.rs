@@ -1,7 +1,8 @@
 //! Operations on whole rows: picking, dropping, pooling.
 
 use henson_kernels::cpu::rows as kernels;
-use henson_kernels::cuda::rows as cuda_kernels;
+use henson_kernels::cuda::Gpu;
+use henson_kernels::cuda::rows::{self as cuda_kernels, Sorted};
 
 use super::{Op, copy, own, with_float};
 use crate::tape::{Backward, Dropout, Slot};
@@ -19,9 +20,18 @@ pub enum Pooling {
 }
 
 impl Pass<'_> {
-    /// The rows of `x` (T×H) that `rows` (P, u32) names: P×H. In training none may be named twice, but for
-    /// [`Device::NOWHERE`], which gives zeros.
+    /// The rows of `x` (T×H) that `rows` (P, u32) names: P×H. A row may be named several times; on a GPU,
+    /// [`Device::NOWHERE`] gives zeros.
     pub fn gather(&mut self, x: &Var, rows: &Tensor) -> Result<Var> {
+        self.pick(x, rows, false)
+    }
+
+    /// The first token of every sequence: T×H → B×H. A layout's starts are distinct, so that the gradient needs no sorting.
+    pub fn first_tokens(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
+        self.pick(x, layout.starts(), true)
+    }
+
+    fn pick(&mut self, x: &Var, rows: &Tensor, distinct: bool) -> Result<Var> {
         let (t, h) = (x.tensor().rows(), x.tensor().columns());
         rows.check_dtype("gather", "rows", DType::U32)?;
         check_indices("gather", "row", self.device(), rows, t)?;
@@ -38,7 +48,7 @@ impl Pass<'_> {
         drop(timer);
         let y = self.var(out);
         if let Some(out) = y.slot() {
-            self.record(Op::Gather(Gather { x: x.clone(), rows: rows.clone(), out }));
+            self.record(Op::Gather(Gather { x: x.clone(), rows: rows.clone(), distinct, out }));
         }
         Ok(y)
     }
@@ -170,10 +180,28 @@ fn drop_in_place(device: &Device, x: &Tensor, dropout: &Dropout, rows: &Tensor) 
     Ok(())
 }
 
+/// Adds each row of `dy` to the row of `dx` that its index names, on a GPU; `dx` is zeroed first on demand.
+pub(super) fn add_sorted(
+    device: &Device,
+    gpu: &Gpu,
+    dy: &Tensor,
+    indices: &Tensor,
+    dx: &Tensor,
+    zero_first: bool,
+) -> Result<()> {
+    let room = || Tensor::empty(device, indices.shape(), DType::U32);
+    let (keys, order) = (room()?, room()?);
+    let sorted = Sorted { keys: keys.on_gpu(), order: order.on_gpu() };
+    cuda_kernels::sort(gpu, indices.on_gpu(), dx.rows(), sorted)?;
+    Ok(cuda_kernels::scatter_add(gpu, dy.on_gpu(), dy.columns(), sorted, dx.on_gpu(), zero_first)?)
+}
+
 /// A recorded choice of rows.
 pub(crate) struct Gather {
     x: Var,
     rows: Tensor,
+    /// Whether no row is named twice.
+    distinct: bool,
     out: Slot,
 }
 
@@ -190,7 +218,11 @@ impl Gather {
             }),
             Device::Cuda(cuda) => {
                 let (rows, h) = (self.rows.on_gpu(), self.x.tensor().columns());
-                cuda_kernels::scatter_distinct(&cuda.gpu, dy.on_gpu(), h, rows, dx.on_gpu(), !accumulate)?;
+                if self.distinct {
+                    cuda_kernels::scatter_distinct(&cuda.gpu, dy.on_gpu(), h, rows, dx.on_gpu(), !accumulate)?;
+                } else {
+                    add_sorted(back.device(), &cuda.gpu, &dy, &self.rows, &dx, !accumulate)?;
+                }
             }
         }
         Ok(())

@@ -91,7 +91,7 @@ __device__ __forceinline__ void scatter_chunks(const E *dy, const u32 *keys, con
         if (open_left || open_right) {
             store8<ALIGNED>(partial + (u64)(2 * blockIdx.x + (open_left ? 0 : 1)) * h, c, h, sum);
         } else if (key >= limit) {
-            report(fault, FAULT_SCATTER);
+            if (key != NOWHERE) report(fault, FAULT_SCATTER);
         } else {
             float old[8];
             load8<ALIGNED>(dx + (u64)key * h, c, h, old);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void scatter_runs(const u32 *keys, const float *parti
     const bool began_before = start > 0 && keys[start - 1] == key;
     if (began_before) return;
     if (key >= limit) {
-        if (threadIdx.x == 0) report(fault, FAULT_SCATTER);
+        if (threadIdx.x == 0 && key != NOWHERE) report(fault, FAULT_SCATTER);
         return;
     }
     // The last chunk that the run reaches: one after the last sorted index that equals the key.
