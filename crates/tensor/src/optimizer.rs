@@ -111,15 +111,16 @@ impl Optimizer {
                     Method::AdamW => kernels::adamw,
                     Method::Lamb => kernels::lamb,
                 };
+                let (mut p, mut copy) = (p.clone(), copy.cloned());
                 kernel(
                     &cpu.kernels,
                     &self.plan,
-                    parameters.flat().slice_mut(),
+                    p.slice_mut(),
                     gradients.flat().slice(),
                     self.first.slice_mut(),
                     self.second.slice_mut(),
                     &update,
-                    copy.map(|copy| copy.slice_mut()),
+                    copy.as_mut().map(|copy| copy.slice_mut()),
                 );
                 Ok(Reading::one(norm.unwrap_or(0.0)))
             }

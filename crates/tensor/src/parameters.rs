@@ -331,7 +331,7 @@ impl Parameters {
         fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let Entry { start, shape, .. } = self.entries[entry];
-        let view = self.values.view(start, shape);
+        let mut view = self.values.view(start, shape);
         match &self.device {
             Device::Cpu(_) => fill(view.slice_mut()),
             Device::Cuda(_) => {
@@ -345,7 +345,7 @@ impl Parameters {
     /// Rounds the values once more into the copy that models compute with.
     pub fn refresh(&mut self) -> Result<()> {
         self.discard_packed();
-        if let Some(compute) = &self.compute {
+        if let Some(compute) = &mut self.compute {
             match &self.device {
                 Device::Cpu(cpu) => cast::to_bf16(&cpu.kernels, self.values.slice(), compute.slice_mut()),
                 Device::Cuda(cuda) => cuda::cast::to_bf16(&cuda.gpu, self.values.on_gpu(), compute.on_gpu())?,
@@ -486,7 +486,7 @@ impl Gradients {
             }
             // A view of some of its rows: nobody else writes those before them.
             if !written && start < range.start {
-                self.fill_zero(&self.values.view(start, [range.start - start].into()))?;
+                self.fill_zero(self.values.view(start, [range.start - start].into()))?;
             }
             accumulate |= written;
             self.entries[i].written = true;
@@ -498,7 +498,7 @@ impl Gradients {
     pub(crate) fn sum(&mut self, param: Param) -> Result<Tensor> {
         let (view, accumulate) = self.target(param)?;
         if !accumulate {
-            self.fill_zero(&view)?;
+            self.fill_zero(view.clone())?;
         }
         Ok(view)
     }
@@ -508,15 +508,15 @@ impl Gradients {
         for i in 0..self.entries.len() {
             let GradientEntry { start, len, written } = self.entries[i];
             if !written {
-                self.fill_zero(&self.values.view(start, [len].into()))?;
+                self.fill_zero(self.values.view(start, [len].into()))?;
                 self.entries[i].written = true;
             }
         }
         Ok(())
     }
 
-    fn fill_zero(&self, view: &Tensor) -> Result<()> {
-        let _timer = self.device.timer(Kind::ZeroGradients, 0, &[view]);
+    fn fill_zero(&self, mut view: Tensor) -> Result<()> {
+        let _timer = self.device.timer(Kind::ZeroGradients, 0, &[&view]);
         match &self.device {
             Device::Cpu(cpu) => henson_kernels::cpu::rows::fill_zero(&cpu.kernels, view.slice_mut::<f32>()),
             Device::Cuda(cuda) => cuda.gpu.fill_zero(view.on_gpu())?,

@@ -283,8 +283,8 @@ fn add_gradient(device: &Device, slots: &mut [Option<Tensor>], slot: Slot, gradi
     *place = Some(match place.take() {
         None => gradient,
         Some(old) => {
-            let sum = if old.is_unique() { old } else { ops::copy(device, &old)? };
-            ops::add(device, &gradient, &sum)?;
+            let mut sum = if old.is_unique() { old } else { ops::copy(device, &old)? };
+            ops::add(device, &gradient, &mut sum)?;
             sum
         }
     });

@@ -84,7 +84,7 @@ impl Tensor {
 
     /// A tensor of zeros.
     pub fn zeros(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let tensor = Self::empty(device, shape, dtype)?;
+        let mut tensor = Self::empty(device, shape, dtype)?;
         match device {
             Device::Cpu(_) => tensor.bytes_mut().fill(0),
             Device::Cuda(cuda) => cuda.gpu.fill_zero(tensor.on_gpu())?,
@@ -102,7 +102,7 @@ impl Tensor {
         match device {
             Device::Cpu(cpu) => {
                 cpu.note_input(shape, T::DTYPE);
-                let tensor = Self::empty(device, shape, T::DTYPE)?;
+                let mut tensor = Self::empty(device, shape, T::DTYPE)?;
                 tensor.slice_mut::<T>().copy_from_slice(numbers);
                 Ok(tensor)
             }
@@ -114,7 +114,7 @@ impl Tensor {
     }
 
     /// Sets the numbers to those of a slice of the same length.
-    pub(crate) fn write<T: Native>(&self, numbers: &[T]) -> Result<()> {
+    pub(crate) fn write<T: Native>(&mut self, numbers: &[T]) -> Result<()> {
         match &self.storage {
             Storage::Host(_) => self.slice_mut::<T>().copy_from_slice(numbers),
             Storage::Cuda(_, cuda) => match T::DTYPE {
@@ -254,18 +254,17 @@ impl Tensor {
     }
 
     /// The numbers, to be written by whom the module's rules allow to.
-    #[allow(clippy::mut_from_ref, reason = "see the module: the rules of who writes are kept by this crate")]
-    pub(crate) fn slice_mut<T: Native>(&self) -> &mut [T] {
+    pub(crate) fn slice_mut<T: Native>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE, "tensor's dtype");
-        // SAFETY: as for `slice`; that no other reference to these elements is in use follows from the module's rules.
+        // SAFETY: as for `slice`; no other reference comes from this tensor, and that none from another that shares the memory is
+        // in use follows from the module's rules.
         unsafe {
             let start = self.start().cast::<T>();
             std::slice::from_raw_parts_mut(start, self.shape.elements())
         }
     }
 
-    #[allow(clippy::mut_from_ref, reason = "as for `slice_mut`")]
-    fn bytes_mut(&self) -> &mut [u8] {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `slice_mut`; every bit pattern is a valid u8.
         unsafe {
             let start = self.start();

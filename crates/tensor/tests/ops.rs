@@ -344,7 +344,8 @@ fn losses_over_tokens_on(device: &Device) {
 #[test]
 fn gathered_rows_may_repeat() {
     let (t, h) = (tokens(&QUERIES), 24);
-    let picked: Vec<u32> = (0..t as u32 - 1).flat_map(|row| vec![row; if row == 3 { 70 } else { row as usize % 3 }]).collect();
+    let picked: Vec<u32> =
+        (0..t as u32 - 1).flat_map(|row| vec![row; if row == 3 { 70 } else { row as usize % 3 }]).collect();
     check(
         "gather",
         |b| input(b, "x", t, h),

@@ -60,8 +60,8 @@ impl Pass<'_> {
         self.reads(attention);
         let call = Call::new(self, attention, from, bias, layouts)?;
         let queries = layouts.0.tokens();
-        let out = Tensor::empty(self.device(), [queries, attention.query_width()], self.dtype())?;
-        let log_sums = Tensor::empty(self.device(), [attention.heads, queries], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [queries, attention.query_width()], self.dtype())?;
+        let mut log_sums = Tensor::empty(self.device(), [attention.heads, queries], DType::F32)?;
         let dropout = self.dropout(p, site);
         let [query, key, value] = call.from.parts();
         let timer = self.device().timer(Kind::Attention, 2 * call.flops(), &[query, key, value, &out]);
@@ -109,7 +109,7 @@ impl Pass<'_> {
     ) -> Result<Tensor> {
         let call = Call::new(self, attention, from.clone(), bias, layouts)?;
         let size = attention.probabilities(layouts.0.offsets(), layouts.1.offsets());
-        let out = Tensor::empty(self.device(), [size], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [size], DType::F32)?;
         match self.device() {
             Device::Cpu(cpu) => with_float!(self.dtype(), E => {
                 kernels::probabilities(&cpu.kernels, attention, &call.inputs::<E>(self.parameters()), out.slice_mut());
@@ -341,7 +341,7 @@ impl Recorded {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dout) = back.take(self.out) else { return Ok(()) };
         let like = |x: &Var| Tensor::empty(back.device(), x.tensor().shape(), x.tensor().dtype());
-        let gradients: [Option<Tensor>; 3] = match &self.call.from {
+        let mut gradients: [Option<Tensor>; 3] = match &self.call.from {
             QueryKeyValue::Fused(all) => [Some(like(all)?), None, None],
             QueryKeyValue::Cross { query, key_value } => [Some(like(query)?), Some(like(key_value)?), None],
             QueryKeyValue::Apart { query, key, value } => [Some(like(query)?), Some(like(key)?), Some(like(value)?)],
@@ -351,7 +351,7 @@ impl Recorded {
             back.device().timer(Kind::AttentionGradient, 5 * self.call.flops(), &[query, key, value, query, &dout]);
         match back.device() {
             Device::Cpu(cpu) => {
-                let dbias = match self.call.bias {
+                let mut dbias = match self.call.bias {
                     BiasValues::Table(table) => Some(back.gradients.sum(table)?),
                     _ => None,
                 };
@@ -362,7 +362,7 @@ impl Recorded {
                     self.call.dropout_on_cpu(self.dropout.as_ref()),
                     self.log_sums.slice(),
                     dout.slice::<E>(),
-                    views::<E>(&self.call.attention, &gradients, dbias.as_ref()),
+                    views::<E>(&self.call.attention, &mut gradients, dbias.as_mut()),
                 ));
             }
             Device::Cuda(cuda) => {
@@ -415,18 +415,20 @@ impl Recorded {
 /// one for each.
 fn views<'a, E: Native>(
     attention: &Attention,
-    gradients: &'a [Option<Tensor>; 3],
-    dbias: Option<&'a Tensor>,
+    gradients: &'a mut [Option<Tensor>; 3],
+    dbias: Option<&'a mut Tensor>,
 ) -> kernels::Gradients<'a, E> {
     let [hq, hk, _] = attention.fused_widths();
-    let slice = |i: usize| gradients[i].as_ref().map(|x| x.slice_mut::<E>()).unwrap_or_default();
-    let [query, key, value] = match gradients {
-        [_, None, _] => ViewMut::split(slice(0), [hq, hk, hk]),
-        [_, _, None] => {
-            let [key, value] = ViewMut::split(slice(1), [hk, hk]);
-            [ViewMut::new(slice(0), hq), key, value]
+    let slices = gradients.each_mut().map(|x| x.as_mut().map(|x| x.slice_mut::<E>()));
+    let [query, key, value] = match slices {
+        [all, None, _] => ViewMut::split(all.unwrap_or_default(), [hq, hk, hk]),
+        [query, Some(both), None] => {
+            let [key, value] = ViewMut::split(both, [hk, hk]);
+            [ViewMut::new(query.unwrap_or_default(), hq), key, value]
         }
-        _ => [ViewMut::new(slice(0), hq), ViewMut::new(slice(1), hk), ViewMut::new(slice(2), hk)],
+        [query, Some(key), Some(value)] => {
+            [ViewMut::new(query.unwrap_or_default(), hq), ViewMut::new(key, hk), ViewMut::new(value, hk)]
+        }
     };
     kernels::Gradients { query, key, value, bias: dbias.map(|dbias| dbias.slice_mut()) }
 }

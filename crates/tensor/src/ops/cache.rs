@@ -209,7 +209,7 @@ impl Pass<'_> {
         layout: &Layout,
     ) -> Result<()> {
         cache.check_layout(layout)?;
-        let ([keys, values], x) = (cache.layer(layer)?, from.tensor());
+        let ([mut keys, mut values], x) = (cache.layer(layer)?.clone(), from.tensor());
         let width = keys.columns();
         x.check_dtype("cache", "keys and values", keys.dtype())?;
         x.check_shape("cache", "keys and values", [layout.tokens(), column + 2 * width])?;
@@ -252,7 +252,7 @@ impl Pass<'_> {
         x.check_dtype("cache", "the query", keys.dtype())?;
         let columns = x.columns().max(h);
         x.check_shape("cache", "the query", [layout.tokens(), columns])?;
-        let out = Tensor::empty(self.device(), [layout.tokens(), h], x.dtype())?;
+        let mut out = Tensor::empty(self.device(), [layout.tokens(), h], x.dtype())?;
         let pairs: usize = (0..layout.sequences())
             .map(|i| {
                 attention

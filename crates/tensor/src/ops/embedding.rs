@@ -153,7 +153,7 @@ impl Pass<'_> {
         let indexed = tables.indexed(ids, positions, segments)?;
         let values = self.check_tables(&indexed)?;
         let h = self.parameters().matrix(tables.word).columns();
-        let out = Tensor::empty(self.device(), [ids.shape().elements(), h], self.dtype())?;
+        let mut out = Tensor::empty(self.device(), [ids.shape().elements(), h], self.dtype())?;
         let count = indexed.iter().flatten().count();
         let timer = self.device().timer(Kind::Embedding, 0, &[&out, &out, &out, &out][..=count]);
         match self.device() {
@@ -232,7 +232,7 @@ impl Embedding {
 
 /// Adds each row of dy to the row of a table's gradient that its index names.
 fn add_rows(back: &mut Backward<'_>, dy: &Tensor, indexed: &Indexed) -> Result<()> {
-    let (gradient, index) = (back.gradients.sum(indexed.table.from_row(indexed.offset))?, &indexed.indices);
+    let (mut gradient, index) = (back.gradients.sum(indexed.table.from_row(indexed.offset))?, &indexed.indices);
     match back.device() {
         Device::Cpu(cpu) => with_float!(dy.dtype(), E => {
             let (dy, ids, h) = (dy.slice::<E>(), index.slice(), dy.columns());

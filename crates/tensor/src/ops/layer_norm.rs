@@ -118,9 +118,9 @@ impl Pass<'_> {
         let in_place = !self.is_training() && !stream && on_gpu;
         // The sum takes the place of x, whose value nobody needs afterwards; where it is x itself, others may read it too.
         let changed = residual.is_some() || around.before.is_some() || on_gpu;
-        let sum = if changed { own(self.device(), x.into_tensor())? } else { x.into_tensor() };
-        let y = if in_place { sum.clone() } else { Tensor::empty(self.device(), shape, sum.dtype())? };
-        let statistics = Tensor::empty(self.device(), [if in_place { 0 } else { sum.rows() }, 2], DType::F32)?;
+        let mut sum = if changed { own(self.device(), x.into_tensor())? } else { x.into_tensor() };
+        let mut y = if in_place { sum.clone() } else { Tensor::empty(self.device(), shape, sum.dtype())? };
+        let mut statistics = Tensor::empty(self.device(), [if in_place { 0 } else { sum.rows() }, 2], DType::F32)?;
         let moved = [&sum, &sum, &y, &y];
         let moved = if residual.is_some() { &moved[..] } else { &moved[..3] };
         let timer = self.device().timer(Kind::LayerNorm, 0, moved);
@@ -207,16 +207,16 @@ impl LayerNorm {
             let why = "more than 8192 columns cannot be trained on a GPU: use --device cpu";
             return Err(TensorError::Unsupported { operation: "layer_norm", why });
         }
-        let dsum = Tensor::empty(device, self.sum.shape(), self.sum.dtype())?;
-        let dx = match &self.around.before {
+        let mut dsum = Tensor::empty(device, self.sum.shape(), self.sum.dtype())?;
+        let mut dx = match &self.around.before {
             Some(_) => Some(Tensor::empty(device, self.sum.shape(), self.sum.dtype())?),
             None => None,
         };
         let timer = device.timer(Kind::LayerNormGradient, 0, &[&dy, &dy, &dsum, dx.as_ref().unwrap_or(&dsum)]);
         match device {
             Device::Cpu(cpu) => {
-                let dgamma = back.gradients.sum(self.norm.weight)?;
-                let dbeta = self.norm.bias.map(|bias| back.gradients.sum(bias)).transpose()?;
+                let mut dgamma = back.gradients.sum(self.norm.weight)?;
+                let mut dbeta = self.norm.bias.map(|bias| back.gradients.sum(bias)).transpose()?;
                 with_float!(self.sum.dtype(), E => kernels::backward(
                     &cpu.kernels,
                     dy.slice::<E>(),
@@ -226,9 +226,9 @@ impl LayerNorm {
                     &self.norm.on_cpu(back.parameters),
                     self.around.drops(),
                     dsum.slice_mut::<E>(),
-                    dx.as_ref().map(|dx| dx.slice_mut::<E>()),
+                    dx.as_mut().map(|dx| dx.slice_mut::<E>()),
                     dgamma.slice_mut(),
-                    dbeta.as_ref().map(|dbeta| dbeta.slice_mut()),
+                    dbeta.as_mut().map(|dbeta| dbeta.slice_mut()),
                 ));
             }
             Device::Cuda(cuda) => {

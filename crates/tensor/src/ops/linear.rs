@@ -132,8 +132,8 @@ fn apply(
         return Err(TensorError::Unsupported { operation: "linear", why });
     }
     let n = if layer.gated { columns / 2 } else { columns };
-    let y = Tensor::empty(device, [t, n], dtype)?;
-    let slope = if keep { Some(Tensor::empty(device, [t, columns], dtype)?) } else { None };
+    let mut y = Tensor::empty(device, [t, n], dtype)?;
+    let mut slope = if keep { Some(Tensor::empty(device, [t, columns], dtype)?) } else { None };
     let moved = [x, &weight, &y, slope.as_ref().unwrap_or(&y)];
     let moved = if keep { &moved[..] } else { &moved[..3] };
     let _timer = device.timer(Kind::Linear, 2 * t * columns * k, moved);
@@ -143,7 +143,7 @@ fn apply(
                 bias: bias.as_ref().map(|bias| bias.slice::<f32>()),
                 activation: layer.activation,
                 gated: layer.gated,
-                derivative: slope.as_ref().map(|slope| slope.slice_mut::<O>()),
+                derivative: slope.as_mut().map(|slope| slope.slice_mut::<O>()),
                 ..Finish::default()
             };
             let x = Matrix::new(x.slice::<E>(), t, k);
@@ -251,7 +251,7 @@ impl Linear {
         let n = self.weight.shape().sizes()[0];
         let mut dz = dy.reshape([x.rows(), n])?;
         let mut bias = self.bias;
-        if let Some(slope) = self.slope {
+        if let Some(mut slope) = self.slope {
             let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dz, &slope]);
             match back.device() {
                 // The slope is ours alone: its product with the gradient takes its place.
@@ -317,9 +317,9 @@ fn inner(
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
     let (Some(gpu), Some(bias)) = (fused(device, layers, drop, dtype, [t, n, k]), layers.up_bias) else {
         let FeedForwardLayers { up: weight, up_bias: bias, activation, gated, .. } = *layers;
-        let (y, slope) = apply(weights, x, Layer { weight, bias, activation, gated }, dtype, keep)?;
+        let (mut y, mut slope) = apply(weights, x, Layer { weight, bias, activation, gated }, dtype, keep)?;
         if let Some(drop) = drop {
-            drop_inner(device, &y, slope.as_ref(), drop)?;
+            drop_inner(device, &mut y, slope.as_mut(), drop)?;
         }
         return Ok((y, slope));
     };
@@ -337,7 +337,7 @@ fn inner(
 
 /// Dropout between the layers: of what the second one sees and, on the CPU, of the derivatives that lead back from there. A GPU
 /// keeps no derivatives, and drops the gradient itself.
-fn drop_inner(device: &Device, y: &Tensor, slope: Option<&Tensor>, drop: &RowDropout) -> Result<()> {
+fn drop_inner(device: &Device, y: &mut Tensor, slope: Option<&mut Tensor>, drop: &RowDropout) -> Result<()> {
     let (dropout, ids) = drop;
     ids.check_shape("feed_forward", "the layout", [y.rows(), 2])?;
     let cpu = match device {
@@ -351,8 +351,9 @@ fn drop_inner(device: &Device, y: &Tensor, slope: Option<&Tensor>, drop: &RowDro
     let ids = bytemuck::cast_slice(ids.slice::<u32>());
     for x in [Some(y), slope].into_iter().flatten() {
         let _timer = device.timer(Kind::Rows, 0, &[x, x]);
+        let parts = x.columns() / h;
         with_float!(x.dtype(), E => {
-            rows::drop_parts(&cpu.kernels, x.slice_mut::<E>(), h, x.columns() / h, &dropout, ids);
+            rows::drop_parts(&cpu.kernels, x.slice_mut::<E>(), h, parts, &dropout, ids);
         });
     }
     Ok(())
@@ -392,7 +393,7 @@ impl FeedForward {
         let (t, n, k) = (dy.rows(), inner.columns(), dy.columns());
         // The gradient of the activation's input takes the place of its output, which is not needed any more, where it is not
         // twice as wide.
-        let dz = if layers.gated { Tensor::empty(back.device(), slope.shape(), slope.dtype())? } else { inner };
+        let mut dz = if layers.gated { Tensor::empty(back.device(), slope.shape(), slope.dtype())? } else { inner };
         let weight = back.parameters.matrix(layers.down);
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
         let fused = fused(back.device(), layers, self.drop.as_ref(), dy.dtype(), [t, n, k]).is_some();
@@ -413,21 +414,22 @@ impl FeedForward {
                     true => Finish { gate_factors: slope, ..plain },
                     false => Finish { factor: slope, ..plain },
                 };
-                product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), dz.columns(), finish);
+                let columns = dz.columns();
+                product(&cpu.kernels, dy, weight, dz.slice_mut::<E>(), columns, finish);
                 drop(timer);
             }),
             Device::Cuda(cuda) => {
                 // The product itself has the gradient of the tanh form of GELU where there is no gate.
                 let kept = in_product(layers).then(|| slope.on_gpu());
                 let finish = matmul::Finish { gelu_tanh_gradient: kept, ..matmul::Finish::default() };
-                let dinner = match layers.gated {
+                let mut dinner = match layers.gated {
                     true => Tensor::empty(back.device(), [t, n], dy.dtype())?,
                     false => dz.clone(),
                 };
                 cuda_product(&cuda.gpu, on_gpu(&dy, t, k), on_gpu(&weight, k, n), on_gpu(&dinner, t, n), finish)?;
                 drop(timer);
                 if let Some(drop) = &self.drop {
-                    drop_inner(back.device(), &dinner, None, drop)?;
+                    drop_inner(back.device(), &mut dinner, None, drop)?;
                 }
                 let _timer = back.device().timer(Kind::Activation, 0, &[&slope, &dinner, &dz]);
                 if layers.gated {
@@ -457,7 +459,7 @@ fn parameter_gradients(
     weight: Param,
     bias: Option<Param>,
 ) -> Result<()> {
-    let (dweight, accumulate) = back.gradients.target(weight)?;
+    let (mut dweight, accumulate) = back.gradients.target(weight)?;
     let flops = 2 * x.rows() * dz.columns() * x.columns();
     let timer = back.device().timer(Kind::WeightGradient, flops, &[dz, x, &dweight]);
     match back.device() {
@@ -479,7 +481,7 @@ fn parameter_gradients(
         let _timer = back.device().timer(Kind::BiasGradient, 0, &[dz]);
         match back.device() {
             Device::Cpu(cpu) => {
-                let dbias = back.gradients.sum(bias)?;
+                let mut dbias = back.gradients.sum(bias)?;
                 with_float!(dz.dtype(), E => {
                     reduce::column_sums(&cpu.kernels, dz.slice::<E>(), dbias.slice_mut());
                 });
@@ -495,7 +497,7 @@ fn parameter_gradients(
 
 /// x's gradient += dz·weight.
 fn input_gradient(back: &mut Backward<'_>, dz: &Tensor, weight: Param, slot: Slot, x: &Tensor) -> Result<()> {
-    let (dx, accumulate) = back.target(slot, x)?;
+    let (mut dx, accumulate) = back.target(slot, x)?;
     let weight = back.parameters.matrix(weight);
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());
     let _timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[dz, &weight, &dx]);

@@ -47,7 +47,7 @@ impl Pass<'_> {
         if let Some(weights) = weights {
             weights.check_shape("cross_entropy", "weights", [rows])?;
         }
-        let losses = Tensor::empty(self.device(), [rows], DType::F32)?;
+        let mut losses = Tensor::empty(self.device(), [rows], DType::F32)?;
         let loss = self.replace_by_gradient(logits, |device, logits, want_gradient, loss| {
             match device {
                 Device::Cpu(cpu) => with_float!(logits.dtype(), E => {
@@ -214,12 +214,12 @@ impl Pass<'_> {
         if let Some(why) = why {
             return Err(TensorError::Unsupported { operation: "sample", why });
         }
-        let out = Tensor::empty(self.device(), [p], DType::U32)?;
+        let mut out = Tensor::empty(self.device(), [p], DType::U32)?;
         let _timer = self.device().timer(Kind::Sampling, 0, &[logits.tensor()]);
         let sampler = Sampler { seed: from.seed, step: from.step, site, temperature };
         match self.device() {
             Device::Cpu(cpu) => {
-                let tokens = Tensor::empty(self.device(), [p, 2], DType::U32)?;
+                let mut tokens = Tensor::empty(self.device(), [p, 2], DType::U32)?;
                 let all: &[[u32; 2]] = bytemuck::cast_slice(layout.token_rows().slice::<u32>());
                 for (to, row) in tokens.slice_mut::<u32>().chunks_exact_mut(2).zip(rows.slice::<u32>()) {
                     to.copy_from_slice(&all[*row as usize]);
@@ -241,7 +241,7 @@ impl Pass<'_> {
     pub fn softmax(&mut self, logits: &Var, classes: usize) -> Result<Tensor> {
         self.reads(&classes);
         let (rows, columns) = (logits.tensor().rows(), logits.tensor().columns());
-        let out = Tensor::empty(self.device(), [rows, classes], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [rows, classes], DType::F32)?;
         match self.device() {
             Device::Cpu(cpu) => with_float!(logits.tensor().dtype(), E => {
                 kernels::softmax(&cpu.kernels, logits.tensor().slice::<E>(), columns, classes, out.slice_mut());
@@ -265,7 +265,7 @@ impl Pass<'_> {
         self.reads(&classes);
         let columns = logits.tensor().columns();
         targets.check_shape("count_correct", "targets", [logits.tensor().rows()])?;
-        let count = Tensor::zeros(self.device(), [1], DType::U32)?;
+        let mut count = Tensor::zeros(self.device(), [1], DType::U32)?;
         match self.device() {
             Device::Cpu(cpu) => with_float!(logits.tensor().dtype(), E => {
                 let (logits, weights) = (logits.tensor().slice::<E>(), weights.map(|weights| weights.slice()));
@@ -306,7 +306,7 @@ impl Pass<'_> {
     fn replace_by_gradient(
         &mut self,
         logits: Var,
-        kernel: impl FnOnce(&Device, &Tensor, bool, &Tensor) -> Result<()>,
+        kernel: impl FnOnce(&Device, &mut Tensor, bool, &mut Tensor) -> Result<()>,
     ) -> Result<Tensor> {
         let slot = logits.slot();
         let mut logits = logits.into_tensor();
@@ -314,8 +314,8 @@ impl Pass<'_> {
             logits = own(self.device(), logits)?;
         }
         let timer = self.device().timer(Kind::Loss, 0, &[&logits, &logits]);
-        let loss = Tensor::empty(self.device(), [1], DType::F32)?;
-        kernel(self.device(), &logits, slot.is_some(), &loss)?;
+        let mut loss = Tensor::empty(self.device(), [1], DType::F32)?;
+        kernel(self.device(), &mut logits, slot.is_some(), &mut loss)?;
         drop(timer);
         if let Some(slot) = slot {
             self.start_gradient(slot, logits)?;

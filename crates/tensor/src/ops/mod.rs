@@ -102,7 +102,7 @@ pub(crate) fn sum_into((tensor, accumulate): &(Tensor, bool)) -> cuda::reduce::S
 }
 
 /// sum += x.
-pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
+pub(crate) fn add(device: &Device, x: &Tensor, sum: &mut Tensor) -> Result<()> {
     sum.check_dtype("add", "the sum", x.dtype())?;
     let _timer = device.timer(Kind::Rows, 0, &[x, sum, sum]);
     match device {
@@ -116,7 +116,7 @@ pub(crate) fn add(device: &Device, x: &Tensor, sum: &Tensor) -> Result<()> {
 
 /// The same numbers in memory of their own.
 pub(crate) fn copy(device: &Device, x: &Tensor) -> Result<Tensor> {
-    let out = Tensor::empty(device, x.shape(), x.dtype())?;
+    let mut out = Tensor::empty(device, x.shape(), x.dtype())?;
     let _timer = device.timer(Kind::Rows, 0, &[x, &out]);
     match device {
         Device::Cpu(_) => with_float!(x.dtype(), E => out.slice_mut::<E>().copy_from_slice(x.slice::<E>())),
@@ -134,7 +134,7 @@ pub(crate) fn cast(device: &Device, x: &Tensor, dtype: DType) -> Result<Tensor> 
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    let out = Tensor::empty(device, x.shape(), dtype)?;
+    let mut out = Tensor::empty(device, x.shape(), dtype)?;
     match device {
         Device::Cpu(cpu) => match dtype {
             DType::Bf16 => kernels_cast::to_bf16(&cpu.kernels, x.slice(), out.slice_mut()),

@@ -51,9 +51,9 @@ impl Pass<'_> {
         }
         self.reads(&(table.rotary, &columns, head_size));
         let slot = x.slot();
-        let out = own(self.device(), x.into_tensor())?;
+        let mut out = own(self.device(), x.into_tensor())?;
         let turn = Turn { table: table.clone(), positions: positions.clone(), columns, head_size };
-        turn.apply(self.device(), &out, false)?;
+        turn.apply(self.device(), &mut out, false)?;
         let y = self.var(out);
         if let Some(out) = y.slot() {
             self.record(Op::Rotary(Rotated { x: slot, turn, out }));
@@ -71,7 +71,7 @@ struct Turn {
 }
 
 impl Turn {
-    fn apply(&self, device: &Device, x: &Tensor, opposite: bool) -> Result<()> {
+    fn apply(&self, device: &Device, x: &mut Tensor, opposite: bool) -> Result<()> {
         // Only the heads' columns move.
         let moved = x.view(0, [x.rows(), self.columns.len()].into());
         let _timer = device.timer(Kind::Rotary, 0, &[&moved, &moved]);
@@ -110,8 +110,8 @@ pub(crate) struct Rotated {
 impl Rotated {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
-        let dx = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
-        self.turn.apply(back.device(), &dx, true)?;
+        let mut dx = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
+        self.turn.apply(back.device(), &mut dx, true)?;
         back.add(self.x, dx)
     }
 }

@@ -35,7 +35,7 @@ impl Pass<'_> {
         let (t, h) = (x.tensor().rows(), x.tensor().columns());
         rows.check_dtype("gather", "rows", DType::U32)?;
         check_indices("gather", "row", self.device(), rows, t)?;
-        let out = Tensor::empty(self.device(), [rows.shape().elements(), h], x.tensor().dtype())?;
+        let mut out = Tensor::empty(self.device(), [rows.shape().elements(), h], x.tensor().dtype())?;
         let timer = self.device().timer(Kind::Rows, 0, &[&out, &out]);
         match self.device() {
             Device::Cpu(cpu) => with_float!(out.dtype(), E => {
@@ -68,8 +68,8 @@ impl Pass<'_> {
         rows.check_shape("dropout", "the layout", [x.tensor().rows(), 2])?;
         let x_slot = x.slot();
         // The layer before may need its output in the backward pass (tanh does not, but a caller may hold it).
-        let out = own(self.device(), x.into_tensor())?;
-        drop_in_place(self.device(), &out, &dropout, rows)?;
+        let mut out = own(self.device(), x.into_tensor())?;
+        drop_in_place(self.device(), &mut out, &dropout, rows)?;
         let y = self.var(out);
         if let Some(out) = y.slot() {
             self.record(Op::Dropout(Dropped { x: x_slot, dropout, rows: rows.clone(), out }));
@@ -83,8 +83,8 @@ impl Pass<'_> {
         residual.tensor().check_dtype("add_residual", "the residual", x.tensor().dtype())?;
         let x = self.drop_rows(x, layout.token_rows(), p, site)?;
         let x_slot = x.slot();
-        let out = own(self.device(), x.into_tensor())?;
-        super::add(self.device(), residual.tensor(), &out)?;
+        let mut out = own(self.device(), x.into_tensor())?;
+        super::add(self.device(), residual.tensor(), &mut out)?;
         let y = self.var(out);
         if let Some(out) = y.slot() {
             self.record(Op::Sum(Sum { terms: [x_slot, residual.slot()], out }));
@@ -103,7 +103,7 @@ impl Pass<'_> {
     pub(super) fn pooled(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         let (x, h) = (x.tensor(), x.tensor().columns());
         x.check_shape("pool", "the input", [layout.tokens(), h])?;
-        let out = Tensor::empty(self.device(), [layout.sequences(), h], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [layout.sequences(), h], DType::F32)?;
         match self.device() {
             Device::Cpu(cpu) => with_float!(x.dtype(), E => {
                 let (x, offsets, out) = (x.slice::<E>(), layout.offsets(), out.slice_mut::<f32>());
@@ -136,10 +136,11 @@ impl Pass<'_> {
     /// Divides every row of an f32 tensor by its length.
     pub fn normalise_rows(&mut self, x: Tensor) -> Result<Tensor> {
         x.check_dtype("normalise_rows", "the input", DType::F32)?;
-        let x = own(self.device(), x)?;
+        let mut x = own(self.device(), x)?;
+        let h = x.columns();
         match self.device() {
-            Device::Cpu(cpu) => kernels::l2_normalise(&cpu.kernels, x.slice_mut::<f32>(), x.columns()),
-            Device::Cuda(cuda) => cuda_kernels::l2_normalise(&cuda.gpu, x.on_gpu(), x.columns())?,
+            Device::Cpu(cpu) => kernels::l2_normalise(&cpu.kernels, x.slice_mut::<f32>(), h),
+            Device::Cuda(cuda) => cuda_kernels::l2_normalise(&cuda.gpu, x.on_gpu(), h)?,
         }
         Ok(x)
     }
@@ -163,17 +164,18 @@ pub(super) fn check_indices(
     }
 }
 
-fn drop_in_place(device: &Device, x: &Tensor, dropout: &Dropout, rows: &Tensor) -> Result<()> {
+fn drop_in_place(device: &Device, x: &mut Tensor, dropout: &Dropout, rows: &Tensor) -> Result<()> {
+    let h = x.columns();
     match device {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => {
             let rows = bytemuck::cast_slice(rows.slice::<u32>());
             if let Some(dropout) = dropout.on_cpu() {
-                kernels::drop(&cpu.kernels, x.slice_mut::<E>(), x.columns(), &dropout, rows);
+                kernels::drop(&cpu.kernels, x.slice_mut::<E>(), h, &dropout, rows);
             }
         }),
         Device::Cuda(cuda) => {
             if let Some(dropout) = dropout.on_gpu() {
-                cuda_kernels::drop(&cuda.gpu, x.on_gpu(), x.columns(), dropout, rows.on_gpu())?;
+                cuda_kernels::drop(&cuda.gpu, x.on_gpu(), h, dropout, rows.on_gpu())?;
             }
         }
     }
@@ -209,7 +211,7 @@ impl Gather {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.x.slot() else { return Ok(()) };
-        let (dx, accumulate) = back.target(slot, self.x.tensor())?;
+        let (mut dx, accumulate) = back.target(slot, self.x.tensor())?;
         let _timer = back.device().timer(Kind::Rows, 0, &[&dy, &dx]);
         match back.device() {
             Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
@@ -255,8 +257,8 @@ pub(crate) struct Dropped {
 impl Dropped {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
-        let dx = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
-        drop_in_place(back.device(), &dx, &self.dropout, &self.rows)?;
+        let mut dx = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
+        drop_in_place(back.device(), &mut dx, &self.dropout, &self.rows)?;
         back.add(self.x, dx)
     }
 }

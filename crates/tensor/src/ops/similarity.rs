@@ -35,7 +35,7 @@ impl Pass<'_> {
         added.check_dtype("similarities", "what is added", DType::F32)?;
         x.check_dtype("similarities", "the vectors", DType::F32)?;
         x.check_shape("similarities", "the vectors", [q + c, h])?;
-        let out = copy(self.device(), added)?;
+        let mut out = copy(self.device(), added)?;
         let timer = self.device().timer(Kind::Linear, 2 * q * c * h, &[x, &out]);
         match self.device() {
             Device::Cpu(cpu) => {
@@ -78,8 +78,8 @@ impl UnitMeans {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.x.slot() else { return Ok(()) };
-        let dy = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
-        let (dx, accumulate) = back.target(slot, self.x.tensor())?;
+        let mut dy = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
+        let (mut dx, accumulate) = back.target(slot, self.x.tensor())?;
         let h = self.means.columns();
         let _timer = back.device().timer(Kind::Rows, 0, &[&dy, &dy, &dx]);
         match back.device() {
@@ -115,7 +115,7 @@ impl Similarities {
         let x = self.vectors.tensor();
         // Not the gradient's own shape: whoever used the output may have given it another.
         let (q, c, h) = (self.queries, x.rows() - self.queries, x.columns());
-        let (dx, accumulate) = back.target(slot, x)?;
+        let (mut dx, accumulate) = back.target(slot, x)?;
         let _timer = back.device().timer(Kind::InputGradient, 4 * q * c * h, &[&dy, x, &dx]);
         match back.device() {
             Device::Cpu(cpu) => {
