@@ -32,6 +32,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     write("index", "0", br#"{"metadata":{"total_size":8},"weight_map":{"a":"model-00001-of-00002.safetensors"}}"#)?;
     write("index", "1", br#"{"weight_map":{"a":"x.safetensors","b":"y.safetensors"}}"#)?;
 
+    let golden = here.join("../tests-data/torch-files");
+    for entry in std::fs::read_dir(golden)? {
+        let entry = entry?;
+        write("torch", &entry.file_name().to_string_lossy(), &std::fs::read(entry.path())?)?;
+    }
+
     let golden = here.join("../tests-data/bert-golden");
     for name in ["model", "sequence", "multilabel"] {
         write("config", name, &std::fs::read(golden.join(name).join("config.json"))?)?;

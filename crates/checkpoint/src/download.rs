@@ -13,7 +13,7 @@ use ureq::{Agent, Body, Proxy};
 use crate::atomic::{Existing, Staging, write_atomic};
 use crate::directory::parse_json;
 use crate::hub::{is_complete, is_revision};
-use crate::weights::{INDEX_FILE, INDEX_LIMIT, SINGLE_FILE, parse_index, shards};
+use crate::weights::{Format, INDEX_LIMIT, parse_index, shards};
 use crate::{CheckpointError, DownloadProgress, Hub};
 
 /// What a model may have besides config and weights.
@@ -54,21 +54,7 @@ pub(crate) fn fetch(name: &str, repository: &Path, hub: &Hub<'_>) -> Result<Path
     for file in OPTIONAL {
         fetcher.get_into(&mut staging, file)?;
     }
-    if !fetcher.get_into(&mut staging, SINGLE_FILE)? {
-        let url = fetcher.url(INDEX_FILE);
-        let Some(index) = fetcher.get_small(INDEX_FILE, INDEX_LIMIT)? else {
-            let problem = "the model has no weights as safetensors; fetch its directory by other means and convert it \
-                           (opening it prints how)";
-            return Err(CheckpointError::Download { url: fetcher.url(SINGLE_FILE), problem: problem.to_owned() });
-        };
-        let weight_map = parse_index(Path::new(&url), &index)?;
-        for shard in shards(&weight_map) {
-            if !fetcher.get_into(&mut staging, shard)? {
-                return Err(CheckpointError::MissingShard { index: url.into(), shard: shard.to_owned() });
-            }
-        }
-        write_bytes(&mut staging, INDEX_FILE, &index)?;
-    }
+    fetch_weights(&mut fetcher, &mut staging)?;
     match staging.publish() {
         // Another process has fetched the same meanwhile.
         Err(CheckpointError::Exists { .. }) if is_complete(&snapshot)? => {}
@@ -79,6 +65,28 @@ pub(crate) fn fetch(name: &str, repository: &Path, hub: &Hub<'_>) -> Result<Path
     std::fs::create_dir_all(&references).map_err(CheckpointError::io("create", &references))?;
     write_atomic(&references.join("main"), revision.as_bytes())?;
     Ok(snapshot)
+}
+
+/// Fetches the weights of the first format that the hub has.
+fn fetch_weights(fetcher: &mut Fetcher<'_>, staging: &mut Staging) -> Result<(), CheckpointError> {
+    for format in Format::ALL {
+        if fetcher.get_into(staging, format.single_file())? {
+            return Ok(());
+        }
+        let url = fetcher.url(format.index_file());
+        let Some(index) = fetcher.get_small(format.index_file(), INDEX_LIMIT)? else { continue };
+        let weight_map = parse_index(Path::new(&url), &index)?;
+        for shard in shards(&weight_map) {
+            if !fetcher.get_into(staging, shard)? {
+                return Err(CheckpointError::MissingShard { index: url.into(), shard: shard.to_owned() });
+            }
+        }
+        return write_bytes(staging, format.index_file(), &index);
+    }
+    let problem = "the model has no weights as safetensors, nor as pytorch_model.bin; fetch its directory by other means \
+                   and convert it (opening it prints how)";
+    let url = fetcher.url(Format::Safetensors.single_file());
+    Err(CheckpointError::Download { url, problem: problem.to_owned() })
 }
 
 fn write_bytes(staging: &mut Staging, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::report::LoadReport;
 use crate::safetensors::{FormatError, StoredDType};
+use crate::torch::TorchError;
 
 /// EIO: the medium itself cannot be read there.
 const UNREADABLE: i32 = 5;
@@ -73,13 +74,24 @@ pub enum CheckpointError {
 
     /// A directory holds no weights.
     #[error(
-        "no weights in {}: looked for model.safetensors and model.safetensors.index.json; copy the model's files there, \
-         or give the directory that has them",
+        "no weights in {}: looked for model.safetensors and pytorch_model.bin, and for an index of their shards; copy the \
+         model's files there, or give the directory that has them",
         directory.display()
     )]
     NoWeights {
         /// The directory that was searched.
         directory: PathBuf,
+    },
+
+    /// A directory holds shards without their index.
+    #[error("{} has {shard}, but not {index}, which says what is in which shard: copy or fetch it too", directory.display())]
+    NoIndex {
+        /// The directory that was searched.
+        directory: PathBuf,
+        /// A shard that is there.
+        shard: String,
+        /// The file that is missing.
+        index: &'static str,
     },
 
     /// A directory holds weights of a format that is not read.
@@ -105,6 +117,15 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong with it.
         problem: FormatError,
+    },
+
+    /// A file is not one of PyTorch that can be read without executing it.
+    #[error("{} cannot be used: {problem}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: TorchError,
     },
 
     /// A file's bytes are not those that were written.

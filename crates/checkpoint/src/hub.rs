@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::directory::read_limited;
-use crate::weights::{INDEX_FILE, INDEX_LIMIT, SINGLE_FILE, parse_index, shards};
+use crate::weights::{Format, INDEX_LIMIT, parse_index, shards};
 use crate::{CheckpointError, atomic};
 
 /// Where models come from.
@@ -86,15 +86,17 @@ pub(crate) fn is_complete(snapshot: &Path) -> Result<bool, CheckpointError> {
     if !snapshot.join("config.json").is_file() {
         return Ok(false);
     }
-    if snapshot.join(SINGLE_FILE).is_file() {
-        return Ok(true);
+    for format in Format::ALL {
+        if snapshot.join(format.single_file()).is_file() {
+            return Ok(true);
+        }
+        let index = snapshot.join(format.index_file());
+        if index.is_file() {
+            let weight_map = parse_index(&index, &read_limited(&index, INDEX_LIMIT)?)?;
+            return Ok(shards(&weight_map).into_iter().all(|shard| snapshot.join(shard).is_file()));
+        }
     }
-    let index = snapshot.join(INDEX_FILE);
-    if !index.is_file() {
-        return Ok(false);
-    }
-    let weight_map = parse_index(&index, &read_limited(&index, INDEX_LIMIT)?)?;
-    Ok(shards(&weight_map).into_iter().all(|shard| snapshot.join(shard).is_file()))
+    Ok(false)
 }
 
 /// Whether this can be the name of a model on a hub: `name` or `organisation/name`, and nothing that a path or an
@@ -141,7 +143,7 @@ pub(crate) fn is_revision(revision: &str) -> bool {
 }
 
 fn has_foreign_weights(snapshot: &Path) -> bool {
-    let foreign = |name: &str| name.ends_with(".bin") || name.ends_with(".h5") || name.ends_with(".msgpack");
+    let foreign = |name: &str| name.ends_with(".h5") || name.ends_with(".msgpack");
     let entries = std::fs::read_dir(snapshot).into_iter().flatten().flatten();
     snapshot.join("config.json").is_file()
         && entries.into_iter().any(|entry| entry.file_name().to_str().is_some_and(foreign))

@@ -1,11 +1,12 @@
-//! Model directories in and out: config.json and safetensors, atomic writes, one report of every key that does not fit.
+//! Model directories in and out: config.json, safetensors and PyTorch's files, atomic writes, one report of every key that
+//! does not fit.
 //!
 //! The way in: [`resolve_model`] finds a directory, [`ModelDirectory`] its config, [`Weights`] its tensors, [`load()`]
 //! puts them into parameters. The way out: [`save()`].
 //!
 //! What is deliberately absent: what a network's config means (`models`), what a tokenizer's files mean (`text`), the state of a
-//! training run (`train`), the environment (the binary passes the cache's place), and printing. Pickles are not read:
-//! they can run code.
+//! training run (`train`), the environment (the binary passes the cache's place), and printing. Pickles are read
+//! as data: nothing in them is ever executed.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ mod report;
 pub mod safetensors;
 mod save;
 mod sums;
+pub mod torch;
 mod weights;
 
 pub use atomic::{Existing, is_temporary, remove_temporaries, write_atomic};
@@ -39,6 +41,7 @@ pub use weights::Weights;
 #[doc(hidden)]
 pub mod fuzzing {
     use crate::safetensors::{Header, for_each_f32};
+    use crate::torch::{self, TorchError, for_each_strided};
     use crate::weights::{parse_index, shards};
 
     /// Whatever is accepted can be read to its end.
@@ -56,6 +59,33 @@ pub mod fuzzing {
         }
         let length = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
         assert_eq!(covered as u64 + 8 + length, bytes.len() as u64);
+    }
+
+    /// Whatever is accepted can be read to its end. How many tensors that were.
+    pub fn torch(bytes: &[u8]) -> Result<usize, TorchError> {
+        struct Memory<'a>(&'a [u8]);
+        impl torch::Bytes for Memory<'_> {
+            fn size(&self) -> u64 {
+                self.0.len() as u64
+            }
+
+            fn read_exact(&self, at: u64, bytes: &mut [u8]) -> Result<(), TorchError> {
+                bytes.copy_from_slice(&self.0[at as usize..at as usize + bytes.len()]);
+                Ok(())
+            }
+        }
+        let contents = torch::read(&Memory(bytes))?;
+        for tensor in contents.tensors.values() {
+            let (info, bytes) = (&tensor.info, &bytes[tensor.bytes.clone()]);
+            let elements: usize = info.shape.iter().product();
+            let mut read = 0;
+            match &tensor.strides {
+                Some(strides) => for_each_strided(info, strides, bytes, |numbers| read += numbers.len()),
+                None => _ = for_each_f32(info.dtype, bytes, |numbers| read += numbers.len()),
+            }
+            assert_eq!(read, if info.dtype.is_readable() { elements } else { 0 });
+        }
+        Ok(contents.tensors.len())
     }
 
     /// Whatever is accepted names files in its own directory.

@@ -180,6 +180,8 @@ fn check<'w>(
         }
     }
 
+    report.unused.extend(weights.others().iter().cloned());
+
     // Copies after all keys are known: whether they count depends on whether their original is there.
     let shape = |entry: usize| entries[entry].shape;
     for (key, TiedCopy { original, in_use }) in copies {

@@ -22,13 +22,13 @@ pub(crate) const LENGTH: usize = 8;
 pub const HEADER_LIMIT: u64 = 100_000_000;
 
 /// The most dimensions that a tensor may have: more than any framework has, few enough to store without thought.
-const DIMENSION_LIMIT: usize = 32;
+pub(crate) const DIMENSION_LIMIT: usize = 32;
 
 /// The header's length is rounded up to this, so that the numbers begin aligned for readers that map the file.
 const HEADER_ALIGNMENT: usize = 8;
 
 /// Numbers that are converted at once: small enough for the first-level cache.
-const CHUNK: usize = 2048;
+pub(crate) const CHUNK: usize = 2048;
 
 /// Why bytes are not a safetensors file.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
-//! The weights of a model directory: one safetensors file, or shards with an index.
+//! The weights of a model directory: one file, or shards with an index; safetensors, or else what PyTorch writes.
 //!
-//! Opening reads and checks the headers; numbers are read when they are asked for, with positioned reads. Nothing is mapped
+//! Opening reads and checks what stands beside the numbers; they are read when they are asked for, with positioned reads. Nothing is mapped
 //! into memory: a file that is cut while it is open gives an error and no signal. Which parameter a tensor belongs to is not
 //! known here: that is [`crate::load()`].
 
@@ -19,7 +19,34 @@ use twox_hash::XxHash3_64;
 use crate::directory::{open_regular, parse_json, read_limited};
 use crate::safetensors::{Header, LENGTH, TensorInfo, UniqueMap, for_each_f32};
 use crate::sums::{self, Sums};
+use crate::torch::{self, TorchError, for_each_strided};
 use crate::{CheckpointError, atomic};
+
+/// A format of weights, with the names of its files in a model directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Safetensors,
+    Torch,
+}
+
+impl Format {
+    /// The first that is there is taken.
+    pub(crate) const ALL: [Self; 2] = [Self::Safetensors, Self::Torch];
+
+    pub(crate) fn single_file(self) -> &'static str {
+        match self {
+            Self::Safetensors => SINGLE_FILE,
+            Self::Torch => "pytorch_model.bin",
+        }
+    }
+
+    pub(crate) fn index_file(self) -> &'static str {
+        match self {
+            Self::Safetensors => INDEX_FILE,
+            Self::Torch => "pytorch_model.bin.index.json",
+        }
+    }
+}
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -40,6 +67,8 @@ pub struct Weights {
     path: PathBuf,
     files: Vec<Source>,
     tensors: BTreeMap<String, Located>,
+    /// Keys of state dicts with something else than a tensor.
+    others: Vec<String>,
 }
 
 /// An open file.
@@ -50,7 +79,7 @@ struct Source {
     size: u64,
     /// When it was last written to before it was opened.
     modified: (i64, i64),
-    /// The length of what comes before the numbers.
+    /// The length of what comes before all numbers.
     start: u64,
     reading: Mutex<Reading>,
 }
@@ -79,33 +108,37 @@ struct Located {
     info: TensorInfo,
     file: usize,
     bytes: Range<usize>,
+    /// Where the numbers do not lie in the order of the shape.
+    strides: Option<Vec<usize>>,
+    /// The CRC-32 of the bytes, where the file has it.
+    crc: Option<u32>,
 }
 
 impl Weights {
-    /// Opens a model directory's `model.safetensors`, or else the shards of its `model.safetensors.index.json`.
+    /// Opens a model directory's `model.safetensors`, or else the shards of its `model.safetensors.index.json`, or else
+    /// `pytorch_model.bin` or the shards of its index, of which nothing is executed.
     pub fn open(directory: &Path) -> Result<Self, CheckpointError> {
         atomic::recover(directory)?;
         let metadata = std::fs::metadata(directory).map_err(CheckpointError::io("open", directory))?;
         if !metadata.is_dir() {
             return Err(CheckpointError::NotADirectory { path: directory.to_owned() });
         }
-        if directory.join(SINGLE_FILE).exists() {
-            let mut weights = Self::open_file(&directory.join(SINGLE_FILE))?;
-            weights.path = directory.to_owned();
-            Ok(weights)
-        } else if directory.join(INDEX_FILE).exists() {
-            Self::open_shards(directory)
-        } else {
-            Err(foreign_format(directory).unwrap_or(CheckpointError::NoWeights { directory: directory.to_owned() }))
+        for format in Format::ALL {
+            if directory.join(format.single_file()).exists() {
+                let mut weights = Self::open_single(&directory.join(format.single_file()), format)?;
+                weights.path = directory.to_owned();
+                return Ok(weights);
+            }
+            if directory.join(format.index_file()).exists() {
+                return Self::open_shards(directory, format);
+            }
         }
+        Err(foreign_format(directory).unwrap_or(CheckpointError::NoWeights { directory: directory.to_owned() }))
     }
 
     /// Opens one safetensors file.
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
-        let mut weights = Self { path: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
-        let header = weights.read_header(path)?;
-        weights.add(header);
-        Ok(weights)
+        Self::open_single(path, Format::Safetensors)
     }
 
     /// Compares the files with the checksums that were noted when they were written, while they are read;
@@ -142,6 +175,11 @@ impl Weights {
         self.tensors.get(name).map(|located| &located.info)
     }
 
+    /// Keys of a state dict under which there is something else than a tensor.
+    pub(crate) fn others(&self) -> &[String] {
+        &self.others
+    }
+
     /// A tensor's numbers, rounded to f32 where they are F64.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
         // The header was checked against the file's size, so that this is bounded by it.
@@ -161,7 +199,31 @@ impl Weights {
             return Err(CheckpointError::NotFloat { path: self.path.clone(), name: name.to_owned(), dtype });
         }
         let bytes = located.bytes.start as u64..located.bytes.end as u64;
-        self.files[located.file].read(bytes, |part| _ = for_each_f32(dtype, part, &mut each))
+        let source = &self.files[located.file];
+        let mut hash = located.crc.map(|_| crc32fast::Hasher::new());
+        let mut sum = |part: &[u8]| hash.iter_mut().for_each(|hash| hash.update(part));
+        match &located.strides {
+            None => source.read(bytes, |part| {
+                sum(part);
+                for_each_f32(dtype, part, &mut each);
+            })?,
+            Some(strides) => {
+                // Within the file, so that this is bounded by it.
+                let mut all = Vec::with_capacity(located.bytes.len());
+                source.read(bytes, |part| {
+                    sum(part);
+                    all.extend_from_slice(part);
+                })?;
+                for_each_strided(&located.info, strides, &all, &mut each);
+            }
+        }
+        match hash.map(crc32fast::Hasher::finalize) == located.crc {
+            true => Ok(()),
+            false => {
+                let problem = TorchError::Tensor { name: name.to_owned(), problem: torch::DAMAGED.to_owned() };
+                Err(CheckpointError::Torch { path: source.path.clone(), problem })
+            }
+        }
     }
 
     /// Where a tensor's numbers lie: to read all tensors in the order of the files.
@@ -169,19 +231,30 @@ impl Weights {
         self.tensors.get(name).map(|located| (located.file, located.bytes.start))
     }
 
-    fn open_shards(directory: &Path) -> Result<Self, CheckpointError> {
-        let index = directory.join(INDEX_FILE);
+    fn empty(path: &Path) -> Self {
+        Self { path: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), others: Vec::new() }
+    }
+
+    fn open_single(path: &Path, format: Format) -> Result<Self, CheckpointError> {
+        let mut weights = Self::empty(path);
+        let tensors = weights.read_header(path, format)?;
+        weights.tensors.extend(tensors);
+        Ok(weights)
+    }
+
+    fn open_shards(directory: &Path, format: Format) -> Result<Self, CheckpointError> {
+        let index = directory.join(format.index_file());
         let weight_map = parse_index(&index, &read_limited(&index, INDEX_LIMIT)?)?;
-        let mut weights = Self { path: directory.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut weights = Self::empty(directory);
         for shard in shards(&weight_map) {
             let path = directory.join(shard);
             if !path.exists() {
                 return Err(CheckpointError::MissingShard { index, shard: shard.to_owned() });
             }
-            let header = weights.read_header(&path)?;
+            let tensors = weights.read_header(&path, format)?;
             let mismatch =
                 |problem| CheckpointError::IndexMismatch { index: index.clone(), shard: shard.to_owned(), problem };
-            for name in header.tensors.keys() {
+            for name in tensors.keys() {
                 match weight_map.get(name) {
                     Some(named) if named == shard => {}
                     Some(named) => {
@@ -192,45 +265,65 @@ impl Weights {
             }
             let promised = weight_map.iter().filter(|(_, named)| *named == shard);
             for (name, _) in promised {
-                if !header.tensors.contains_key(name) {
+                if !tensors.contains_key(name) {
                     return Err(mismatch(format!("the index has {name} in this shard, the shard does not hold it")));
                 }
             }
-            weights.add(header);
+            weights.tensors.extend(tensors);
         }
         Ok(weights)
     }
 
-    /// Opens a file, to be followed by [`Weights::add`] with its header.
-    fn read_header(&mut self, path: &Path) -> Result<Header, CheckpointError> {
+    /// Opens one more file; its tensors are not added yet.
+    fn read_header(&mut self, path: &Path, format: Format) -> Result<BTreeMap<String, Located>, CheckpointError> {
         let io = || CheckpointError::io("open", path);
         let file = open_regular(path, "open")?;
         let metadata = file.metadata().map_err(io())?;
         let (size, modified) = (metadata.len(), (metadata.mtime(), metadata.mtime_nsec()));
         let (path, reading) = (path.to_owned(), Mutex::default());
         let mut source = Source { path, file, size, modified, start: 0, reading };
-        let wrong = |problem| CheckpointError::Safetensors { path: source.path.clone(), problem };
-
-        let mut start = [0; LENGTH];
-        let start = &mut start[..size.min(LENGTH as u64) as usize];
-        source.read_exact(0, start)?;
-        let length = Header::length(start, size as usize).map_err(wrong)?;
-        let mut bytes = vec![0; length];
-        source.read_exact(LENGTH as u64, &mut bytes)?;
-        let header = Header::parse_json(&bytes, size as usize).map_err(wrong)?;
-        source.start = (LENGTH + length) as u64;
+        let file = self.files.len();
+        let tensors = match format {
+            Format::Safetensors => source.read_safetensors(file)?,
+            Format::Torch => {
+                let (tensors, others) = source.read_torch(file)?;
+                self.others.extend(others);
+                tensors
+            }
+        };
         self.files.push(source);
-        Ok(header)
-    }
-
-    fn add(&mut self, header: Header) {
-        let file = self.files.len() - 1;
-        let tensors = header.tensors.into_iter();
-        self.tensors.extend(tensors.map(|(name, (info, bytes))| (name, Located { info, file, bytes })));
+        Ok(tensors)
     }
 }
 
 impl Source {
+    /// The tensors of a safetensors file, which becomes the file of this number.
+    fn read_safetensors(&mut self, file: usize) -> Result<BTreeMap<String, Located>, CheckpointError> {
+        let size = self.size;
+        let wrong = |problem| CheckpointError::Safetensors { path: self.path.clone(), problem };
+        let mut start = [0; LENGTH];
+        let start = &mut start[..size.min(LENGTH as u64) as usize];
+        self.read_exact(0, start)?;
+        let length = Header::length(start, size as usize).map_err(wrong)?;
+        let mut bytes = vec![0; length];
+        self.read_exact(LENGTH as u64, &mut bytes)?;
+        let header = Header::parse_json(&bytes, size as usize).map_err(wrong)?;
+        self.start = (LENGTH + length) as u64;
+        let located = |(info, bytes)| Located { info, file, bytes, strides: None, crc: None };
+        Ok(header.tensors.into_iter().map(|(name, tensor)| (name, located(tensor))).collect())
+    }
+
+    /// The tensors of a file of PyTorch, and the keys of what else is in its state dict.
+    fn read_torch(&self, file: usize) -> Result<(BTreeMap<String, Located>, Vec<String>), CheckpointError> {
+        let contents = torch::read(self).map_err(|problem| match problem {
+            TorchError::Read(error) => *error,
+            problem => CheckpointError::Torch { path: self.path.clone(), problem },
+        })?;
+        let located = |torch::Tensor { info, bytes, strides, crc }| Located { info, file, bytes, strides, crc };
+        let tensors = contents.tensors.into_iter().map(|(name, tensor)| (name, located(tensor))).collect();
+        Ok((tensors, contents.others))
+    }
+
     /// Reads bytes part by part.
     fn read(&self, bytes: Range<u64>, mut each: impl FnMut(&[u8])) -> Result<(), CheckpointError> {
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
@@ -276,6 +369,16 @@ impl Source {
     }
 }
 
+impl torch::Bytes for Source {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_exact(&self, at: u64, bytes: &mut [u8]) -> Result<(), TorchError> {
+        Ok(Source::read_exact(self, at, bytes).map_err(Box::new)?)
+    }
+}
+
 /// Which shard holds each tensor, from the bytes of an index; `path` is for errors alone.
 pub(crate) fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, CheckpointError> {
     #[derive(Deserialize)]
@@ -305,14 +408,13 @@ fn foreign_format(directory: &Path) -> Option<CheckpointError> {
     let foreign = |found, format, conversion| {
         Some(CheckpointError::ForeignFormat { directory: directory.to_owned(), found, format, conversion })
     };
-    if let Some(found) = find(&|name| name.starts_with("pytorch_model") && name.ends_with(".bin")) {
-        return foreign(
-            found,
-            "a pickle of PyTorch",
-            "python -c 'import torch, safetensors.torch as s; w = torch.load(\"pytorch_model.bin\", \
-             map_location=\"cpu\", weights_only=True); s.save_file({k: v.clone().contiguous() for k, v in w.items()}, \
-             \"model.safetensors\", metadata={\"format\": \"pt\"})'",
-        );
+    for (format, start, end) in
+        [(Format::Safetensors, "model-", ".safetensors"), (Format::Torch, "pytorch_model-", ".bin")]
+    {
+        if let Some(shard) = find(&|name| name.starts_with(start) && name.contains("-of-") && name.ends_with(end)) {
+            let index = format.index_file();
+            return Some(CheckpointError::NoIndex { directory: directory.to_owned(), shard, index });
+        }
     }
     if let Some(found) = find(&|name| name.contains(".ckpt") || name == "tf_model.h5") {
         return foreign(

@@ -359,7 +359,7 @@ fn fingerprint(directory: &Path) -> Fingerprint {
             let path = entry.path();
             let ending = path.extension().and_then(|ending| ending.to_str());
             let Ok(metadata) = std::fs::metadata(&path) else { continue };
-            if metadata.is_file() && matches!(ending, Some("json" | "safetensors" | "txt")) {
+            if metadata.is_file() && matches!(ending, Some("json" | "safetensors" | "bin" | "txt")) {
                 found.push((path.to_string_lossy().into_owned(), metadata.len(), metadata.modified().ok()));
             }
         }

@@ -230,8 +230,9 @@ fn directories_without_weights() {
         let _ = std::fs::remove_file(directory.path().join(file));
     };
     check("", "no weights in");
-    check("pytorch_model.bin", "cannot be read yet; make a model.safetensors of it: python -c 'import torch");
-    check("pytorch_model-00001-of-00002.bin", "a pickle of PyTorch");
+    check("pytorch_model.bin", "neither a zip archive nor an older file of torch.save");
+    check("pytorch_model-00001-of-00002.bin", "but not pytorch_model.bin.index.json");
+    check("model-00001-of-00002.safetensors", "but not model.safetensors.index.json");
     check("bert_model.ckpt.index", "a checkpoint of TensorFlow");
     check("tf_model.h5", "a checkpoint of TensorFlow");
     check("flax_model.msgpack", "a checkpoint of Flax");
@@ -247,7 +248,7 @@ fn directories_without_weights() {
 #[test]
 fn a_fifo_is_refused_at_once() {
     let directory = tempfile::tempdir().unwrap();
-    for name in ["config.json", "model.safetensors", "model.safetensors.index.json"] {
+    for name in ["config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"] {
         let status = std::process::Command::new("mkfifo").arg(directory.path().join(name)).status().unwrap();
         assert!(status.success());
         let (done, result) = std::sync::mpsc::channel();

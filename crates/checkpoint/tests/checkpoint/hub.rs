@@ -195,8 +195,10 @@ fn the_cache_of_others() {
     link("config.json");
     assert!(matches!(resolve(), Err(CheckpointError::ModelNotFound { .. })));
     // A format that is not read is found, so that the error is about the format.
-    std::fs::write(snapshot.join("pytorch_model.bin"), "x").unwrap();
+    std::fs::write(snapshot.join("tf_model.h5"), "x").unwrap();
     assert!(matches!(Weights::open(&resolve().unwrap()), Err(CheckpointError::ForeignFormat { .. })));
+    std::fs::write(snapshot.join("pytorch_model.bin"), "x").unwrap();
+    assert!(matches!(Weights::open(&resolve().unwrap()), Err(CheckpointError::Torch { .. })));
     link("model.safetensors");
     assert_eq!(resolve().unwrap(), snapshot);
     assert_eq!(Weights::open(&snapshot).unwrap().names().len(), 39);
@@ -223,6 +225,29 @@ fn shards_and_redirects() {
     // The token is for the hub and not for the storage that it leads to.
     assert!(server.requests.lock().unwrap().iter().all(|(_, token)| token.as_deref() == Some("Bearer secret")));
     assert_eq!(*storage.requests.lock().unwrap(), [("/store/b?signature=1".to_owned(), None)]);
+}
+
+/// What PyTorch writes is fetched where the hub has nothing else.
+#[test]
+fn files_of_torch() {
+    let bin = include_bytes!("../../../../tests-data/torch-files/plain-zip.bin");
+    let config = ("/org/name/resolve/main/config.json", file("{}"));
+    let index = r#"{"weight_map":{"a":"pytorch_model-00001-of-00001.bin","b":"pytorch_model-00001-of-00001.bin"}}"#;
+    for answers in [
+        vec![config.clone(), ("/org/name/resolve/main/pytorch_model.bin", file(*bin))],
+        vec![
+            config.clone(),
+            ("/org/name/resolve/main/pytorch_model.bin.index.json", file(index)),
+            ("/org/name/resolve/main/pytorch_model-00001-of-00001.bin", file(*bin)),
+        ],
+    ] {
+        let server = Server::start(answers);
+        let cache = tempfile::tempdir().unwrap();
+        let directory = resolve_model("org/name", &server.hub(cache.path())).unwrap();
+        assert_eq!(Weights::open(&directory).unwrap().names().collect::<Vec<_>>(), ["a", "b"]);
+        // The second time from the cache.
+        assert_eq!(resolve_model("org/name", &Hub::new(cache.path())).unwrap(), directory);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod golden;
 mod hub;
 mod load;
 mod save;
+mod torch;
 
 use std::path::{Path, PathBuf};
 
