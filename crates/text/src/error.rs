@@ -9,13 +9,14 @@ use std::path::PathBuf;
 pub enum TextError {
     /// A directory holds none of the files that make a tokenizer.
     #[error(
-        "no tokenizer in {}: looked for tokenizer.json, for vocab.txt, and for vocab.json with merges.txt; {hint}",
+        "no tokenizer in {}: looked for tokenizer.json, for vocab.txt, for vocab.json with merges.txt, and for SentencePiece's \
+         spm.model, spiece.model, sentencepiece.bpe.model and tokenizer.model; {hint}",
         directory.display()
     )]
     NoTokenizer {
         /// The directory that was searched.
         directory: PathBuf,
-        /// What to do next; names a file that is there but is not read, where there is one.
+        /// What to do next.
         hint: String,
     },
 
@@ -32,7 +33,8 @@ pub enum TextError {
 
     /// The path of a tokenizer is not a directory.
     #[error(
-        "{} is not a directory: a tokenizer is opened by the directory that holds its tokenizer.json or vocab.txt",
+        "{} is not a directory: a tokenizer is opened by the directory that holds its tokenizer.json or vocab.txt, or by \
+         a SentencePiece file, whose name ends in .model",
         path.display()
     )]
     NotADirectory {
@@ -195,6 +197,22 @@ pub enum TextError {
         class: String,
         /// The plain file that was found.
         file: &'static str,
+    },
+
+    /// A SentencePiece file whose family is not known: the file does not say which ids and special tokens the model has.
+    #[error(
+        "{} says nothing of the special tokens around it, and {stated}: known are {known}; name one of these in \
+         tokenizer_config.json ({{\"tokenizer_class\": \"AlbertTokenizer\"}}), or make a tokenizer.json with transformers \
+         (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))",
+        path.display()
+    )]
+    UnknownConvention {
+        /// The model file.
+        path: PathBuf,
+        /// What the directory's configurations say.
+        stated: String,
+        /// The tokenizer classes that are known.
+        known: String,
     },
 
     /// The `tokenizers` crate refused a file.

@@ -85,7 +85,7 @@ impl Rule {
             solid && !token.single_word && !token.rstrip
         });
         match (splitter["type"].as_str(), normalizer["type"].as_str()) {
-            _ if !plain => Self::Whole,
+            _ if !plain || tokenizer.sentence_piece.is_some() => Self::Whole,
             (Some("BertPreTokenizer"), Some("BertNormalizer")) => Self::Words,
             (Some("ByteLevel"), None) if normalizer == Value::Null && splitter["use_regex"] == true => {
                 Self::SpacedWords

@@ -1,5 +1,5 @@
-//! Tokenizers out of files: a Hugging Face directory in any of its three forms, a plain `vocab.txt`, or byte-level BPE's
-//! two files. Nothing is downloaded, and SentencePiece's own `.model` files are not read: their `tokenizer.json` is.
+//! Tokenizers out of files: a Hugging Face directory in any of its four forms, a plain `vocab.txt`, byte-level BPE's two
+//! files, or a SentencePiece model (whose reader is in `sentencepiece/`). Nothing is downloaded.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use crate::error::TextError;
 use crate::guard::{
     self, CONFIG_LIMIT, JSON_LIMIT, TEXT_LIMIT, check_tokenizer_json, read_object, read_text, shielded,
 };
+use crate::sentencepiece;
 use crate::special::{self, SpecialNames};
 use crate::template::shortened;
 use crate::tokenizer::{Tokenizer, added_token, flag};
@@ -81,7 +82,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    fn read(directory: &Path) -> Result<Self, TextError> {
+    pub(crate) fn read(directory: &Path) -> Result<Self, TextError> {
         let config_path = directory.join("tokenizer_config.json");
         let special_path = directory.join("special_tokens_map.json");
         let config = read_object(&config_path, CONFIG_LIMIT)?.unwrap_or_default();
@@ -106,11 +107,11 @@ impl Settings {
         }
     }
 
-    fn flag(&self, key: &str) -> Result<Option<bool>, TextError> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, TextError> {
         flag(&self.config_path, &self.config, key)
     }
 
-    fn name(&self, role: &str) -> Result<Option<String>, TextError> {
+    pub(crate) fn name(&self, role: &str) -> Result<Option<String>, TextError> {
         for (path, map) in self.stated() {
             if let Some(value) = map.get(role).filter(|value| !value.is_null()) {
                 return special::content(path, role, value).map(Some);
@@ -120,7 +121,7 @@ impl Settings {
     }
 
     /// `BertTokenizerFast` → `Bert`; `None` where no class is named.
-    fn class_family(&self) -> Option<&str> {
+    pub(crate) fn class_family(&self) -> Option<&str> {
         let class = self.config.get("tokenizer_class")?.as_str()?;
         let class = class.strip_suffix("Fast").unwrap_or(class);
         Some(class.strip_suffix("Tokenizer").unwrap_or(class))
@@ -139,7 +140,7 @@ impl Settings {
         }
     }
 
-    fn malformed(&self, key: &str, expected: &str, got: &Value) -> TextError {
+    pub(crate) fn malformed(&self, key: &str, expected: &str, got: &Value) -> TextError {
         TextError::Malformed {
             path: self.config_path.clone(),
             place: key.to_owned(),
@@ -157,8 +158,13 @@ const BYTE_PAIR_CLASSES: [&str; 6] = ["GPT2", "Roberta", "Longformer", "LED", "B
 
 impl Tokenizer {
     /// Opens the tokenizer of a model directory: `tokenizer.json` if it is there, else `vocab.txt`, else `vocab.json`
-    /// with `merges.txt`. `tokenizer_config.json` and `special_tokens_map.json` are heeded where they exist.
+    /// with `merges.txt`, else a SentencePiece model by the convention of its family. `tokenizer_config.json` and
+    /// `special_tokens_map.json` are heeded where they exist. The path of a SentencePiece model itself, `….model`, opens it
+    /// without special tokens.
     pub fn open(directory: &Path) -> Result<Self, TextError> {
+        if directory.is_file() && directory.extension().is_some_and(|extension| extension == "model") {
+            return sentencepiece::open_bare(directory);
+        }
         if directory.exists() && !directory.is_dir() {
             return Err(TextError::NotADirectory { path: directory.to_owned() });
         }
@@ -174,15 +180,12 @@ impl Tokenizer {
             (true, false) => Err(missing_companion(directory, "vocab.json", "merges.txt")),
             (false, true) => Err(missing_companion(directory, "merges.txt", "vocab.json")),
             (false, false) => {
-                let sentence_piece =
-                    ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"].into_iter().find(|name| there(name));
-                let hint = match sentence_piece {
-                    Some(name) => format!(
-                        "{name} is there but is not read: save tokenizer.json with transformers \
-                         (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
-                    ),
-                    None if !directory.exists() => "the directory does not exist: check the path".to_owned(),
-                    None => "copy them from where the model comes from".to_owned(),
+                if let Some(name) = sentencepiece::MODEL_FILES.into_iter().find(|name| there(name)) {
+                    return sentencepiece::open_directory(directory, name);
+                }
+                let hint = match directory.exists() {
+                    false => "the directory does not exist: check the path".to_owned(),
+                    true => "copy them from where the model comes from".to_owned(),
                 };
                 Err(TextError::NoTokenizer { directory: directory.to_owned(), hint })
             }
@@ -216,12 +219,15 @@ fn missing_companion(directory: &Path, found: &'static str, missing: &'static st
 
 fn open_json(directory: &Path) -> Result<Tokenizer, TextError> {
     let path = directory.join("tokenizer.json");
+    let mut settings = Settings::read(directory)?;
+    if let Some(tokenizer) = sentencepiece::open_saved(directory, &settings)? {
+        return Ok(tokenizer);
+    }
     let text = read_text(&path, JSON_LIMIT)?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| guard::json_error(&path, &error))?;
     drop(text);
     check_tokenizer_json(&path, &value)?;
 
-    let mut settings = Settings::read(directory)?;
     settings.truncation = value["truncation"]["max_length"].as_u64().and_then(|length| usize::try_from(length).ok());
     settings.dropout = value["model"]["dropout"].as_f64().filter(|&dropout| dropout > 0.0);
     let implied = implied_names(&value);
@@ -569,7 +575,7 @@ fn read_merges(path: &Path, vocabulary: &HashMap<String, u32>) -> Result<Vec<(St
 }
 
 /// A token that a configuration adds to the vocabulary.
-struct ListedToken {
+pub(crate) struct ListedToken {
     path: PathBuf,
     id: u32,
     token: AddedToken,
@@ -577,7 +583,7 @@ struct ListedToken {
 
 /// Tokens outside the model's vocabulary: `added_tokens_decoder` of tokenizer_config.json, or the older
 /// `added_tokens.json`, by id.
-fn listed_tokens(directory: &Path, settings: &Settings) -> Result<Vec<ListedToken>, TextError> {
+pub(crate) fn listed_tokens(directory: &Path, settings: &Settings) -> Result<Vec<ListedToken>, TextError> {
     let mut listed = Vec::new();
     if let Some(decoder) = settings.config.get("added_tokens_decoder").filter(|decoder| !decoder.is_null()) {
         let path = &settings.config_path;
@@ -606,7 +612,7 @@ fn listed_tokens(directory: &Path, settings: &Settings) -> Result<Vec<ListedToke
 }
 
 /// Adds the tokens that are not there yet, and checks that every one has the id that its file says.
-fn add_listed_tokens(
+pub(crate) fn add_listed_tokens(
     inner: &mut tokenizers::Tokenizer,
     settings: &Settings,
     listed: &[ListedToken],

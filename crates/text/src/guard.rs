@@ -50,8 +50,8 @@ pub(crate) fn shielded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Resul
     }
 }
 
-/// Reads a whole file as UTF-8, up to a limit, without the byte order mark that some editors put before it.
-pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
+/// Reads a whole file, up to a limit.
+pub(crate) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let io = |source| TextError::Io { action: "read", path: path.to_owned(), source };
     check_regular(path).map_err(io)?;
     let file = std::fs::File::open(path).map_err(io)?;
@@ -66,6 +66,12 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     if bytes.len() as u64 > limit {
         return Err(too_large(bytes.len() as u64));
     }
+    Ok(bytes)
+}
+
+/// Reads a whole file as UTF-8, up to a limit, without the byte order mark that some editors put before it.
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
+    let mut bytes = read_bytes(path, limit)?;
     if bytes.starts_with(b"\xEF\xBB\xBF") {
         bytes.drain(..3);
     }
@@ -285,6 +291,20 @@ pub(crate) fn malformed(path: &Path, place: &str, expected: &str, got: &Value) -
         expected: expected.to_owned(),
         got: shortened(got),
     }
+}
+
+/// Standard base64 with padding, the reverse of [`base64`].
+pub(crate) fn base64_text(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let bits = chunk.iter().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
+        for place in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63];
+            text.push(if place <= chunk.len() { char::from(digit) } else { '=' });
+        }
+    }
+    text
 }
 
 /// Standard base64 with padding. Three lines of bits do not earn a dependency.

@@ -52,6 +52,15 @@ impl Trie {
         trie
     }
 
+    /// The pieces that a text begins with, the shortest first: how many bytes each has, and its place.
+    pub(crate) fn prefixes<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (usize, u32)> + 't {
+        let nodes = text.char_indices().scan(0, |node, (at, letter)| {
+            *node = self.child(*node, letter)?;
+            Some((at + letter.len_utf8(), self.pieces[*node]))
+        });
+        nodes.filter(|(_, piece)| *piece != UNKNOWN)
+    }
+
     fn child(&self, node: usize, label: char) -> Option<usize> {
         let (start, end) = (self.first_child[node] as usize, self.first_child[node + 1] as usize);
         self.labels[start..end].binary_search(&label).ok().map(|place| start + place)

@@ -6,7 +6,7 @@
 //! much it cut.
 //!
 //! The way in:
-//! - [`Tokenizer::open`] reads a model directory, [`Tokenizer::files`] gives the bytes to put in another one;
+//! - [`Tokenizer::open`] reads a model directory or a SentencePiece file, [`Tokenizer::files`] gives the bytes to put in another one;
 //! - [`Tokenizer::encode`] turns a text into [`Pieces`], without special tokens;
 //! - [`Template`] (from [`Tokenizer::template`]) sets the special tokens around pieces: [`Template::single`],
 //!   [`Template::pair`], [`Template::windows`], [`Template::pair_windows`] give [`Features`];
@@ -39,6 +39,7 @@ mod lattice;
 mod offsets;
 mod sampling;
 mod save;
+mod sentencepiece;
 mod special;
 mod tagging;
 mod template;

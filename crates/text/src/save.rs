@@ -20,7 +20,8 @@ impl Tokenizer {
     /// The files of this tokenizer, as names and contents: `tokenizer.json`, `tokenizer_config.json`,
     /// `special_tokens_map.json`, and `vocab.txt` for WordPiece or `vocab.json` and `merges.txt` for byte-level BPE. The
     /// plain vocabulary files are left out when they could not say the same as `tokenizer.json`: because ids are
-    /// missing, tokens hold the characters that separate them, or the BPE is not byte-level.
+    /// missing, tokens hold the characters that separate them, or the BPE is not byte-level. A SentencePiece model that was
+    /// read is among the files as it was, and `tokenizer_config.json` names it: `tokenizer.json` can say the same only nearly.
     ///
     /// `max_length` becomes `model_max_length`; without it the one that was read stays. Keys of a
     /// `tokenizer_config.json` that was read stay too, except those with paths of the machine that wrote it.
@@ -39,6 +40,10 @@ impl Tokenizer {
                 }
             }
             Kind::Unigram | Kind::WordLevel => {}
+        }
+        if let Some(sentence_piece) = &self.sentence_piece {
+            let (name, bytes) = sentence_piece.file();
+            files.push((name.to_owned(), bytes.to_vec()));
         }
         Ok(files)
     }
@@ -70,8 +75,23 @@ impl Tokenizer {
     }
 
     fn tokenizer_json(&self) -> Result<Vec<u8>, TextError> {
+        let failed = |reason| TextError::Failed { action: "save", reason };
+        if let Some(sentence_piece) = &self.sentence_piece {
+            if let Some(obstacle) = sentence_piece.obstacle() {
+                return Err(failed(obstacle.to_owned()));
+            }
+            let symbols = sentence_piece.user_defined().iter();
+            let symbols: Vec<AddedToken> = symbols.map(|text| AddedToken::from(&**text, false).normalized(false)).collect();
+            let mut inner = self.inner.clone();
+            inner.set_encode_special_tokens(false);
+            return shielded(|| {
+                inner.add_tokens(symbols)?;
+                Ok(inner.to_string(true)?.into_bytes())
+            })
+            .map_err(failed);
+        }
         let write = || Ok(self.inner.to_string(true)?.into_bytes());
-        shielded(write).map_err(|reason| TextError::Failed { action: "save", reason })
+        shielded(write).map_err(failed)
     }
 
     /// `None` unless the ids are 0, 1, 2, … and every token fits on a line.

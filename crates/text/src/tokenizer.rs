@@ -17,6 +17,7 @@ use tokenizers::{
 use crate::error::TextError;
 use crate::files::Settings;
 use crate::guard::{BREAKDOWN, shielded};
+use crate::sentencepiece::SentencePiece;
 use crate::special::{self, SpecialTokens};
 use crate::template::{Template, shortened};
 use crate::work::Work;
@@ -108,6 +109,8 @@ pub struct Tokenizer {
     lowercase: Option<bool>,
     splits_by_pattern: bool,
     work: Arc<Work>,
+    /// What encodes in place of `inner`, where the tokenizer came out of a SentencePiece file.
+    pub(crate) sentence_piece: Option<Arc<SentencePiece>>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -127,6 +130,9 @@ impl Tokenizer {
     /// whole and get their ids, unless [`recognise_special_strings`](Self::recognise_special_strings) is off.
     pub fn encode(&self, text: &str) -> Result<Pieces, TextError> {
         self.check_text(text)?;
+        if let Some(sentence_piece) = &self.sentence_piece {
+            return sentence_piece.encode(&self.inner, text);
+        }
         let encoding = shielded(|| self.inner.encode(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         Ok(Pieces::of_encoding(&encoding, text))
@@ -135,6 +141,9 @@ impl Tokenizer {
     /// The ids of [`encode`](Self::encode) alone, faster because nothing is traced back to the text.
     pub fn encode_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.check_text(text)?;
+        if let Some(sentence_piece) = &self.sentence_piece {
+            return Ok(sentence_piece.encode(&self.inner, text)?.ids);
+        }
         let encoding = shielded(|| self.inner.encode_fast(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         Ok(encoding.get_ids().to_vec())
@@ -272,10 +281,21 @@ impl Tokenizer {
     /// The last step of every way to a tokenizer: finds the special tokens and the template, and checks the whole.
     /// `origin` is the file that holds the vocabulary, for messages.
     pub(crate) fn assemble(
+        inner: tokenizers::Tokenizer,
+        settings: Settings,
+        implied_names: &[(&str, String)],
+        origin: &Path,
+    ) -> Result<Self, TextError> {
+        Self::assemble_with(inner, settings, implied_names, origin, None)
+    }
+
+    /// [`assemble`](Self::assemble), with what encodes in place of `inner`.
+    pub(crate) fn assemble_with(
         mut inner: tokenizers::Tokenizer,
         settings: Settings,
         implied_names: &[(&str, String)],
         origin: &Path,
+        sentence_piece: Option<SentencePiece>,
     ) -> Result<Self, TextError> {
         let refused = |reason| TextError::Refused { path: origin.to_owned(), reason };
         let stated = settings.stated();
@@ -326,6 +346,7 @@ impl Tokenizer {
             template,
             kind,
             lowercase,
+            sentence_piece: sentence_piece.map(Arc::new),
         };
 
         // A tokenizer that breaks down on a plain text is refused now rather than while it serves. Ordinary errors are
