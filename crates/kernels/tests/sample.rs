@@ -21,10 +21,18 @@ fn check<E: Element>(cpu: &Cpu, p: usize, classes: usize, padding: usize, temper
     }
     let sampler = Sampler { seed: 9, step: 3, site: 5, temperature };
     let (rows, mut out) = (rows(p), vec![u32::MAX; p]);
-    sample(cpu, &sampler, &logits, columns, classes, &rows, &mut out);
-    for (i, out) in out.iter().enumerate() {
-        let logits = exact(&logits[i * columns..][..classes]);
-        assert_eq!(*out as usize, reference::sample(&sampler, rows[i], &logits), "row {i} of {classes}, {cpu:?}");
+    // Without, and with a class that would be drawn and may not be.
+    let mut never: Option<Vec<u32>> = None;
+    for _ in 0..2 {
+        sample(cpu, &sampler, &logits, columns, classes, &rows, never.as_deref(), &mut out);
+        for (i, out) in out.iter().enumerate() {
+            let logits = exact(&logits[i * columns..][..classes]);
+            let not_this = never.as_ref().map(|never| never[i]);
+            let expected = reference::sample(&sampler, rows[i], &logits, not_this);
+            assert_eq!(*out as usize, expected, "row {i} of {classes}, {not_this:?}, {cpu:?}");
+            assert!(classes == 1 || not_this != Some(*out));
+        }
+        never = Some(out.clone());
     }
 }
 
@@ -48,7 +56,7 @@ fn draws_follow_the_softmax() {
     let draw = |step| {
         let mut out = vec![0; n];
         let sampler = Sampler { seed: 1, step, site: 2, temperature: 1.0 };
-        sample(&cpu, &sampler, &logits.repeat(n), classes, classes, &rows, &mut out);
+        sample(&cpu, &sampler, &logits.repeat(n), classes, classes, &rows, None, &mut out);
         out
     };
     let out = draw(1);
@@ -68,7 +76,7 @@ fn threads_do_not_change_a_draw() {
         let cpu = Cpu::new(henson_kernels::cpu::Isa::best(), threads).unwrap();
         let mut out = vec![0; 300];
         let sampler = Sampler { seed: 1, step: 1, site: 2, temperature: 1.0 };
-        sample(&cpu, &sampler, &logits, 50, 50, &rows(300), &mut out);
+        sample(&cpu, &sampler, &logits, 50, 50, &rows(300), None, &mut out);
         out
     };
     assert_eq!(run(1), run(2));

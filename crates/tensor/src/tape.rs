@@ -152,6 +152,16 @@ impl<'a> Pass<'a> {
         self.step_at = Some(step.clone());
     }
 
+    /// Where the step's number stands on the device, if it is read there.
+    pub(crate) fn step_at(&self) -> Option<&Tensor> {
+        self.step_at.as_ref()
+    }
+
+    /// What a training pass draws from.
+    pub fn randomness(&self) -> Option<Training> {
+        self.training
+    }
+
     /// Whether this is a training pass.
     pub fn is_training(&self) -> bool {
         self.training.is_some()

@@ -93,7 +93,7 @@ fn a_steady_step_allocates_nothing() {
             let x = pass.add_residual(y, &x, &layout, (0.1, 6)).unwrap();
             let y = pass.norm_dropout(x, &norm, &layout, (0.1, 7)).unwrap();
             let logits = pass.linear(&y, tables.word, None, Activation::None).unwrap();
-            pass.sample(&logits, 50, 1.0, (&layout, &ids), (training, 8)).unwrap();
+            pass.sample(&logits, 50, 1.0, (&layout, &ids), None, (training, 8)).unwrap();
             pass.smoothed_cross_entropy(logits, 50, &targets, None, 0.1, 0.1).unwrap();
             pass.backward(&mut gradients).unwrap();
         }

@@ -376,7 +376,7 @@ fn samples_do_not_depend_on_their_company_on(device: &Device) {
         let picked = Tensor::from_slice(device, [picked.len()], picked).unwrap();
         let logits = rows(&mut pass, x);
         let logits = pass.gather(&logits, &picked).unwrap();
-        pass.sample(&logits, classes, 1.0, (&layout, &picked), (from, 9)).unwrap().to_vec::<u32>().unwrap()
+        pass.sample(&logits, classes, 1.0, (&layout, &picked), None, (from, 9)).unwrap().to_vec::<u32>().unwrap()
     };
     let all = draw(&(0..t as u32).collect::<Vec<_>>(), TRAINING);
     let some = draw(&[40, 3, 9], TRAINING);
@@ -499,7 +499,7 @@ fn what_does_not_fit_is_an_error() {
     assert!(pass.embeddings(tables, &ids, layout.positions(), Some(&ids)).is_err(), "segments without a table");
     let targets = Tensor::from_slice(&device, [8], &[0u32; 8]).unwrap();
     assert!(pass.smoothed_cross_entropy(x.clone(), 48, &targets, None, 1.0, 1.0).is_err());
-    assert!(pass.sample(&x, 49, 1.0, (&layout, &ids), (TRAINING, 0)).is_err());
-    assert!(pass.sample(&x, 48, 0.0, (&layout, &ids), (TRAINING, 0)).is_err());
+    assert!(pass.sample(&x, 49, 1.0, (&layout, &ids), None, (TRAINING, 0)).is_err());
+    assert!(pass.sample(&x, 48, 0.0, (&layout, &ids), None, (TRAINING, 0)).is_err());
     assert!(Cache::new(&device, DType::F32, 1, 0, (1, 1)).is_err());
 }

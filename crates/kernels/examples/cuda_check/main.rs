@@ -103,6 +103,7 @@ const GROUPS: [(&str, Group); 23] = [
     ("cross_entropy", training::cross_entropy),
     ("heads", training::heads),
     ("sample", training::sample),
+    ("replace", training::replace),
     ("optimizer", training::optimizer),
     ("faults", training::faults),
     ("products", products::products),

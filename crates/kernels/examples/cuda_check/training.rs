@@ -4,12 +4,13 @@ use half::bf16;
 use henson_kernels::cpu::dropout::{Dropout as CpuDropout, RowId};
 use henson_kernels::cpu::loss::reference;
 use henson_kernels::cpu::optimizer::{Segment, Settings, reference as optimizer_reference};
+use henson_kernels::cpu::replace::reference as replace_reference;
 use henson_kernels::cpu::sample::{Sampler, reference as sample_reference};
 use henson_kernels::cpu::span::reference as span_reference;
 use henson_kernels::cuda::loss::{self as kernels, Total};
 use henson_kernels::cuda::optimizer::{self as optimizers, Control, FACTORS, NORM, Plan, Rule};
 use henson_kernels::cuda::{
-    Buffer, CudaError, DType, Dropout, Gpu, Result, Scalar, Step, View, embedding, reduce, rows,
+    Buffer, CudaError, DType, Dropout, Gpu, Result, Scalar, Step, View, embedding, reduce, replace as replacing, rows,
 };
 
 use crate::check::{Checks, Number, error, exact, indices, numbers, places, scalar, tolerance};
@@ -84,18 +85,53 @@ fn draws<E: Number>(checks: &mut Checks<'_>, rows: usize, classes: usize, paddin
     for temperature in [1.0, 0.3, 4.0] {
         let sampler = Sampler { seed: 77, step: 3, site: 5, temperature };
         let out = checks.up(&vec![u32::MAX; rows])?;
-        let (x, to) = (glogits.view(), out.view());
-        kernels::sample(checks.gpu, &sampler, x, columns, classes, gtokens.view(), gown.view(), to)?;
+        let (x, to, step) = (glogits.view(), out.view(), checks.up(&[3_u32])?);
+        // The step's number from the host, or from the device as a recorded pass reads it; there also with what is never drawn.
+        let from_device = temperature != 1.0;
+        let never = indices(2, rows, classes);
+        let gnever = checks.up(&never)?;
+        let (step, gnever) = match from_device {
+            true => (Step::At(step.view()), Some(gnever.view())),
+            false => (Step::Value(3), None),
+        };
+        kernels::sample(checks.gpu, &sampler, step, x, columns, classes, gtokens.view(), gown.view(), gnever, to)?;
         let got = checks.gpu.read::<u32>(out.view())?;
         let expected = |i: usize| match own[i] {
             rows::NOWHERE => 0,
             token => {
                 let logits = exact(&logits[i * columns..][..classes]);
-                sample_reference::sample(&sampler, tokens[token as usize], &logits) as u32
+                let never = from_device.then_some(never[i]);
+                sample_reference::sample(&sampler, tokens[token as usize], &logits, never) as u32
             }
         };
         let wrong = (0..rows).filter(|i| got[*i] != expected(*i)).count();
         checks.verify(|| format!("{wrong} of {rows} draws of {classes} classes, {:?}", E::DTYPE), wrong == 0);
+    }
+    Ok(())
+}
+
+/// Replaced tokens: those of the CPU's reference, bit by bit.
+pub(crate) fn replace(checks: &mut Checks<'_>) -> Result<()> {
+    for (tokens, every) in [(1, 1), (7, 2), (257, 3), (1000, 7), (40_000, 6)] {
+        let ids = indices(1, tokens, 50);
+        let mut own: Vec<u32> = (0..tokens as u32).filter(|t| t.is_multiple_of(every)).collect();
+        own.push(rows::NOWHERE);
+        let drawn = indices(2, own.len(), 50);
+        let (gids, gown, gdrawn) = (checks.up(&ids)?, checks.up(&own)?, checks.up(&drawn)?);
+        let (out, labels) = (checks.up(&vec![u32::MAX; tokens])?, checks.up(&vec![f32::NAN; tokens])?);
+        replacing::replace(checks.gpu, gids.view(), gown.view(), gdrawn.view(), out.view(), labels.view())?;
+        let (expected, expected_labels) = replace_reference::replace(&ids, &own, &drawn);
+        checks.verify(|| format!("ids of {tokens} tokens"), checks.gpu.read::<u32>(out.view())? == expected);
+        let got = checks.gpu.read::<f32>(labels.view())?;
+        checks.verify(|| format!("labels of {tokens} tokens"), got == expected_labels);
+
+        let (logits, weights) = (numbers::<f32>(3, tokens), weights(tokens));
+        let (glogits, gweights) = (checks.up(&logits)?, checks.up(&weights)?);
+        let counts = checks.up(&[0_u32; 3])?;
+        replacing::found(checks.gpu, glogits.view(), labels.view(), gweights.view(), counts.view())?;
+        let found = replace_reference::found(&logits, &expected_labels, &weights);
+        let got = checks.gpu.read::<u32>(counts.view())?;
+        checks.verify(|| format!("{got:?} for {found:?}"), got == [found.replaced, found.said, found.both]);
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ pub mod layer_norm;
 pub mod loss;
 pub mod optimizer;
 pub mod reduce;
+pub mod replace;
 pub mod rotary;
 pub mod rows;
 pub mod sample;

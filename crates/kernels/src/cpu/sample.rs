@@ -19,10 +19,11 @@ pub mod reference {
         -(-uniform.ln()).ln()
     }
 
-    /// The class that is drawn for a row of logits, the first of several.
-    pub fn sample(sampler: &Sampler, row: RowId, logits: &[f64]) -> usize {
+    /// The class that is drawn for a row of logits, the first of several; not `never`, unless it is the only one.
+    pub fn sample(sampler: &Sampler, row: RowId, logits: &[f64], never: Option<u32>) -> usize {
         let score = |c: usize| logits[c] / f64::from(sampler.temperature) + gumbel(sampler.bits(row, logits.len(), c));
-        (0..logits.len()).fold(0, |best, c| if score(c) > score(best) { c } else { best })
+        let allowed = (0..logits.len()).filter(|c| never != Some(*c as u32));
+        allowed.reduce(|best, c| if score(c) > score(best) { c } else { best }).unwrap_or(0)
     }
 }
 
@@ -51,7 +52,8 @@ impl Sampler {
     }
 }
 
-/// Draws a class for each row of logits; `rows` (P) tells what its noise is counted by. A logit that is a NaN is never drawn.
+/// Draws a class for each row of logits; `rows` (P) tells what its noise is counted by. A logit that is a NaN is never drawn, nor is
+/// the class that `never` (P) names for the row, unless it is the only one.
 pub fn sample<E: Element>(
     cpu: &Cpu,
     sampler: &Sampler,
@@ -59,21 +61,24 @@ pub fn sample<E: Element>(
     columns: usize,
     classes: usize,
     rows: &[RowId],
+    never: Option<&[u32]>,
     out: &mut [u32],
 ) {
     assert!(0 < classes && classes <= columns && logits.len() == rows.len() * columns, "sample: lengths differ");
     assert!(out.len() == rows.len() && sampler.temperature > 0.0, "sample: one draw per row, at a temperature above 0");
+    assert!(never.is_none_or(|never| never.len() == rows.len()), "sample: one class per row that is never drawn");
     let out = SharedMut::new(out);
     cpu.for_ranges(rows.len(), (4096 / columns).max(1), |_, range| {
         // SAFETY: ranges are disjoint.
         let out = unsafe { out.slice(range.start, range.len()) };
         for (i, out) in range.zip(out) {
-            *out = sample_row(cpu.isa(), sampler, rows[i], &logits[i * columns..][..classes]);
+            let never = never.map_or(u32::MAX, |never| never[i]);
+            *out = sample_row(cpu.isa(), sampler, rows[i], never, &logits[i * columns..][..classes]);
         }
     });
 }
 
-dispatch! { fn sample_row<E>(sampler: &Sampler, row: RowId, logits: &[E]) -> u32 = sample_body }
+dispatch! { fn sample_row<E>(sampler: &Sampler, row: RowId, never: u32, logits: &[E]) -> u32 = sample_body }
 
 /// Counters that are drawn from at a time.
 const COUNTERS: usize = 16;
@@ -84,7 +89,7 @@ const COUNTERS: usize = 16;
 /// # Safety
 /// The instruction set must be there: the loop over counters is left to the compiler's vectors.
 #[inline(always)]
-unsafe fn sample_body<S: Simd, E: Element>(sampler: &Sampler, row: RowId, logits: &[E]) -> u32 {
+unsafe fn sample_body<S: Simd, E: Element>(sampler: &Sampler, row: RowId, never: u32, logits: &[E]) -> u32 {
     let first = sampler.first_group(row, logits.len());
     let temperature = f64::from(sampler.temperature);
     // The bound is computed in f32: what rounding may take away is added.
@@ -99,10 +104,11 @@ unsafe fn sample_body<S: Simd, E: Element>(sampler: &Sampler, row: RowId, logits
         for (i, logit) in logits.iter().enumerate() {
             let (logit, bits) = (logit.to_f32(), words[i % 4][i / 4]);
             let bound = logit * inverse + ((u32::MAX - bits).leading_zeros() + 1) as f32 * std::f32::consts::LN_2;
-            if bound > least {
+            let class = block * 4 * COUNTERS + i;
+            if bound > least && class as u32 != never {
                 let score = f64::from(logit) / temperature + reference::gumbel(bits);
                 if score > best {
-                    (best, found) = (score, block * 4 * COUNTERS + i);
+                    (best, found) = (score, class);
                     least = (best - 1e-4 - 1e-5 * best.abs()) as f32;
                 }
             }

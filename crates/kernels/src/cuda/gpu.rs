@@ -429,7 +429,8 @@ impl Drop for Stream {
 }
 
 /// Numbers of the operations that can meet a bad index, as kernels write them into the fault word.
-const FAULTS: [&str; 8] = ["", "embedding", "gather", "scatter_add", "cross_entropy", "span", "sample", "rotary"];
+const FAULTS: [&str; 9] =
+    ["", "embedding", "gather", "scatter_add", "cross_entropy", "span", "sample", "rotary", "replace"];
 
 impl Gpu {
     /// How many GPUs the driver sees, with their names; an error where there is no driver.

@@ -8,7 +8,7 @@ use crate::cpu::sample::Sampler;
 
 use super::compile::Source;
 use super::error::Result;
-use super::gpu::{Argument, DType, EVENS, Gpu, Launch, Purpose, STORES, Scalar, View, address, even, store};
+use super::gpu::{Argument, DType, EVENS, Gpu, Launch, Purpose, STORES, Scalar, Step, View, address, even, store};
 
 /// All of them.
 pub static SOURCE: Source = Source {
@@ -90,6 +90,7 @@ pub fn cross_entropy(
 #[repr(C)]
 struct SamplerArgument {
     seed: u64,
+    step_address: u64,
     step: u32,
     site: u32,
     temperature: f32,
@@ -101,15 +102,17 @@ unsafe impl Argument for SamplerArgument {}
 
 /// Draws a class for each row of logits from its softmax at a temperature, as [`crate::cpu::sample`] does. `rows` (P, u32) tells which
 /// token each belongs to, `places` (T×2) what the noise of each token is counted by. A row that is
-/// [`NOWHERE`](super::rows::NOWHERE) draws class 0.
+/// [`NOWHERE`](super::rows::NOWHERE) draws class 0. `step` takes the place of the sampler's.
 pub fn sample(
     gpu: &Gpu,
     sampler: &Sampler,
+    step: Step<'_>,
     logits: View<'_>,
     columns: usize,
     classes: usize,
     places: View<'_>,
     rows: View<'_>,
+    never: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
     let count = logits.rows("sample", columns);
@@ -118,12 +121,22 @@ pub fn sample(
     rows.expect("sample", "the rows", count, DType::U32);
     out.expect("sample", "the output", count, DType::U32);
     places.expect("sample", "the tokens' places", places.len() / 2 * 2, DType::U32);
-    let Sampler { seed, step, site, temperature } = *sampler;
-    let argument = SamplerArgument { seed, step, site, temperature, unused: 0 };
+    if let Some(never) = never {
+        never.expect("sample", "what is never drawn", count, DType::U32);
+    }
+    let (step, step_address) = match step {
+        Step::Value(step) => (step, 0),
+        Step::At(view) => {
+            view.expect("sample", "the step", 1, DType::U32);
+            (0, view.address())
+        }
+    };
+    let Sampler { seed, site, temperature, .. } = *sampler;
+    let argument = SamplerArgument { seed, step_address, step, site, temperature, unused: 0 };
     let sizes = (columns as u32, classes as u32, (places.len() / 2) as u32);
     let (logits_at, places, rows, out) = (logits.address(), places.address(), rows.address(), out.address());
-    let arguments: [&dyn Argument; 9] =
-        [&logits_at, &sizes.0, &sizes.1, &places, &rows, &sizes.2, &argument, &out, &gpu.fault()];
+    let arguments: [&dyn Argument; 10] =
+        [&logits_at, &sizes.0, &sizes.1, &places, &rows, &sizes.2, &address(never), &argument, &out, &gpu.fault()];
     // SAFETY: rows×columns logits, one row and one draw each; the kernel checks rows against the tokens.
     unsafe { gpu.launch(&SOURCE, &[store(logits.dtype())], "sample", Launch::new(count, 256), &arguments) }
 }

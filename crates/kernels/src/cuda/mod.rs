@@ -23,6 +23,7 @@ pub mod memory;
 pub mod optimizer;
 pub mod product_hopper;
 pub mod reduce;
+pub mod replace;
 pub mod rotary;
 pub mod rows;
 
@@ -34,7 +35,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 15] = [
+pub static SOURCES: [&Source; 16] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
@@ -46,6 +47,7 @@ pub static SOURCES: [&Source; 15] = [
     &optimizer::SOURCE,
     &product_hopper::SOURCE,
     &reduce::SOURCE,
+    &replace::SOURCE,
     &rotary::SOURCE,
     &activation::STRIPS,
     &rows::SOURCE,

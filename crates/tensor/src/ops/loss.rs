@@ -4,8 +4,8 @@
 use henson_kernels::cpu::loss as kernels;
 use henson_kernels::cpu::sample::{Sampler, sample};
 use henson_kernels::cpu::span;
-use henson_kernels::cuda::Scalar;
 use henson_kernels::cuda::loss::{self as cuda_kernels, Total};
+use henson_kernels::cuda::{Scalar, Step};
 
 use super::rows::check_indices;
 use super::{own, with_float};
@@ -189,21 +189,28 @@ impl Pass<'_> {
     }
 
     /// Draws a class for each row (P×columns) from the softmax of its first `classes` logits at a temperature: P, u32. Noise is
-    /// counted by the tokens (`rows`, P) that the logits belong to, so it is the same in any company. There is no gradient.
+    /// counted by the tokens (`rows`, P) that the logits belong to, so it is the same in any company. The class that `never` (P)
+    /// names for a row is not drawn there. There is no gradient.
     pub fn sample(
         &mut self,
         logits: &Var,
         classes: usize,
         temperature: f32,
         (layout, rows): (&Layout, &Tensor),
+        never: Option<&Tensor>,
         (from, site): (Training, u32),
     ) -> Result<Tensor> {
         let (p, columns) = (logits.tensor().rows(), logits.tensor().columns());
-        // Not the step, which a kernel for recorded passes would read from the device, as dropout does.
-        self.reads(&(classes, temperature, from.seed, site));
+        // The step of a training pass is read from the device, as dropout's is, so that it can be recorded.
+        let own_step = self.randomness() == Some(from);
+        self.reads(&(classes, temperature, from.seed, (!own_step).then_some(from.step), site, never.is_some()));
         rows.check_shape("sample", "rows", [p])?;
         rows.check_dtype("sample", "rows", DType::U32)?;
         check_indices("sample", "row", self.device(), rows, layout.tokens())?;
+        if let Some(never) = never {
+            never.check_shape("sample", "what is never drawn", [p])?;
+            never.check_dtype("sample", "what is never drawn", DType::U32)?;
+        }
         let why = if classes == 0 || classes > columns {
             Some("there are fewer logits than classes, or none")
         } else if !(temperature > 0.0 && temperature.is_finite()) {
@@ -226,12 +233,19 @@ impl Pass<'_> {
                 }
                 with_float!(logits.tensor().dtype(), E => {
                     let (logits, tokens) = (logits.tensor().slice::<E>(), bytemuck::cast_slice(tokens.slice::<u32>()));
-                    sample(&cpu.kernels, &sampler, logits, columns, classes, tokens, out.slice_mut());
+                    let never = never.map(|never| never.slice());
+                    sample(&cpu.kernels, &sampler, logits, columns, classes, tokens, never, out.slice_mut());
                 });
             }
             Device::Cuda(cuda) => {
                 let (x, places) = (logits.tensor().on_gpu(), layout.token_rows().on_gpu());
-                cuda_kernels::sample(&cuda.gpu, &sampler, x, columns, classes, places, rows.on_gpu(), out.on_gpu())?;
+                let step = match self.step_at().filter(|_| own_step) {
+                    Some(at) => Step::At(at.on_gpu()),
+                    None => Step::Value(from.step),
+                };
+                let (gpu, never) = (&cuda.gpu, never.map(Tensor::on_gpu));
+                let (rows, out) = (rows.on_gpu(), out.on_gpu());
+                cuda_kernels::sample(gpu, &sampler, step, x, columns, classes, places, rows, never, out)?;
             }
         }
         Ok(out)

@@ -7,6 +7,7 @@ mod embedding;
 mod layer_norm;
 mod linear;
 mod loss;
+mod replace;
 mod rotary;
 mod rows;
 mod similarity;

@@ -328,6 +328,7 @@ __device__ __forceinline__ void elements(E *x, const float *targets, const float
 // As `Sampler` in cpu/sample.rs.
 struct Sampler {
     u64 seed;
+    const u32 *step_address;
     u32 step, site;
     float temperature;
     u32 unused;
@@ -335,10 +336,10 @@ struct Sampler {
 
 // Draws the class with the largest logit/temperature + Gumbel noise, the first of several, for a row. Noise is at most
 // (leading zeros + 1)·ln 2 of the bits' distance to the largest number, so few classes can still be the best of their thread and need
-// their two logarithms.
+// their two logarithms. The class that `never` names for the row, where given, is not drawn.
 template <class E>
 __device__ __forceinline__ void sample(const E *logits, u32 columns, u32 classes, const RowId *ids, const u32 *rows, u32 tokens,
-                                       Sampler sampler, u32 *out, u32 *fault) {
+                                       const u32 *never, Sampler sampler, u32 *out, u32 *fault) {
     __shared__ double values[32];
     __shared__ u32 places[32];
     const E *x = logits + (u64)blockIdx.x * columns;
@@ -349,6 +350,8 @@ __device__ __forceinline__ void sample(const E *logits, u32 columns, u32 classes
         if (threadIdx.x == 0 && row != 0xffffffffu) report(fault, FAULT_SAMPLE);
         return;
     }
+    if (sampler.step_address) sampler.step = *sampler.step_address;
+    const u32 not_this = never ? never[blockIdx.x] : 0xffffffffu;
     const RowId id = ids[row];
     const u32 groups = (classes + 3) / 4, first = id.position * groups;
     const float inverse = 1.0f / sampler.temperature;
@@ -361,6 +364,7 @@ __device__ __forceinline__ void sample(const E *logits, u32 columns, u32 classes
         for (int i = 0; i < 4; i++) {
             const u32 c = 4 * group + i;
             if (c >= classes) break;
+            if (c == not_this) continue;
             const float logit = widen(x[c]);
             const float bound = logit * inverse + (float)(__clz(~w[i]) + 1) * 0.69314718f;
             if (!(bound > least)) continue;
@@ -422,9 +426,9 @@ extern "C" __global__ void __launch_bounds__(1024)
     hits<STORE>(logits, columns, classes, targets, weights, hit, count);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    sample(const STORE *logits, u32 columns, u32 classes, const RowId *ids, const u32 *rows, u32 tokens, Sampler sampler, u32 *out,
-           u32 *fault) {
-    sample<STORE>(logits, columns, classes, ids, rows, tokens, sampler, out, fault);
+    sample(const STORE *logits, u32 columns, u32 classes, const RowId *ids, const u32 *rows, u32 tokens, const u32 *never,
+           Sampler sampler, u32 *out, u32 *fault) {
+    sample<STORE>(logits, columns, classes, ids, rows, tokens, never, sampler, out, fault);
 }
 extern "C" __global__ void __launch_bounds__(256)
     mean_squared_error(STORE *x, const float *targets, const float *weights, u64 n, const float *scale_address, float scale,
