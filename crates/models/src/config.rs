@@ -27,6 +27,15 @@ pub(crate) trait FamilyConfig {
     }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
+    /// The generator that a discriminator of this config is trained with, where the family has such pairs: so many times its width,
+    /// and layers.
+    fn generator(&self, _width: Option<f64>, _layers: Option<usize>) -> Option<ModelConfig> {
+        None
+    }
+    /// Lays out a discriminator and a generator over its tables, where the family has such pairs and the two fit.
+    fn build_pair(&self, _b: &mut Builder, _generator: &ModelConfig) -> Option<Model> {
+        None
+    }
 }
 
 /// A probability among keys that a family reads itself; one that is no number fails the check of dropouts.
@@ -137,6 +146,21 @@ impl ModelConfig {
         self.own().build(b, head)
     }
 
+    pub(crate) fn build_pair(&self, b: &mut Builder, generator: &ModelConfig) -> Option<Model> {
+        self.own().build_pair(b, generator)
+    }
+
+    /// The generator that a discriminator of this config is trained with: so many times its width (by default what was published
+    /// with its size) and so many layers (by default as many). An error where the family has no such pairs, or it is none.
+    pub fn generator(&self, width: Option<f64>, layers: Option<usize>) -> Result<Self, ConfigError> {
+        let generator = self
+            .own()
+            .generator(width, layers)
+            .ok_or_else(|| ConfigError::NoGenerator(self.model_type().to_owned()))?;
+        generator.check()?;
+        Ok(generator)
+    }
+
     /// What other crates need to know.
     pub fn sizes(&self) -> Sizes {
         self.own().sizes()
@@ -227,6 +251,9 @@ pub enum ConfigError {
     /// A name of a size is unknown.
     #[error("unknown size `{0}`: expected one of {names}", names = Family::size_names())]
     Size(String),
+    /// A model that is not trained with a generator.
+    #[error("{0} has no generator: replaced tokens are detected by models of the sizes {names}", names = Family::detector_names())]
+    NoGenerator(String),
 }
 
 impl ConfigError {

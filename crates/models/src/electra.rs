@@ -62,6 +62,44 @@ impl ElectraConfig {
 impl FamilyConfig for ElectraConfig {
     as_bert!();
 
+    /// As in the original code: the width is rounded, heads are 64 wide, feed-forward layers four times as wide as the model, and the
+    /// tables are the discriminator's.
+    fn generator(&self, width: Option<f64>, layers: Option<usize>) -> Option<ModelConfig> {
+        // A third of base, a quarter of small and large (Clark et al. 2020, table 6).
+        let usual = if self.0.hidden_size == 768 { 1.0 / 3.0 } else { 0.25 };
+        let hidden_size = (self.0.hidden_size as f64 * width.unwrap_or(usual)).round() as usize;
+        let mut other = self.0.other.clone();
+        other.insert(WIDTH.to_owned(), Value::from(self.width()));
+        Some(ModelConfig::Electra(ElectraConfig(BertConfig {
+            hidden_size,
+            intermediate_size: hidden_size.saturating_mul(4),
+            num_attention_heads: (hidden_size / 64).max(1),
+            num_hidden_layers: layers.unwrap_or(self.0.num_hidden_layers),
+            other,
+            ..self.0.clone()
+        })))
+    }
+
+    fn build_pair(&self, b: &mut Builder, generator: &ModelConfig) -> Option<Model> {
+        let ModelConfig::Electra(generator) = generator else { return None };
+        // The tables and their LayerNorm are one set.
+        let tables = |own: &Self| {
+            let BertConfig { vocab_size, max_position_embeddings, type_vocab_size, layer_norm_eps, .. } = own.0;
+            (vocab_size, max_position_embeddings, type_vocab_size, layer_norm_eps.to_bits(), own.width())
+        };
+        if tables(self) != tables(generator) {
+            return None;
+        }
+        let network = encoder(b, self, "electra", None);
+        let lender = network.clone();
+        let discriminator = with_head(b, self, Head::ReplacedTokens, network);
+        let prefix = Model::GENERATOR.trim_end_matches('.');
+        Some(discriminator.with_generator(b.at(prefix, |b| {
+            let network = encoder(b, generator, "electra", Some(&lender));
+            with_head(b, generator, Head::MaskedLm, network)
+        })))
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         self.0.check()?;
         check_sizes(&[(WIDTH, self.width(), 1 << 16)])?;
@@ -96,12 +134,21 @@ fn of_size(width: usize, layers: usize, hidden: usize, heads: usize) -> ModelCon
 }
 
 fn build(b: &mut Builder, own: &ElectraConfig, head: Head) -> Model {
+    let network = encoder(b, own, if head == Head::Encoder { "" } else { "electra" }, None);
+    with_head(b, own, head, network)
+}
+
+/// The encoder below a name, on the tables of another where that lends them.
+fn encoder(b: &mut Builder, own: &ElectraConfig, base: &str, lender: Option<&PostNormEncoder>) -> PostNormEncoder {
+    let width = own.width();
+    let projection = (width != own.0.hidden_size).then_some((width, "embeddings_project"));
+    let settings = EncoderSettings { projection, ..encoder_settings(&own.0, 0) };
+    b.at(base, |b| PostNormEncoder::build_on(b, &settings, lender))
+}
+
+fn with_head(b: &mut Builder, own: &ElectraConfig, head: Head, network: PostNormEncoder) -> Model {
     let (h, width) = (own.0.hidden_size, own.width());
     let (init, task) = initial_weights(own.0.initializer_range);
-    let projection = (width != h).then_some((width, "embeddings_project"));
-    let settings = EncoderSettings { projection, ..encoder_settings(&own.0, 0) };
-    let base = if head == Head::Encoder { "" } else { "electra" };
-    let network = b.at(base, |b| PostNormEncoder::build(b, &settings));
     let mut parts = HeadParts::default();
     if head == Head::MaskedLm {
         let names = VocabularyNames {

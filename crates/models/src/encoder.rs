@@ -15,6 +15,9 @@ use crate::{Batch, Capture, Encoded, Network};
 /// The first dropout site: the embeddings'. Those of the blocks follow.
 const EMBEDDING_SITE: u32 = 0;
 
+/// The first dropout site of an encoder on lent tables, beyond those of the lender and before those of heads.
+const LENT_SITES: u32 = 0x8000;
+
 /// What an encoder is built with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EncoderSettings {
@@ -40,7 +43,7 @@ pub(crate) struct EncoderSettings {
 }
 
 /// Views into the parameters.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PostNormEncoder {
     tables: EmbeddingTables,
     norm: Norm,
@@ -49,20 +52,31 @@ pub(crate) struct PostNormEncoder {
     layers: Vec<Block>,
     /// Whether layers share weights.
     shared: bool,
+    /// The first of its dropout sites.
+    site: u32,
 }
 
 impl PostNormEncoder {
     pub(crate) fn build(b: &mut Builder, settings: &EncoderSettings) -> Self {
+        Self::build_on(b, settings, None)
+    }
+
+    /// Builds one that stands on the tables of another and their LayerNorm, which are of the same width, where that is given. The
+    /// two then run in one pass, so its dropout has sites of its own.
+    pub(crate) fn build_on(b: &mut Builder, settings: &EncoderSettings, lender: Option<&Self>) -> Self {
         let EncoderSettings { vocabulary, positions, first_position, segments, projection, block, .. } = *settings;
         let (h, init) = (block.hidden, block.init);
         let width = projection.map_or(h, |(width, _)| width);
         let (tables, norm, projection) = b.group(Group::Embeddings, |b| {
-            let (tables, norm) = b.at("embeddings", |b| {
-                let word = b.padded_table("word_embeddings.weight", vocabulary, width, init);
-                let position = Some(b.matrix("position_embeddings.weight", positions, width, init));
-                let segment = segments.map(|rows| b.matrix("token_type_embeddings.weight", rows, width, init));
-                let norm = layer_norm(b, "LayerNorm", width, block.epsilon);
-                (EmbeddingTables { word, position, position_offset: first_position, segment }, norm)
+            let lent = lender.map(|lender| (lender.tables, lender.norm));
+            let (tables, norm) = lent.unwrap_or_else(|| {
+                b.at("embeddings", |b| {
+                    let word = b.padded_table("word_embeddings.weight", vocabulary, width, init);
+                    let position = Some(b.matrix("position_embeddings.weight", positions, width, init));
+                    let segment = segments.map(|rows| b.matrix("token_type_embeddings.weight", rows, width, init));
+                    let norm = layer_norm(b, "LayerNorm", width, block.epsilon);
+                    (EmbeddingTables { word, position, position_offset: first_position, segment }, norm)
+                })
             });
             (tables, norm, projection.map(|(width, name)| Linear::build(b, name, width, h, init)))
         });
@@ -78,16 +92,17 @@ impl PostNormEncoder {
             b.group(Group::Layer(i), |b| b.at(&name, |b| Block::build(b, &settings.names, block, bias)))
         };
         let own: Vec<Block> = (0..own).map(layer).collect();
-        let site = |i: usize| EMBEDDING_SITE + 1 + BLOCK_SITES * i as u32;
+        let first_site = if lender.is_some() { LENT_SITES } else { EMBEDDING_SITE };
+        let site = |i: usize| first_site + 1 + BLOCK_SITES * i as u32;
         let layers = (0..settings.layers).map(|i| own[i * own.len() / settings.layers].at_site(site(i))).collect();
         let (dropout, shared) = (settings.embedding_dropout, settings.layer_groups.is_some());
-        Self { tables, norm, dropout, projection, layers, shared }
+        Self { tables, norm, dropout, projection, layers, shared, site: first_site }
     }
 
     /// The embeddings' output: T×H.
     fn embed(&self, pass: &mut Pass<'_>, batch: &Batch) -> Result<Var> {
         let segments = self.tables.segment.map(|_| &batch.segments);
-        let dropout = (self.dropout, EMBEDDING_SITE);
+        let dropout = (self.dropout, self.site);
         let x = pass.embeddings_norm(self.tables, &batch.ids, segments, &batch.layout, &self.norm, dropout)?;
         self.projection.map_or(Ok(x.clone()), |projection| projection.forward(pass, &x, Activation::None))
     }

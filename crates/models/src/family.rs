@@ -67,6 +67,13 @@ impl Family {
         names.join(", ")
     }
 
+    /// The names of sizes that detect replaced tokens, for messages.
+    pub(crate) fn detector_names() -> String {
+        let detectors = FAMILIES.iter().filter(|family| family.has_head(Head::ReplacedTokens));
+        let names: Vec<&str> = detectors.flat_map(|family| family.sizes).map(|(name, _)| *name).collect();
+        names.join(", ")
+    }
+
     /// All model types, for messages.
     pub(crate) fn type_names() -> String {
         let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.types).map(|(name, _)| *name).collect();

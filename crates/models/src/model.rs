@@ -54,6 +54,8 @@ pub struct Model {
     head: Head,
     network: Arc<dyn Network>,
     parts: HeadParts,
+    /// The model that draws what this one shall detect, over the same tables.
+    generator: Option<Arc<Model>>,
 }
 
 impl Model {
@@ -66,8 +68,27 @@ impl Model {
         Ok(config.build(b, head))
     }
 
+    /// Lays out a model that detects replaced tokens, and the generator that it is trained with: its own parameters stand behind
+    /// [`Model::GENERATOR`], the tables are the first one's. An error where the family has no such pair.
+    pub fn build_with_generator(b: &mut Builder, config: &ModelConfig, generator: &ModelConfig) -> Result<Self> {
+        let why = "this family of models has no generator, or the two differ in their tables";
+        config.build_pair(b, generator).ok_or(TensorError::Unsupported { operation: "build", why })
+    }
+
+    /// What stands before the names of a generator's own parameters.
+    pub const GENERATOR: &'static str = "generator.";
+
     pub(crate) fn new(config: ModelConfig, head: Head, network: impl Network + 'static, parts: HeadParts) -> Self {
-        Self { config, head, network: Arc::new(network), parts }
+        Self { config, head, network: Arc::new(network), parts, generator: None }
+    }
+
+    pub(crate) fn with_generator(self, generator: Model) -> Self {
+        Self { generator: Some(Arc::new(generator)), ..self }
+    }
+
+    /// The model that draws what this one shall detect, where it was built with one.
+    pub fn generator(&self) -> Option<&Model> {
+        self.generator.as_deref()
     }
 
     /// What it was built from.
