@@ -193,7 +193,7 @@ impl Packer {
     fn add(&mut self, sentences: &[u64]) {
         let room = self.room();
         match self.of {
-            Cut::Pairs => {
+            Cut::Pairs | Cut::Consecutive => {
                 for sentence in sentences {
                     self.open += sentence;
                     if self.open >= room {

@@ -8,7 +8,7 @@ use henson_text::Slot;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
-use super::walk::{Chunk, Cursor, Second, Walk};
+use super::walk::{Chunk, Consecutive, Cursor, Second, Walk};
 use super::{Corruption, GROUP, Instance, Instances, Predicted};
 use crate::{DataError, Document, Reader};
 
@@ -201,9 +201,15 @@ impl Epoch {
                 random_document = Some(number);
                 Some(1)
             }
+            Second::More(more) => {
+                second = more.clone();
+                None
+            }
         };
-        self.truncate(found, &mut first, &mut second);
-        let slots = if next_sentence.is_some() { template.pair_slots() } else { template.single_slots() };
+        if next_sentence.is_some() {
+            self.truncate(found, &mut first, &mut second);
+        }
+        let slots = if chunk.second == Second::None { template.single_slots() } else { template.pair_slots() };
         let (ids, segments) = lay_out(slots, settings.sequence_length, |text, ids| match text {
             Text::First => reader.read(document, first.clone(), ids),
             Text::Second => reader.read(&second_document, second.clone(), ids),
@@ -334,8 +340,9 @@ impl Epoch {
     }
 
     fn walk(&self, document: Document, at: Copy, cursor: Cursor) -> Walk {
-        let Instances { settings, room, .. } = &*self.instances;
-        Walk::new(document, settings, *room, self.keys.walk, at, cursor)
+        let Instances { settings, room, template, .. } = &*self.instances;
+        let room = (*room, Consecutive::new(settings, template));
+        Walk::new(document, settings, room, self.keys.walk, at, cursor)
     }
 
     /// The document that a unit is, unless it is a sequence of a row.

@@ -4,7 +4,7 @@ use henson_kernels::philox::Stream;
 use henson_text::Template;
 
 use super::Predicted;
-use super::settings::{InstanceSettings, Masking};
+use super::settings::{InstanceSettings, Masking, Objective};
 use crate::{DataError, Vocabulary};
 
 /// SpanBERT (Joshi and others, 2020, section 3.1): lengths of spans are geometric with this parameter, cut at this many
@@ -33,7 +33,7 @@ pub(crate) struct Scratch {
 }
 
 impl Masks {
-    pub(super) fn new(vocabulary: &Vocabulary, template: &Template) -> Result<Self, DataError> {
+    pub(super) fn new(vocabulary: &Vocabulary, template: &Template, objective: Objective) -> Result<Self, DataError> {
         let mask = vocabulary.mask.ok_or(DataError::NoMask)?;
         let mut special: Vec<u32> = vocabulary.special.iter().copied().filter(|id| *id < vocabulary.size).collect();
         special.sort_unstable();
@@ -44,6 +44,8 @@ impl Masks {
         }
         let ordinary_below = special.iter().enumerate().map(|(i, id)| id - i as u32).collect();
         let mut layout: Vec<u32> = template.special_ids().chain([vocabulary.sep]).collect();
+        // ELECTRA's code draws no `[MASK]` that stands in the text itself.
+        layout.extend((objective == Objective::ReplacedTokens).then_some(mask));
         layout.sort_unstable();
         layout.dedup();
         Ok(Self { mask, layout, ordinary, ordinary_below })
@@ -66,6 +68,9 @@ impl Masks {
         let budget = settings.predictions(ids.len());
         self.find_units(vocabulary, settings.masking != Masking::Pieces, ids, &mut scratch.units);
         match settings.masking {
+            Masking::Pieces if settings.repeated_draws => {
+                self.hide_repeatedly(settings, budget, draws, ids, &scratch.units)
+            }
             Masking::Pieces | Masking::Words => self.hide_units(settings, budget, draws, ids, &mut scratch.units),
             Masking::Spans => self.hide_spans(settings, budget, draws, ids, scratch),
         }
@@ -97,6 +102,33 @@ impl Masks {
             }
         }
         predicted.sort_unstable_by_key(|p| p.position);
+        predicted
+    }
+
+    /// As many draws as the budget allows, each from all pieces: one that comes again is predicted again (pretrain_helpers.py of
+    /// ELECTRA). Each draw decides anew what stands there, and a `[MASK]` stays.
+    fn hide_repeatedly(
+        &self,
+        settings: &InstanceSettings,
+        budget: usize,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        units: &[(u32, u32)],
+    ) -> Vec<Predicted> {
+        if units.is_empty() {
+            return Vec::new();
+        }
+        let mut predicted: Vec<Predicted> = (0..budget)
+            .map(|_| units[draws.below(units.len() as u32) as usize].0)
+            .map(|position| Predicted { position, target: ids[position as usize] })
+            .collect();
+        predicted.sort_unstable_by_key(|p| p.position);
+        for Predicted { position, target } in &predicted {
+            let instead = self.instead(self.fate(settings, draws), *target, draws);
+            if instead != *target {
+                ids[*position as usize] = instead;
+            }
+        }
         predicted
     }
 
@@ -254,7 +286,7 @@ mod tests {
         let special = vec![0, 1, 5, 6, 7, 19];
         let words = crate::WordMarks::Begin(vec![true; 20]);
         let vocabulary = Vocabulary { size: 20, cls: 0, sep: 1, mask: Some(5), special: special.clone(), words };
-        let masks = Masks::new(&vocabulary, &Template::bert(0, 1)).unwrap();
+        let masks = Masks::new(&vocabulary, &Template::bert(0, 1), Objective::Mlm).unwrap();
         let mut draws = Stream::new(4, 0, 0);
         let mut counts = [0; 20];
         (0..14_000).for_each(|_| counts[masks.instead(Fate::Random, 2, &mut draws) as usize] += 1);
@@ -270,7 +302,7 @@ mod tests {
         let words = crate::WordMarks::Begin(vec![true; 40]);
         let vocabulary = Vocabulary { size: 40, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words };
         let settings = InstanceSettings { masking: Masking::Spans, max_predictions: Some(2), ..Default::default() };
-        let masks = Masks::new(&vocabulary, &Template::bert(0, 1)).unwrap();
+        let masks = Masks::new(&vocabulary, &Template::bert(0, 1), Objective::Mlm).unwrap();
         let mut scratch = Scratch::default();
         let ids: Vec<u32> = [0, 5, 1].into_iter().chain(6..34).chain([1]).collect();
         let mut both = 0;

@@ -126,11 +126,11 @@ impl Instances {
         }
         drop(reader);
         let row = match cut {
-            Cut::Pairs | Cut::Documents => None,
+            Cut::Pairs | Cut::Documents | Cut::Consecutive => None,
             Cut::FullSentences | Cut::Blocks => Some(Row::new(&corpus, &weights, room, cut == Cut::FullSentences)?),
         };
         let corruption = match settings.objective.masks() {
-            true => Corruption::Masks(Masks::new(corpus.vocabulary(), &template)?),
+            true => Corruption::Masks(Masks::new(corpus.vocabulary(), &template, settings.objective)?),
             false => Corruption::None,
         };
         Ok(Self { corpus, template, settings, cut, room, seed, weights, row, corruption })

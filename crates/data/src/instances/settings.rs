@@ -33,6 +33,10 @@ pub struct InstanceSettings {
     pub mask_split: [f64; 3],
     /// 0: every epoch pairs and hides anew. n: after n epochs the same instances come again, in another order.
     pub dupe_factor: u32,
+    /// Whether pieces are drawn with replacement, as in ELECTRA's code: one that is drawn twice is predicted twice, so that fewer
+    /// are hidden.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub repeated_draws: bool,
 }
 
 /// What is to be learnt.
@@ -46,6 +50,8 @@ pub enum Objective {
     Mlm,
     /// Left to right: predict every next token.
     Causal,
+    /// Detect which tokens a small generator replaced, on two segments of consecutive text, as in ELECTRA.
+    ReplacedTokens,
 }
 
 /// How single segments are cut from documents.
@@ -75,13 +81,15 @@ pub enum Cut {
     FullSentences,
     /// One segment of a fixed length, which may cross documents and cut sentences.
     Blocks,
+    /// Two segments that follow each other in one document, now and then only the first.
+    Consecutive,
 }
 
 impl Cut {
     /// How many special tokens a template adds to each sequence.
     pub fn specials(self, template: &Template) -> usize {
         match self {
-            Cut::Pairs => template.pair_specials(),
+            Cut::Pairs | Cut::Consecutive => template.pair_specials(),
             Cut::Documents | Cut::FullSentences | Cut::Blocks => template.single_specials(),
         }
     }
@@ -96,7 +104,7 @@ impl Objective {
     /// Whether tokens are masked and predicted; else nothing is changed, and each token predicts the next.
     pub fn masks(self) -> bool {
         match self {
-            Objective::MlmNsp | Objective::Mlm => true,
+            Objective::MlmNsp | Objective::Mlm | Objective::ReplacedTokens => true,
             Objective::Causal => false,
         }
     }
@@ -131,6 +139,7 @@ impl Default for InstanceSettings {
             max_predictions: None,
             mask_split: [0.8, 0.1, 0.1],
             dupe_factor: 0,
+            repeated_draws: false,
         }
     }
 }
@@ -144,6 +153,15 @@ impl InstanceSettings {
             let problem =
                 "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
             return refuse("packing", name.to_owned(), problem.to_owned());
+        }
+        if self.objective == Objective::ReplacedTokens && self.mask_split[1] > 0.0 {
+            let problem =
+                "no random token is put into what a generator reads: expected such as [0.85, 0.0, 0.15]".to_owned();
+            return refuse("mask_split", format!("{:?}", self.mask_split), problem);
+        }
+        if self.repeated_draws && self.masking != Masking::Pieces {
+            let problem = "tokens are drawn with replacement one by one: use masking = \"pieces\"".to_owned();
+            return refuse("repeated_draws", "true".to_owned(), problem);
         }
         if !(0.0..=1.0).contains(&self.short_sequences) {
             return refuse("short_sequences", self.short_sequences.to_string(), "expected a share, 0 to 1".to_owned());
@@ -174,9 +192,10 @@ impl InstanceSettings {
     pub fn cut(&self) -> Cut {
         match (self.objective, self.packing) {
             (Objective::MlmNsp, _) => Cut::Pairs,
+            (Objective::ReplacedTokens, Packing::Documents) => Cut::Consecutive,
             (Objective::Mlm | Objective::Causal, Packing::Documents) => Cut::Documents,
-            (Objective::Mlm | Objective::Causal, Packing::FullSentences) => Cut::FullSentences,
-            (Objective::Mlm | Objective::Causal, Packing::Blocks) => Cut::Blocks,
+            (_, Packing::FullSentences) => Cut::FullSentences,
+            (_, Packing::Blocks) => Cut::Blocks,
         }
     }
 

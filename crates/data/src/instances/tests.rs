@@ -37,7 +37,7 @@ fn a_walk_consumes_every_sentence_once() {
         for objective in [Objective::MlmNsp, Objective::Mlm] {
             let settings = InstanceSettings { sequence_length: 24, objective, ..InstanceSettings::default() };
             let (room, copy) = (settings.room(&bert()).unwrap(), Copy { unit: case, copy: 0 });
-            let mut walk = Walk::new(document, &settings, room, 77, copy, Cursor::default());
+            let mut walk = Walk::new(document, &settings, (room, None), 77, copy, Cursor::default());
             let mut consumed = 0;
             while let Some(chunk) = walk.next(&mut reader).unwrap() {
                 assert!(!chunk.first.is_empty() && chunk.first.start == consumed);
@@ -49,11 +49,12 @@ fn a_walk_consumes_every_sentence_once() {
                     }
                     Second::Random { target } => assert!((2..=21).contains(&target) && borders.contains(&consumed)),
                     Second::None => assert_eq!(objective, Objective::Mlm),
+                    Second::More(_) => panic!("{objective:?}"),
                 }
                 assert_eq!(walk.cursor.position, consumed);
                 // A walk that goes on from here is the same.
-                let mut again = Walk::new(document, &settings, room, 77, copy, walk.cursor);
-                let mut rest = Walk::new(document, &settings, room, 77, copy, Cursor::default());
+                let mut again = Walk::new(document, &settings, (room, None), 77, copy, walk.cursor);
+                let mut rest = Walk::new(document, &settings, (room, None), 77, copy, Cursor::default());
                 for _ in 0..=chunk.number {
                     rest.next(&mut reader).unwrap();
                 }

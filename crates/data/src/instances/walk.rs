@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use henson_text::Template;
+
 use super::draws::{self, Copy};
 use super::{Cut, InstanceSettings};
 use crate::{DataError, Document, Reader};
@@ -36,6 +38,33 @@ pub(super) enum Second {
     Next(Range<usize>),
     /// Sentences of another document, until the two segments together have this length.
     Random { target: usize },
+    /// The sentences that follow, as a plain continuation that nothing is asked about.
+    More(Range<usize>),
+}
+
+/// The share of ELECTRA's sequences that have only one segment, as texts of tasks do.
+const ONE_SEGMENT: f64 = 0.1;
+
+/// The least length that a short one of ELECTRA's sequences aims at.
+const LEAST_TARGET: usize = 5;
+
+/// How consecutive segments are cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Consecutive {
+    /// The most pieces of a sequence, special tokens included.
+    length: usize,
+    /// How many special tokens stand around one segment, and around two.
+    specials: [usize; 2],
+    /// The share of sequences that aim at a shorter length.
+    short_sequences: f64,
+}
+
+impl Consecutive {
+    pub(super) fn new(settings: &InstanceSettings, template: &Template) -> Option<Self> {
+        let specials = [template.single_specials(), template.pair_specials()];
+        let (length, short_sequences) = (settings.sequence_length, settings.short_sequences);
+        (settings.cut() == Cut::Consecutive).then_some(Self { length, specials, short_sequences })
+    }
 }
 
 /// The chunks of one copy of a document, in order. Sentences without pieces count as not there; so do those of a damaged
@@ -46,6 +75,7 @@ pub(super) struct Walk {
     copy: Copy,
     key: u64,
     pairs: bool,
+    consecutive: Option<Consecutive>,
     /// The most pieces of a chunk of single segments.
     room: usize,
     /// The length that chunks aim at.
@@ -58,7 +88,7 @@ impl Walk {
     pub(super) fn new(
         document: Document,
         settings: &InstanceSettings,
-        room: usize,
+        (room, consecutive): (usize, Option<Consecutive>),
         key: u64,
         copy: Copy,
         cursor: Cursor,
@@ -68,7 +98,7 @@ impl Walk {
         if draws::happens(&mut draws, settings.short_sequences) {
             target = 2 + draws.below(room as u32 - 1) as usize;
         }
-        Self { document, copy, key, pairs: settings.cut() == Cut::Pairs, room, target, cursor }
+        Self { document, copy, key, pairs: settings.cut() == Cut::Pairs, consecutive, room, target, cursor }
     }
 
     /// BERT's pairs (create_pretraining_data.py, create_instances_from_document): sentences are collected until the
@@ -122,6 +152,52 @@ impl Walk {
         Ok(Some(Chunk { number: begin.chunk, first: begin.position..first_end, second }))
     }
 
+    /// ELECTRA's segments (build_pretraining_dataset.py): sentences are collected until the target is reached or passed. The first one
+    /// is A's, and so are those that keep A below half of the target; one that would not is, by a coin, A's last. The rest is B, and
+    /// what does not fit is cut off at the end of each. With 10% all of it is A. The target is that of the sequence, 5 up to its
+    /// whole length where it is a short one.
+    ///
+    /// There, a short sentence behind the first of B may still join A, whose text then has a gap; here the two are consecutive.
+    fn consecutive(&mut self, reader: &mut Reader<'_>, cut: Consecutive) -> Result<Option<Chunk>, DataError> {
+        let Consecutive { length, specials: [around_one, around_two], short_sequences } = cut;
+        let begin = self.cursor;
+        let mut draws = draws::of_chunk(self.key, self.copy, begin.chunk);
+        let target = match draws::happens(&mut draws, short_sequences) && length > LEAST_TARGET {
+            true => LEAST_TARGET + draws.below((length - LEAST_TARGET + 1) as u32) as usize,
+            false => length,
+        };
+        let half = target.saturating_sub(around_two) / 2;
+        let half = if draws::happens(&mut draws, ONE_SEGMENT) { usize::MAX } else { half };
+        let (mut sentence, mut end, mut first_end) = (begin.sentence, begin.position, None);
+        'sentences: while sentence < self.document.sentences() && end - begin.position < target {
+            for &stop in reader.ends(&self.document, sentence)? {
+                sentence += 1;
+                let before = end - begin.position;
+                end = end.max(stop as usize);
+                let length = end - begin.position;
+                // Sentences without pieces are not there.
+                if first_end.is_none() && length > before {
+                    let joins = before == 0 || length < half || (before < half && draws::happens(&mut draws, 0.5));
+                    first_end = (!joins).then_some(begin.position + before);
+                }
+                if end - begin.position >= target {
+                    break 'sentences;
+                }
+            }
+        }
+        if end == begin.position {
+            return Ok(None);
+        }
+        reader.check(&self.document, end)?;
+        let first_end = first_end.unwrap_or(end);
+        let first = begin.position..first_end.min(begin.position + length - around_one);
+        let room = length.saturating_sub(first.len() + around_two);
+        let second = first_end..end.min(first_end + room);
+        self.cursor = Cursor { sentence, position: end, chunk: begin.chunk + 1 };
+        let second = if second.is_empty() { Second::None } else { Second::More(second) };
+        Ok(Some(Chunk { number: begin.chunk, first, second }))
+    }
+
     /// Whole sentences until the target is reached or would be passed. One that is longer than the target stands
     /// alone; one that does not even fit into a sequence is cut, and the next chunk goes on with its rest.
     fn single(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
@@ -136,7 +212,11 @@ impl Walk {
 
     /// The next chunk, if there is one.
     pub(super) fn next(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
-        if self.pairs { self.pair(reader) } else { self.single(reader) }
+        match self.consecutive {
+            Some(cut) => self.consecutive(reader, cut),
+            None if self.pairs => self.pair(reader),
+            None => self.single(reader),
+        }
     }
 }
 

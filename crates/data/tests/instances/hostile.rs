@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use henson_data::{
-    Corpus, DataError, InstanceSettings, Instances, Loader, Masking, Objective, Packing, Place, Vocabulary,
+    Corpus, Cut, DataError, InstanceSettings, Instances, Loader, Masking, Objective, Packing, Place, Predicted,
+    Vocabulary,
 };
 use henson_text::Template;
 use proptest::prelude::*;
@@ -12,14 +13,20 @@ use crate::corpora::{CLS, FIRST, SEP, bert, vocabulary};
 
 fn any_settings() -> impl Strategy<Value = InstanceSettings> {
     let names = (
-        prop_oneof![Just(Objective::MlmNsp), Just(Objective::Mlm), Just(Objective::Causal)],
+        prop_oneof![
+            Just(Objective::MlmNsp),
+            Just(Objective::Mlm),
+            Just(Objective::Causal),
+            Just(Objective::ReplacedTokens)
+        ],
         prop_oneof![Just(Packing::Documents), Just(Packing::FullSentences), Just(Packing::Blocks)],
         prop_oneof![Just(Masking::Pieces), Just(Masking::Words), Just(Masking::Spans)],
         prop_oneof![Just([0.8, 0.1, 0.1]), Just([0.0, 0.0, 1.0]), Just([0.0, 1.0, 0.0]), Just([1.0, 0.0, 0.0])],
     );
-    let numbers = (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3);
+    let numbers = (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3, any::<bool>());
     (names, numbers).prop_map(|((objective, packing, masking, mask_split), numbers)| {
-        let (sequence_length, short_sequences, mask_probability, max_predictions, dupe_factor) = numbers;
+        let (sequence_length, short_sequences, mask_probability, max_predictions, dupe_factor, repeated_draws) =
+            numbers;
         InstanceSettings {
             sequence_length,
             objective,
@@ -30,6 +37,7 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
             max_predictions,
             mask_split,
             dupe_factor,
+            repeated_draws,
         }
     })
 }
@@ -54,7 +62,7 @@ proptest! {
         let pairs = settings.objective == Objective::MlmNsp;
         let (least_documents, shortest) = if pairs { (2, 5) } else { (1, 3) };
         let Ok(instances) = Instances::new(corpus, bert(), settings.clone(), seed) else {
-            let long_enough = settings.sequence_length >= if pairs { 5 } else { 4 };
+            let long_enough = settings.sequence_length >= if pairs || settings.cut() == Cut::Consecutive { 5 } else { 4 };
             prop_assert!(settings.check().is_err() || !long_enough || with_text < least_documents);
             return Ok(());
         };
@@ -68,7 +76,8 @@ proptest! {
             prop_assert_eq!(instance.segments.len(), length);
             prop_assert_eq!([instance.ids[0], instance.ids[length - 1]], [CLS, SEP]);
             prop_assert_eq!(instance.next_sentence.is_some(), pairs);
-            prop_assert!(instance.predicted.windows(2).all(|pair| pair[0].position < pair[1].position));
+            let again = |pair: &[Predicted]| settings.repeated_draws && pair[0] == pair[1];
+            prop_assert!(instance.predicted.windows(2).all(|pair| pair[0].position < pair[1].position || again(pair)));
             if settings.objective != Objective::Causal {
                 prop_assert!(instance.predicted.len() <= settings.predictions(length));
                 for predicted in &instance.predicted {

@@ -1,6 +1,7 @@
 //! Instances against BERT's facts, against a naive reference, and against hostile input; the loader against both.
 
 mod corpora;
+mod electra;
 mod hostile;
 mod loader;
 mod masks;

@@ -181,6 +181,8 @@ pub(crate) enum ObjectiveName {
     Mlm,
     /// Every next token, from left to right
     Causal,
+    /// What a generator of replaced tokens reads, two consecutive segments
+    ReplacedTokens,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,8 +238,9 @@ pub(crate) struct InstanceFlags {
     pub(crate) max_predictions: Option<usize>,
 
     /// What replaces masked tokens: the shares of [MASK], of random tokens, and of unchanged ones
-    #[arg(long, value_name = "MASK,RANDOM,SAME", default_value = "0.8,0.1,0.1", value_parser = parse_split)]
-    pub(crate) mask_split: [f64; 3],
+    /// [default: 0.8,0.1,0.1; of replaced-tokens 0.85,0,0.15]
+    #[arg(long, value_name = "MASK,RANDOM,SAME", value_parser = parse_split)]
+    pub(crate) mask_split: Option<[f64; 3]>,
 
     /// Repeat the same instances after this many epochs (static masking); 0 draws new ones every epoch
     #[arg(long, value_name = "EPOCHS", default_value_t = 0)]
@@ -260,6 +263,7 @@ impl InstanceFlags {
                 ObjectiveName::MlmNsp => Objective::MlmNsp,
                 ObjectiveName::Mlm => Objective::Mlm,
                 ObjectiveName::Causal => Objective::Causal,
+                ObjectiveName::ReplacedTokens => Objective::ReplacedTokens,
             },
             packing: match self.packing {
                 PackingName::Documents => Packing::Documents,
@@ -274,8 +278,12 @@ impl InstanceFlags {
             },
             mask_probability: self.mask_probability,
             max_predictions: self.max_predictions,
-            mask_split: self.mask_split,
+            mask_split: self.mask_split.unwrap_or(match self.objective {
+                ObjectiveName::ReplacedTokens => [0.85, 0.0, 0.15],
+                _ => [0.8, 0.1, 0.1],
+            }),
             dupe_factor: self.dupe_factor,
+            repeated_draws: false,
         }
     }
 }

@@ -91,6 +91,7 @@ fn show(corpus: &Corpus, split: Split, stats: &Stats) -> anyhow::Result<()> {
             Cut::Documents => "documents",
             Cut::FullSentences => "full-sentences",
             Cut::Blocks => "blocks",
+            Cut::Consecutive => "consecutive",
         };
         output::line(&format!(
             "    {:>6}  {name:<14} {:>11} {:>6.1}% {:>6.1}%",
