@@ -30,10 +30,10 @@ pub use config::{Config, TaskConfig, TrainedReading};
 pub use directory::{ModelDirectory, open_regular, parse_json, read_json, read_limited};
 pub use error::CheckpointError;
 pub use hub::{DownloadProgress, Hub, resolve_model};
-pub use load::{LoadMode, LoadOptions, load, open_parameters};
+pub use load::{LoadMode, LoadOptions, difference, load, open_parameters};
 pub use report::{LoadReport, Misshapen, Missing, NonFinite, NotFloat, Repeated, Untied};
 pub use safetensors::{SaveDType, StoredDType, TensorInfo};
-pub use save::{Beside, LastFile, SaveOptions, TensorFile, save, save_files, save_with};
+pub use save::{Beside, LastFile, ModelBeside, NameOf, SaveOptions, TensorFile, save, save_files, save_with};
 pub use sums::Sums;
 pub use weights::Weights;
 

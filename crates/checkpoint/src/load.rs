@@ -288,7 +288,7 @@ impl<'a> Names<'a> {
 }
 
 /// How many numbers of two tensors differ; `None` if their shapes do, or one holds no numbers to compare.
-fn difference(weights: &Weights, a: &str, b: &str) -> Result<Option<usize>, CheckpointError> {
+pub fn difference(weights: &Weights, a: &str, b: &str) -> Result<Option<usize>, CheckpointError> {
     let (Some(info_a), Some(info_b)) = (weights.get(a), weights.get(b)) else { return Ok(None) };
     if info_a.shape != info_b.shape || !info_a.dtype.is_readable() || !info_b.dtype.is_readable() {
         return Ok(None);

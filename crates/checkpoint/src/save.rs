@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use henson_tensor::Parameters;
+use henson_tensor::{Entry, Parameters};
 use serde_json::{Value, json};
 
 use crate::CheckpointError;
@@ -47,9 +47,26 @@ pub struct TensorFile<'a> {
 /// Makes a file from the checksums of all others.
 pub type LastFile<'a> = &'a dyn Fn(&Sums) -> Vec<u8>;
 
+/// What a parameter is called in a model, where it is one of its own.
+pub type NameOf<'a> = &'a dyn Fn(&Entry) -> Option<String>;
+
+/// A further model in a directory of its own within another's, whose parameters lie in the same buffer. It gets the same files.
+pub struct ModelBeside<'a> {
+    /// The directory.
+    pub directory: &'a str,
+    /// Its config.
+    pub config: &'a Value,
+    /// Its parameters, by the names that they have there.
+    pub name: NameOf<'a>,
+}
+
 /// Further files beside a model.
 #[derive(Default)]
 pub struct Beside<'a> {
+    /// The model's own parameters, where not all are.
+    pub own: Option<NameOf<'a>>,
+    /// Further models.
+    pub models: Vec<ModelBeside<'a>>,
     /// Files of tensors.
     pub tensors: Vec<TensorFile<'a>>,
     /// The name of a file that is written after all others and made from their checksums.
@@ -91,6 +108,7 @@ pub fn save_with(
         is_model_file(name)
             || files.iter().any(|(file, _)| file.split('/').next() == Some(name))
             || beside.tensors.iter().any(|file| file.name == name)
+            || beside.models.iter().any(|model| model.directory == name)
             || beside.last.is_some_and(|(last, _)| last == name)
     };
     let mut staging = Staging::new(directory, options.existing, is_ours)?;
@@ -99,7 +117,19 @@ pub fn save_with(
     for (name, bytes) in files {
         write_bytes(name, bytes)?;
     }
-    write_weights(&mut staging, parameters, dtype, options)?;
+    let all = |entry: &Entry| Some(entry.name.clone());
+    write_weights(&mut staging, "", parameters, beside.own.unwrap_or(&all), dtype, options)?;
+    for ModelBeside { directory, config, name } in &beside.models {
+        let below = format!("{directory}/");
+        let mut write_bytes = |name: &str, bytes: &[u8]| {
+            staging.write(&(below.clone() + name), |out, io| out.write_all(bytes).map_err(io))
+        };
+        write_bytes("config.json", &pretty(&with_dtype(config, dtype)))?;
+        for (name, bytes) in files {
+            write_bytes(name, bytes)?;
+        }
+        write_weights(&mut staging, &below, parameters, name, dtype, options)?;
+    }
     for file in &beside.tensors {
         write_tensors(&mut staging, file, options)?;
     }
@@ -142,63 +172,70 @@ fn write_tensors(staging: &mut Staging, file: &TensorFile<'_>, options: &SaveOpt
     })
 }
 
-/// The entries of a shard, by their place in the parameters.
-type Shard = Vec<usize>;
+/// The entries of a shard, by name and by their place in the parameters.
+type Shard = Vec<(String, usize)>;
 
+/// Writes those parameters that have a name, into files whose names have `below` in front.
 fn write_weights(
     staging: &mut Staging,
+    below: &str,
     parameters: &Parameters,
+    name: NameOf<'_>,
     dtype: SaveDType,
     options: &SaveOptions,
 ) -> Result<(), CheckpointError> {
-    let shards = plan_shards(parameters, dtype, options.shard_size)?;
+    let shards = plan_shards(parameters, name, dtype, options.shard_size)?;
     let count = shards.len();
+    let elements: usize = shards.iter().flatten().map(|(_, entry)| parameters.entries()[*entry].shape.elements()).sum();
     let mut weight_map = BTreeMap::new();
     for (i, shard) in shards.iter().enumerate() {
         let file = match count {
             1 => SINGLE_FILE.to_owned(),
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
-        staging.write(&file, |out, io| {
-            let entries = shard.iter().map(|&entry| &parameters.entries()[entry]);
-            let header = safetensors::header(dtype, entries.map(|entry| (entry.name.as_str(), entry.shape.sizes())));
-            out.write_all(&header).map_err(io)?;
-            for &entry in shard {
-                let not_finite = safetensors::write_numbers(out, dtype, &parameters.read(entry)?).map_err(io)?;
+        staging.write(&format!("{below}{file}"), |out, io| {
+            let entries = shard.iter().map(|(name, entry)| (name.as_str(), parameters.entries()[*entry].shape.sizes()));
+            out.write_all(&safetensors::header(dtype, entries)).map_err(io)?;
+            for (name, entry) in shard {
+                let not_finite = safetensors::write_numbers(out, dtype, &parameters.read(*entry)?).map_err(io)?;
                 if not_finite > 0 && !options.allow_non_finite {
-                    let name = parameters.entries()[entry].name.clone();
-                    return Err(not_finite_error(name, not_finite, dtype));
+                    return Err(not_finite_error(name.clone(), not_finite, dtype));
                 }
             }
             Ok(())
         })?;
-        weight_map.extend(shard.iter().map(|&entry| (parameters.entries()[entry].name.as_str(), file.clone())));
+        weight_map.extend(shard.iter().map(|(name, _)| (name.as_str(), file.clone())));
     }
     if count > 1 {
         let index = json!({
             "metadata": {
-                "total_parameters": parameters.count(),
-                "total_size": parameters.count() * dtype.bytes(),
+                "total_parameters": elements,
+                "total_size": elements * dtype.bytes(),
             },
             "weight_map": weight_map,
         });
-        staging.write(INDEX_FILE, |out, io| out.write_all(&pretty(&index)).map_err(io))?;
+        staging.write(&format!("{below}{INDEX_FILE}"), |out, io| out.write_all(&pretty(&index)).map_err(io))?;
     }
     Ok(())
 }
 
 /// Divides the entries, sorted by name, among files: each is filled in turn up to the size.
-fn plan_shards(parameters: &Parameters, dtype: SaveDType, size: u64) -> Result<Vec<Shard>, CheckpointError> {
+fn plan_shards(
+    parameters: &Parameters,
+    name: NameOf<'_>,
+    dtype: SaveDType,
+    size: u64,
+) -> Result<Vec<Shard>, CheckpointError> {
     let entries = parameters.entries();
-    let mut order: Vec<usize> = (0..entries.len()).collect();
-    order.sort_by_key(|&entry| &entries[entry].name);
-    if let Some(pair) = order.windows(2).find(|pair| entries[pair[0]].name == entries[pair[1]].name) {
-        let name = entries[pair[0]].name.clone();
+    let mut order: Shard = entries.iter().enumerate().filter_map(|(i, entry)| Some((name(entry)?, i))).collect();
+    order.sort();
+    if let Some(pair) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let name = pair[0].0.clone();
         return Err(CheckpointError::FileName { name, problem: "two parameters have this name" });
     }
     let mut shards = vec![Shard::new()];
     let mut filled = 0;
-    for entry in order {
+    for (name, entry) in order {
         let bytes = (entries[entry].shape.elements() * dtype.bytes()) as u64;
         if filled > 0 && filled + bytes > size {
             shards.push(Shard::new());
@@ -206,7 +243,7 @@ fn plan_shards(parameters: &Parameters, dtype: SaveDType, size: u64) -> Result<V
         }
         filled += bytes;
         if let Some(shard) = shards.last_mut() {
-            shard.push(entry);
+            shard.push((name, entry));
         }
     }
     Ok(shards)

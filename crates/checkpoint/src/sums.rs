@@ -30,6 +30,15 @@ impl Sums {
         self.0.insert(name.to_owned(), written(hash.finish()));
     }
 
+    /// Those of the files in a directory within, by their names there.
+    pub fn within(&self, directory: &str) -> Self {
+        let own = self.0.iter().filter_map(|(name, sum)| {
+            let name = name.strip_prefix(directory)?.strip_prefix('/')?;
+            Some((name.to_owned(), sum.clone()))
+        });
+        Self(own.collect())
+    }
+
     /// Reads the files for which `is_meant` is true and compares them.
     pub fn check(&self, directory: &Path, is_meant: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
         let mut buffer = vec![0; 1 << 16];

@@ -154,6 +154,16 @@ impl Weights {
         Ok(())
     }
 
+    /// Adds the tensors of other files, with something in front of their names.
+    pub fn attach(&mut self, prefix: &str, other: Self) {
+        let files = self.files.len();
+        self.files.extend(other.files);
+        let moved = other.tensors.into_iter();
+        let moved =
+            moved.map(|(name, located)| (prefix.to_owned() + &name, Located { file: files + located.file, ..located }));
+        self.tensors.extend(moved);
+    }
+
     /// Whether all files are still what they were when they were opened, and have the checksums that were expected. Reads
     /// what was not read yet, or not in the order of the file.
     pub fn verify(&self) -> Result<(), CheckpointError> {

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod objective;
 mod pretraining;
 mod recipe;
+pub mod replaced;
 pub mod report;
 mod run;
 mod schedule;
@@ -26,13 +27,14 @@ mod update;
 pub use cost::{TrainingMemory, memory};
 pub use error::{Result, TrainError};
 pub use life::TrainingRun;
-pub use losses::{LossNames, Losses};
+pub use losses::{EQUAL, LossNames, LossWeights, Losses};
 pub use pretraining::{Plan, PreTraining, pretrain};
 pub use recipe::{
     MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts, check_ranges, differences,
     parse_settings, to_toml,
 };
-pub use run::{Best, ModelFiles, RunDirectory, RunRecipe, State};
+pub use replaced::GeneratorSettings;
+pub use run::{Best, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};
 pub use schedule::{Schedule, ScheduleKind};
 pub use settings::{Setting, settings};
 pub use trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch, Work};

@@ -8,6 +8,12 @@ use crate::error::Result;
 /// without parts has no names.
 pub type LossNames = &'static [&'static str];
 
+/// What each loss was multiplied with, in the order of their names. What is trained is the sum of all; the log shows each without.
+pub type LossWeights = [f64; Reading::MOST];
+
+/// Losses that are trained as they are.
+pub const EQUAL: LossWeights = [1.0; Reading::MOST];
+
 /// The losses of a step, or their sums over some steps. Holds them in place, so that a step allocates nothing for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Losses {
@@ -19,7 +25,7 @@ pub struct Losses {
 
 impl Losses {
     /// The sums of what the parts of a batch gave; waits for them.
-    pub(crate) fn wait(names: LossNames, batch: Vec<Reading>) -> Result<Self> {
+    pub(crate) fn wait(names: LossNames, weights: &LossWeights, batch: Vec<Reading>) -> Result<Self> {
         let mut losses = Self { names, ..Self::default() };
         for reading in batch {
             let numbers = reading.wait()?;
@@ -27,6 +33,7 @@ impl Losses {
             losses.parts.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         }
         losses.total = losses.parts.iter().sum();
+        losses.parts.iter_mut().zip(weights).for_each(|(part, weight)| *part /= weight);
         Ok(losses)
     }
 

@@ -1,12 +1,12 @@
 //! BERT's pre-training: masked LM, next sentence, and left-to-right for the paper's ablation, from a recipe to a task
 //! for the loop.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use henson_checkpoint::{Config, LoadOptions, ModelDirectory, open_parameters};
+use henson_checkpoint::{Config, LoadOptions, ModelDirectory, Weights, difference, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
 use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
 use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
@@ -16,11 +16,12 @@ use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 use crate::life::TrainingRun;
-use crate::losses::LossNames;
+use crate::losses::{EQUAL, LossNames};
 use crate::metrics::{self, Prediction};
 use crate::objective::{self, Masked, Objective as _, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
-use crate::run::ModelFiles;
+use crate::replaced::{self, GeneratorSettings, PerPrediction};
+use crate::run::{GENERATOR, GeneratorFiles, ModelFiles, weights_of};
 use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
@@ -84,8 +85,34 @@ pub struct Plan {
     held_out: Option<Arc<Corpus>>,
     instances: Vec<Arc<Instances>>,
     parameters: usize,
-    /// The directory to start from, with its own config.
-    start: Option<(PathBuf, ModelConfig)>,
+    /// The directory to start from.
+    start: Option<Start>,
+    /// The generator that the model is trained with.
+    generator: Option<ModelConfig>,
+}
+
+/// A directory to start from, with the configs of its model and of the generator in it.
+struct Start {
+    path: PathBuf,
+    config: ModelConfig,
+    generator: Option<ModelConfig>,
+}
+
+impl Start {
+    fn open(path: PathBuf, objective: Objective) -> Result<Self> {
+        let config =
+            |path: &Path| Ok::<_, TrainError>(Config::from_value(ModelDirectory::open(path)?.config()?)?.model);
+        let inner = path.join(GENERATOR);
+        let generator = match objective {
+            Objective::ReplacedTokens if inner.is_dir() => Some(config(&inner)?),
+            Objective::ReplacedTokens => {
+                let expected = "a size, or the directory of a discriminator with its generator in `generator/`";
+                return Err(TrainError::setting("model", path.display(), expected));
+            }
+            _ => None,
+        };
+        Ok(Self { config: config(&path)?, path, generator })
+    }
 }
 
 impl Plan {
@@ -103,7 +130,14 @@ impl Plan {
     }
 
     /// What [`Plan::new`] does, on data that is open already.
-    pub fn on(corpus: Corpus, held_out: Corpus, tokenizer: Tokenizer, recipe: Recipe, threads: usize) -> Result<Self> {
+    pub fn on(
+        corpus: Corpus,
+        held_out: Corpus,
+        tokenizer: Tokenizer,
+        mut recipe: Recipe,
+        threads: usize,
+    ) -> Result<Self> {
+        recipe.resolve_generator();
         let (corpus, tokenizer) = (Arc::new(corpus), Arc::new(tokenizer));
         let held_out = (held_out.documents() > 0).then(|| Arc::new(held_out));
         let (mut config, start) = match Family::config_of_size(&recipe.model) {
@@ -120,8 +154,8 @@ impl Plan {
                         format!("a directory, or a size ({error})"),
                     ));
                 }
-                let config = Config::from_value(ModelDirectory::open(&path)?.config()?)?.model;
-                (config.clone(), Some((path, config)))
+                let start = Start::open(path, recipe.objective)?;
+                (start.config.clone(), Some(start))
             }
         };
         config = overridden(config, &recipe)?;
@@ -135,14 +169,15 @@ impl Plan {
         config.set_causal(recipe.objective == Objective::Causal)?;
         let mut config = Config::new(config);
         let head = head(recipe.objective);
-        if !config.model.family().has_head(head) {
+        if !config.model.family().has_head(head) && head == Head::PreTraining {
             let expected = format!("mlm: {} is pre-trained without next sentence", config.model.model_type());
             return Err(TrainError::setting("objective", "mlm-nsp", expected));
         }
+        let generator = generator_of(&config.model, &recipe, start.as_ref())?;
         config.set_head(head);
         config.check()?;
         let mut builder = Builder::new();
-        Model::build(&mut builder, &config.model, head)?;
+        build(&mut builder, &config.model, generator.as_ref(), head)?;
         let parameters = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
         let max_tokens = config.model.sizes().max_tokens;
 
@@ -170,7 +205,7 @@ impl Plan {
             let settings = phase.instances.clone();
             instances.push(Arc::new(Instances::new(Arc::clone(&corpus), template.clone(), settings, seed)?));
         }
-        Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, parameters, start })
+        Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, parameters, start, generator })
     }
 
     /// Updates in all.
@@ -223,7 +258,30 @@ impl Plan {
     /// What is saved beside the weights.
     pub fn model_files(&self) -> Result<ModelFiles> {
         let files = self.tokenizer.files(Some(self.config.model.sizes().max_tokens))?;
-        Ok(ModelFiles { config: self.config.to_json()?, files })
+        let generator = self.generator.as_ref().map(|generator| self.generator_files(generator)).transpose()?;
+        Ok(ModelFiles { config: self.config.to_json()?, files, generator })
+    }
+
+    fn generator_files(&self, generator: &ModelConfig) -> Result<GeneratorFiles> {
+        let mut config = Config::new(generator.clone());
+        config.set_head(Head::MaskedLm);
+        Ok(GeneratorFiles { config: config.to_json()?, shared: self.shared(generator)? })
+    }
+
+    /// The names of what a generator has in common with its model: all that it would have alone, and does not have of its own.
+    fn shared(&self, generator: &ModelConfig) -> Result<BTreeSet<String>> {
+        let (mut both, mut alone) = (Builder::new(), Builder::new());
+        build(&mut both, &self.config.model, Some(generator), Head::ReplacedTokens)?;
+        Model::build(&mut alone, generator, Head::MaskedLm)?;
+        let own: BTreeSet<&str> =
+            both.entries().iter().filter_map(|entry| entry.name.strip_prefix(Model::GENERATOR)).collect();
+        let names = alone.entries().iter().map(|entry| entry.name.clone());
+        Ok(names.filter(|name| !own.contains(name.as_str())).collect())
+    }
+
+    /// The config of the generator that the model is trained with, where there is one.
+    pub fn generator(&self) -> Option<&ModelConfig> {
+        self.generator.as_ref()
     }
 
     /// The model with its first weights: drawn by the seed, or those of the directory to start from.
@@ -231,14 +289,14 @@ impl Plan {
         let head = head(self.recipe.objective);
         let dtype = DType::from(self.recipe.dtype);
         let mut builder = Builder::new();
-        let model = Model::build(&mut builder, &self.config.model, head)?;
+        let model = build(&mut builder, &self.config.model, self.generator.as_ref(), head)?;
         let parameters = match &self.start {
             None => {
                 let mut parameters = builder.finish(device, dtype)?;
                 parameters.initialise(self.recipe.seed)?;
                 parameters
             }
-            Some((path, old)) => self.started_from(path, old, builder, device, dtype)?,
+            Some(start) => self.started_from(start, builder, device, dtype)?,
         };
         let mut engine = Engine::new(model, parameters, self.recipe.optimizer(), self.recipe.seed)?;
         engine.tape.set_recompute(self.recipe.recompute);
@@ -248,13 +306,15 @@ impl Plan {
     /// The weights of a directory; new heads and tokens start from scratch.
     fn started_from(
         &self,
-        path: &Path,
-        old: &ModelConfig,
+        Start { path, config: old, generator: old_generator }: &Start,
         builder: Builder,
         device: &Device,
         dtype: DType,
     ) -> Result<Parameters> {
-        let weights = ModelDirectory::open(path)?.weights()?;
+        let weights = match &self.generator {
+            Some(generator) => self.weights_of_both(path, generator)?,
+            None => ModelDirectory::open(path)?.weights()?,
+        };
         let may_miss = |entry: &Entry| !entry.group.is_encoder();
         let options = LoadOptions::new_head(&may_miss);
         let naming = &self.config.model.family().naming;
@@ -278,7 +338,7 @@ impl Plan {
         }
         // More pieces than the model had, or fewer than it has rows: loaded as it was, then copied row by row.
         let mut old_builder = Builder::new();
-        Model::build(&mut old_builder, old, head(self.recipe.objective))?;
+        build(&mut old_builder, old, old_generator.as_ref(), head(self.recipe.objective))?;
         let host = Device::cpu(None, None).map_err(|error| TrainError::Vocabulary(error.to_string()))?;
         let old = open_parameters(&weights, naming, old_builder, &host, DType::F32, &options, seed)?.0;
         let origins = self.origins(&tokenizer)?;
@@ -308,6 +368,27 @@ impl Plan {
         }
         parameters.refresh()?;
         Ok(parameters)
+    }
+
+    /// The weights of a discriminator and its generator, whose tables must be the same.
+    fn weights_of_both(&self, path: &Path, generator: &ModelConfig) -> Result<Weights> {
+        let weights = weights_of(path, None)?;
+        for name in self.shared(generator)? {
+            let copy = format!("{}{name}", Model::GENERATOR);
+            // What is missing is reported with all else that is.
+            if weights.get(&name).is_some()
+                && weights.get(&copy).is_some()
+                && difference(&weights, &copy, &name)? != Some(0)
+            {
+                let place = path.join(GENERATOR);
+                return Err(TrainError::Vocabulary(format!(
+                    "{}: {name} is not what it is in {}: a generator and its discriminator share their tables",
+                    place.display(),
+                    path.display()
+                )));
+            }
+        }
+        Ok(weights)
     }
 
     /// For each new piece, the old pieces that its text was before.
@@ -345,6 +426,7 @@ impl Plan {
             held_out,
             samples: self.samples()?,
             tokenizer: Arc::clone(&self.tokenizer),
+            generator: self.recipe.generator.clone(),
         })
     }
 
@@ -362,7 +444,8 @@ impl Plan {
         let count = epoch.count().min(self.recipe.eval_sequences as u64);
         let instances: Vec<_> = (0..count).map(|index| epoch.get(index)).collect::<Result<_, _>>()?;
         let batch = (EVALUATION_TOKENS / length).max(1);
-        Ok(instances.chunks(batch).map(|chunk| part_of(chunk, 0)).collect())
+        let parts = instances.chunks(batch).zip((0..).step_by(batch));
+        Ok(parts.map(|(chunk, first)| part_of(chunk, first)).collect())
     }
 
     /// The recipe's samples, or some that are drawn from held-out text.
@@ -457,8 +540,41 @@ fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
     Ok(config)
 }
 
+/// The generator's config: that of the directory to start from, or one by the recipe.
+fn generator_of(config: &ModelConfig, recipe: &Recipe, start: Option<&Start>) -> Result<Option<ModelConfig>> {
+    let Some(settings) = &recipe.generator else { return Ok(None) };
+    let GeneratorSettings { size, layers, .. } = *settings;
+    let Some(mut generator) = start.and_then(|start| start.generator.clone()) else {
+        return Ok(Some(config.generator(size, layers)?));
+    };
+    let (given, own) = (generator.sizes(), config.sizes());
+    let factor = given.hidden_size as f64 / own.hidden_size as f64;
+    if let Some(size) = size.filter(|size| (size * own.hidden_size as f64).round() as usize != given.hidden_size) {
+        let expected = format!("{factor}, as in the directory of the model, or nothing");
+        return Err(TrainError::setting("generator.size", size, expected));
+    }
+    if let Some(layers) = layers.filter(|layers| *layers != given.num_hidden_layers) {
+        let expected = format!("{}, as in the directory of the model, or nothing", given.num_hidden_layers);
+        return Err(TrainError::setting("generator.layers", layers, expected));
+    }
+    generator.set_vocab_size(own.vocab_size);
+    if let Some(dropout) = recipe.dropout {
+        generator.set_dropout(dropout);
+    }
+    Ok(Some(generator))
+}
+
+/// Lays out a model, with its generator where it has one.
+fn build(b: &mut Builder, config: &ModelConfig, generator: Option<&ModelConfig>, head: Head) -> Result<Model> {
+    Ok(match generator {
+        Some(generator) => Model::build_with_generator(b, config, generator)?,
+        None => Model::build(b, config, head)?,
+    })
+}
+
 fn head(objective: Objective) -> Head {
     match objective {
+        Objective::ReplacedTokens => Head::ReplacedTokens,
         Objective::MlmNsp => Head::PreTraining,
         Objective::Mlm | Objective::Causal => Head::MaskedLm,
     }
@@ -489,6 +605,8 @@ pub struct PreTraining {
     held_out: Vec<Part>,
     samples: Vec<Sample>,
     tokenizer: Arc<Tokenizer>,
+    /// Where replaced tokens are detected.
+    generator: Option<GeneratorSettings>,
 }
 
 impl PreTraining {
@@ -531,15 +649,27 @@ impl PreTraining {
 impl Task for PreTraining {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let data = self.next(step)?;
+        if let Some(generator) = &self.generator {
+            let (objective, weights) = (generator.objective(), generator.weights());
+            let per = |weight: f64, count: usize| (weight / count.max(1) as f64) as f32;
+            let per = PerPrediction { masked: per(weights[0], data.predicted), token: per(weights[1], data.tokens) };
+            let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, per)));
+            let (parts, losses, mut of_losses) = (parts.collect::<Result<_>>()?, objective.names(), EQUAL);
+            of_losses[..2].copy_from_slice(&weights);
+            return Ok(Underway { parts, losses, weights: of_losses, tokens: data.tokens });
+        }
         // The rows' weights carry the scale of masked LM, which differs from step to step.
         let scale = 1.0 / data.predicted.max(1) as f32;
         let objective = MaskedAndNext { sequence: Bits::from(1.0 / data.pairs.max(1) as f32), pairs: data.pairs > 0 };
         let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, scale)));
         let (parts, losses) = (parts.collect::<Result<_>>()?, objective.names());
-        Ok(Underway { parts, losses, tokens: data.tokens })
+        Ok(Underway { parts, losses, weights: EQUAL, tokens: data.tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {
+        if let Some(generator) = &self.generator {
+            return replaced::evaluate(engine, generator, &self.held_out);
+        }
         if self.held_out.is_empty() {
             return Ok(None);
         }
@@ -596,7 +726,9 @@ impl Task for PreTraining {
             let batch = Batch::new(&device, engine.model.config(), &[sequence], 0)?;
             let rows = Tensor::from_slice(&device, [sample.positions.len()], &sample.positions)?;
             let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
-            let logits = engine.model.logits(&mut pass, &batch, Some(&rows))?;
+            // Of two, the generator fills blanks.
+            let model = engine.model.generator().unwrap_or(&engine.model);
+            let logits = model.logits(&mut pass, &batch, Some(&rows))?;
             let vocabulary = engine.model.config().sizes().vocab_size;
             let probabilities = pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
             let blanks = probabilities.chunks(vocabulary).map(|row| {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::error::{Result, TrainError};
+use crate::replaced::{self, GeneratorSettings};
 use crate::run::RunRecipe;
 use crate::schedule::{Schedule, ScheduleKind};
 use crate::{Clip, OptimizerSettings};
@@ -163,6 +164,9 @@ pub struct Recipe {
     /// `samples` always are, since they stand in the recipe as well.
     pub samples_in_report: bool,
 
+    /// The generator of `objective = "replaced-tokens"`, and how it is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generator: Option<GeneratorSettings>,
     /// Values of config.json that differ from the size's, such as `config.num_hidden_layers = 6`.
     #[serde(skip_serializing_if = "Table::is_empty")]
     #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
@@ -265,6 +269,7 @@ impl Default for Recipe {
             log_every: 10,
             samples: Vec::new(),
             samples_in_report: false,
+            generator: None,
             config: Table::new(),
             phases: Vec::new(),
         }
@@ -295,9 +300,17 @@ impl Recipe {
 
     /// Reads a recipe that consists of several texts with their names, of which a later one overrules the earlier.
     pub fn parse_layers(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {
-        let recipe: Self = parse_settings(layers, sets)?;
+        let mut recipe: Self = parse_settings(layers, sets)?;
+        recipe.resolve_generator();
         recipe.check()?;
         Ok(recipe)
+    }
+
+    /// Writes the defaults of a generator out, where there is one.
+    pub(crate) fn resolve_generator(&mut self) {
+        if self.objective == Objective::ReplacedTokens {
+            self.generator.get_or_insert_default();
+        }
     }
 
     /// The recipe as TOML, with all defaults.
@@ -372,6 +385,15 @@ impl Recipe {
                 return Err(TrainError::setting("accumulation", accumulation, format!("a divisor of {batch_size}")));
             }
         }
+        match &self.generator {
+            Some(generator) if self.objective == Objective::ReplacedTokens => generator.check()?,
+            Some(_) => return Err(replaced::no_generator()),
+            None => {}
+        }
+        if self.objective == Objective::ReplacedTokens && self.mask_split != InstanceSettings::default().mask_split {
+            let expected = "generator.mask_share instead: no random token is put into what a generator reads";
+            return Err(TrainError::setting("mask_split", format!("{:?}", self.mask_split), expected));
+        }
         self.instances(&Phase::default()).check()?;
         for phase in &self.phases {
             self.instances(phase).check()?;
@@ -388,7 +410,7 @@ impl Recipe {
 
     /// What the instances of a phase are.
     pub fn instances(&self, phase: &Phase) -> InstanceSettings {
-        InstanceSettings {
+        let mut settings = InstanceSettings {
             sequence_length: phase.sequence_length.unwrap_or(self.sequence_length),
             objective: self.objective,
             packing: self.packing,
@@ -398,7 +420,16 @@ impl Recipe {
             max_predictions: phase.max_predictions.or(self.max_predictions),
             mask_split: self.mask_split,
             dupe_factor: self.dupe_factor,
+            repeated_draws: false,
+        };
+        if self.objective == Objective::ReplacedTokens {
+            let GeneratorSettings { mask_share, with_replacement, .. } = self.generator.clone().unwrap_or_default();
+            let most = GeneratorSettings::most_predictions(settings.mask_probability, settings.sequence_length);
+            settings.mask_split = [mask_share, 0.0, 1.0 - mask_share];
+            settings.repeated_draws = with_replacement;
+            settings.max_predictions.get_or_insert(most);
         }
+        settings
     }
 
     /// The phases with everything that they do. `steps_of_epochs` turns the recipe's epochs into updates.

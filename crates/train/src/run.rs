@@ -2,16 +2,17 @@
 //! `checkpoints/step-N/`. A checkpoint is a model directory of its own, with the optimizer's moments and a state.json;
 //! it appears whole or not at all.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{
-    Beside, Existing, LoadOptions, SaveDType, SaveOptions, Sums, TensorFile, Weights, is_temporary, load, parse_json,
-    read_limited, remove_temporaries, save_with, write_atomic,
+    Beside, Existing, LoadOptions, ModelBeside, SaveDType, SaveOptions, Sums, TensorFile, Weights, is_temporary, load,
+    parse_json, read_limited, remove_temporaries, save_with, write_atomic,
 };
-use henson_models::Naming;
+use henson_models::{Model, Naming};
 use henson_tensor::{Entry, Parameters};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -160,6 +161,48 @@ pub struct ModelFiles {
     pub config: Value,
     /// The tokenizer's files, and others.
     pub files: Vec<(String, Vec<u8>)>,
+    /// What is saved of the generator that a model is trained with.
+    pub generator: Option<GeneratorFiles>,
+}
+
+/// The generator of a model, in a directory of its own within the model's.
+pub struct GeneratorFiles {
+    /// Its config.
+    pub config: Value,
+    /// The names of the parameters that it has in common with the model, and which are written for both.
+    pub shared: BTreeSet<String>,
+}
+
+/// The directory of a generator within its model's.
+pub(crate) const GENERATOR: &str = "generator";
+
+impl GeneratorFiles {
+    /// What a parameter is called in the generator, if it has it.
+    fn name(&self, entry: &Entry) -> Option<String> {
+        let own = entry.name.strip_prefix(Model::GENERATOR);
+        own.or(self.shared.get(&entry.name).map(String::as_str)).map(str::to_owned)
+    }
+}
+
+/// What a parameter is called in a model with a generator, unless it is the generator's alone.
+fn name_beside_generator(entry: &Entry) -> Option<String> {
+    (!entry.name.starts_with(Model::GENERATOR)).then(|| entry.name.clone())
+}
+
+/// The weights of a model and of the generator in its directory, where there is one, whose names then have
+/// [`Model::GENERATOR`] in front. They are compared with checksums, where these are known, while they are read.
+pub(crate) fn weights_of(directory: &Path, sums: Option<&Sums>) -> Result<Weights> {
+    let mut weights = Weights::open(directory)?;
+    let inner = directory.join(GENERATOR);
+    let mut generator = if inner.is_dir() { Some(Weights::open(&inner)?) } else { None };
+    if let Some(sums) = sums {
+        weights.expect(sums)?;
+        generator.as_mut().map_or(Ok(()), |generator| generator.expect(&sums.within(GENERATOR)))?;
+    }
+    if let Some(generator) = generator {
+        weights.attach(Model::GENERATOR, generator);
+    }
+    Ok(weights)
 }
 
 impl RunDirectory {
@@ -290,9 +333,8 @@ impl RunDirectory {
         let directory = self.checkpoint(step);
         let Noted { state, files, .. } = self.state(step)?;
         let sums = files.unwrap_or_default();
-        let mut weights = Weights::open(&directory)?;
+        let weights = weights_of(&directory, Some(&sums))?;
         let mut moments = Weights::open_file(&directory.join(OPTIMIZER))?;
-        weights.expect(&sums)?;
         moments.expect(&sums)?;
         sums.check(&directory, |name| !name.ends_with(".safetensors"))?;
         load(&weights, &Naming::PLAIN, parameters, &LoadOptions::strict())?;
@@ -382,18 +424,35 @@ impl RunDirectory {
         };
         let moments = TensorFile { name: OPTIMIZER, tensors: entries.iter().flat_map(shapes).collect(), read: &read };
         let last = |sums: &Sums| Noted { state: state.clone(), files: Some(sums.clone()), sum: None }.to_json();
-        let beside = Beside { tensors: vec![moments], last: Some((STATE, &last)) };
+        let beside = Beside { tensors: vec![moments], last: Some((STATE, &last)), ..Beside::default() };
         let options = SaveOptions { existing: Existing::Replace, ..SaveOptions::default() };
         let path = self.checkpoint(state.step);
-        save_with(&path, &model.files, &beside, &model.config, parameters, SaveDType::F32, &options)?;
-        Ok(())
+        self.write(&path, model, beside, parameters, &options)
+    }
+
+    /// Writes a model, and its generator within.
+    fn write(
+        &self,
+        path: &Path,
+        model: &ModelFiles,
+        mut beside: Beside<'_>,
+        parameters: &Parameters,
+        options: &SaveOptions,
+    ) -> Result<()> {
+        let ModelFiles { config, files, generator } = model;
+        let save = |beside: &Beside<'_>| save_with(path, files, beside, config, parameters, SaveDType::F32, options);
+        let Some(generator) = generator else { return Ok(save(&beside)?) };
+        let name = |entry: &Entry| generator.name(entry);
+        // A shorter life than that of what else stands beside.
+        let Beside { tensors, last, .. } = std::mem::take(&mut beside);
+        let models = vec![ModelBeside { directory: GENERATOR, config: &generator.config, name: &name }];
+        Ok(save(&Beside { own: Some(&name_beside_generator), models, tensors, last })?)
     }
 
     /// Writes the finished model into the run's directory.
     pub fn finish(&self, model: &ModelFiles, parameters: &Parameters) -> Result<()> {
         let options = SaveOptions { existing: Existing::Merge, ..SaveOptions::default() };
-        henson_checkpoint::save(&self.path, &model.files, &model.config, parameters, SaveDType::F32, &options)?;
-        Ok(())
+        self.write(&self.path, model, Beside::default(), parameters, &options)
     }
 
     /// Whether the finished model in the directory is that of a step's checkpoint: equal weights give equal bytes.
@@ -403,12 +462,19 @@ impl RunDirectory {
         if Weights::open(&self.path).is_err() {
             return Ok(false);
         }
-        for entry in fs::read_dir(&checkpoint).map_err(TrainError::io("read", &checkpoint))? {
-            let name = entry.map_err(TrainError::io("read", &checkpoint))?.file_name();
-            let is_weights =
-                name.to_str().is_some_and(|name| name.starts_with("model") && name.ends_with("safetensors"));
-            if is_weights && !same_bytes(&checkpoint.join(&name), &self.path.join(&name))? {
-                return Ok(false);
+        let generator = checkpoint.join(GENERATOR);
+        let mut models = vec![(checkpoint, self.path.clone())];
+        if generator.is_dir() {
+            models.push((generator, self.path.join(GENERATOR)));
+        }
+        for (saved, finished) in models {
+            for entry in fs::read_dir(&saved).map_err(TrainError::io("read", &saved))? {
+                let name = entry.map_err(TrainError::io("read", &saved))?.file_name();
+                let is_weights =
+                    name.to_str().is_some_and(|name| name.starts_with("model") && name.ends_with("safetensors"));
+                if is_weights && !same_bytes(&saved.join(&name), &finished.join(&name))? {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)

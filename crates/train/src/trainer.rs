@@ -14,7 +14,7 @@ use henson_tensor::{Device, Gradients, Parameters, Pass, Reading, Recordings, Ta
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
-use crate::losses::{LossNames, Losses};
+use crate::losses::{LossNames, LossWeights, Losses};
 use crate::metrics::{self, Line, MetricsLog};
 use crate::objective::Objective;
 use crate::run::{Best, ModelFiles, RunDirectory, State};
@@ -128,6 +128,8 @@ pub struct Underway {
     pub parts: Vec<Reading>,
     /// What these losses are.
     pub losses: LossNames,
+    /// What they were multiplied with.
+    pub weights: LossWeights,
     /// Tokens read.
     pub tokens: usize,
 }
@@ -135,7 +137,7 @@ pub struct Underway {
 impl Underway {
     /// What the step saw; waits for it.
     pub fn wait(self) -> Result<Losses> {
-        Losses::wait(self.losses, self.parts)
+        Losses::wait(self.losses, &self.weights, self.parts)
     }
 }
 

@@ -228,7 +228,7 @@ impl Task for Learner {
             });
             number += instances.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
         }
-        Ok(Underway { parts, losses: objective.names(), tokens })
+        Ok(Underway { parts, losses: objective.names(), weights: henson_train::EQUAL, tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {

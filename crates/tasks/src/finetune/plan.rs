@@ -218,7 +218,7 @@ impl Plan {
     pub fn model_files(&self) -> TrainResult<ModelFiles> {
         let sizes = self.config.model.sizes();
         let files = self.tokenizer.files(Some(sizes.max_tokens))?;
-        let mut files = ModelFiles { config: self.config.to_json()?, files };
+        let mut files = ModelFiles { config: self.config.to_json()?, files, generator: None };
         self.task.form.add_files(&mut files, sizes.hidden_size, self.lengths.most);
         Ok(files)
     }
