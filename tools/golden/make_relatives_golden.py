@@ -40,6 +40,39 @@ BERT_WORDS = {
 }
 ROBERTA = BERT_WORDS | {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
 WITH_SEGMENTS = BERT_WORDS | {"type_vocab_size": 2, "embedding_size": 8, "pad_token_id": 0}
+# A window of three tokens, so that most see a part of their sequence alone; the last layer's is one, too.
+MODERNBERT = {key: BERT_WORDS[key] for key in BERT_WORDS if key != "max_position_embeddings"} | {
+    "num_hidden_layers": 3,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "max_position_embeddings": 40,
+    "local_attention": 3,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "cls_token_id": 0,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+    "classifier_pooling": "mean",
+}
+# All that configs may turn on or name otherwise.
+MODERNBERT_OTHERWISE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+    },
+    "local_attention": 6,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "norm_bias": True,
+    "classifier_bias": True,
+    "decoder_bias": False,
+    "classifier_pooling": "cls",
+    "hidden_activation": "silu",
+    "classifier_activation": "relu",
+    "norm_eps": 1e-3,
+}
 # family: (how its classes begin, its settings)
 FAMILIES = {
     "roberta": ("Roberta", ROBERTA),
@@ -47,6 +80,8 @@ FAMILIES = {
     "mpnet": ("MPNet", BERT_WORDS | {"layer_norm_eps": 1e-5, "pad_token_id": 1}),
     "electra": ("Electra", WITH_SEGMENTS),
     "albert": ("Albert", WITH_SEGMENTS | {"hidden_act": "gelu_new"}),
+    "modernbert": ("ModernBert", MODERNBERT),
+    "modernbert-biases": ("ModernBert", MODERNBERT | MODERNBERT_OTHERWISE),
     "distilbert": (
         "DistilBert",
         {
@@ -85,9 +120,11 @@ def make_input(settings, head, original=golden.make_input):
 
 
 def heads_of(family):
-    """XLM-R is RoBERTa under other class names: two heads show that they are found."""
-    if family == "xlm-roberta":
+    """XLM-R is RoBERTa under other class names: two heads show that they are found; as two show ModernBERT's other settings."""
+    if family in ("xlm-roberta", "modernbert-biases"):
         return ["mlm", "sequence"]
+    if family == "modernbert":
+        return ["model", "mlm", "sequence", "token", "qa", "choice"]
     own = {"pretraining": ["albert"], "discriminator": ["electra"]}
     return [head for head in HEADS if family in own.get(head, [family])]
 
@@ -105,6 +142,7 @@ def main():
             continue
         for head in heads_of(family):
             shutil.rmtree(root / family / head, ignore_errors=True)
+            golden.LAYERS = settings.get("num_hidden_layers", 2)
             golden.make_model = lambda head: make_model(prefix, settings, head)
             golden.make_input = lambda head: make_input(settings, head)
             golden.make_head(head, root / family / head)

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use henson_kernels::bf16;
 use henson_kernels::cpu::cast::to_bf16;
-use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw, lamb, reference};
+use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw, lamb, reference, stable_adamw};
 use henson_kernels::cpu::{Cpu, Isa};
 
 const SETTINGS: Settings = Settings {
@@ -81,6 +81,36 @@ fn reference_is_torch_and_the_paper() {
     }
 }
 
+/// What `StableAdamW` of optimi 0.3.3 made of two tensors in five steps, in f64 (tools/golden/stable_adamw.py): the second one is
+/// not decayed, and its gradients grow faster than the second moment follows.
+const OPTIMI: [f64; 7] = [
+    0.2370050592372223,
+    1.253493719201889,
+    0.9514235537508358,
+    -0.15650170664934004,
+    -1.037262069058119,
+    -0.7019930378035335,
+    -0.7450608368705276,
+];
+
+#[test]
+fn stable_adamw_is_that_of_optimi() {
+    let all = [segment(0, 4, true, 1.0), segment(4, 3, false, 1.0)];
+    let mut p: Vec<f64> = (0..7).map(|i| (f64::from(i) * 0.9 + 0.4).sin()).collect();
+    let (mut m, mut v) = ([0.0; 7], [0.0; 7]);
+    let plain = Settings { beta2: 0.98, gradient_scale: 1.0, ..SETTINGS };
+    for step in 1..=5 {
+        let gradient = |i: i32| match i {
+            0..4 => (f64::from(i) * 1.3 + step as f64 * 0.7).cos() * 0.1,
+            _ => (f64::from(i) * 2.1).sin() * 4f64.powi(step),
+        };
+        let g: Vec<f64> = (0..7).map(gradient).collect();
+        let settings = Settings { bias_correction: Some(step as u64), ..plain };
+        reference::stable_adamw(&mut p, &g, &mut m, &mut v, &all, &settings);
+    }
+    assert!(p.iter().zip(OPTIMI).all(|(p, expected)| (p - expected).abs() < 1e-12), "{p:?}");
+}
+
 type Kernel = fn(&Cpu, &Plan, &mut [f32], &[f32], &mut [f32], &mut [f32], &Settings, Option<&mut [bf16]>);
 type Reference = fn(&mut [f64], &[f64], &mut [f64], &mut [f64], &[Segment], &Settings);
 
@@ -128,6 +158,7 @@ fn kernels_match_the_reference() {
         for (corrected, with_copy) in [(true, true), (false, false)] {
             check(&cpu, adamw, reference::adamw, corrected, with_copy);
             check(&cpu, lamb, reference::lamb, corrected, with_copy);
+            check(&cpu, stable_adamw, reference::stable_adamw, corrected, with_copy);
         }
     }
 }
@@ -138,7 +169,8 @@ fn threads_do_not_change_a_bit() {
         let cpu = Cpu::new(Isa::best(), threads).unwrap();
         let a = check(&cpu, adamw, reference::adamw, true, true);
         let b = check(&cpu, lamb, reference::lamb, true, true);
-        [a, b].concat().concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        let c = check(&cpu, stable_adamw, reference::stable_adamw, true, true);
+        [a, b, c].concat().concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
     };
     assert_eq!(run(1), run(2));
     assert_eq!(run(1), run(3));

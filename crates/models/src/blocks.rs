@@ -4,9 +4,11 @@
 //! Legend: T tokens, H hidden, A heads, D = head size, I inner columns of a feed-forward layer.
 
 use henson_tensor::{
-    Activation, Attention, Bias, BiasValues, Buckets, Builder, FeedForwardLayers, Init, Layout, Norm, Param, Pass,
-    QueryKeyValue, Result, RotaryTable, Var, Window,
+    Activation, Angles, Attention, Bias, BiasValues, Buckets, Builder, FeedForwardLayers, Init, Layout, Norm, Param,
+    Pass, QueryKeyValue, Result, Tensor, Var, Window,
 };
+
+use crate::layers::layer_norm;
 
 /// The stream of residuals through pre-norm blocks: x + dropout(f(norm(x))), again and again. An addition waits for the norm
 /// that follows it, so that both are done at once.
@@ -59,45 +61,69 @@ pub fn norm_without_bias(b: &mut Builder, name: &str, size: usize, epsilon: f32,
     Norm { weight, bias: None, epsilon, centred }
 }
 
-/// An attention with its projections, without biases.
+/// An attention with its projections.
 #[derive(Clone, Debug)]
 pub struct AttentionLayer {
     /// Query, key and value side by side (3·A·D×H); or the query alone, where keys and values come from elsewhere.
     query: Param,
+    /// As many as rows.
+    query_bias: Option<Param>,
     /// Key and value of what is attended to (2·A·D×H).
     key_value: Option<Param>,
     /// H×A·D.
     output: Param,
+    /// H.
+    output_bias: Option<Param>,
     attention: Attention,
     bias: BiasValues,
     dropout: (f32, u32),
 }
 
 impl AttentionLayer {
-    /// What the tokens of `x` attend to among themselves. Rotary positions are those of `table`.
-    pub fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, table: Option<&RotaryTable>) -> Result<Var> {
+    /// What the tokens of `x` attend to among themselves. Rotary positions are those of `angles`.
+    pub fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, angles: Option<Angles>) -> Result<Var> {
+        let (y, _) = self.values(pass, x, layout, angles, false)?;
+        self.project(pass, &y)
+    }
+
+    /// The same before the last projection, and the probabilities on request.
+    fn values(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Var,
+        layout: &Layout,
+        angles: Option<Angles>,
+        want_maps: bool,
+    ) -> Result<(Var, Option<Tensor>)> {
         let Attention { heads, key_heads, head_size, .. } = self.attention;
-        let mut qkv = pass.linear(x, self.query, None, Activation::None)?;
-        if let Some(table) = table {
-            qkv = pass.rotary(qkv, table, layout.positions(), 0..(heads + key_heads) * head_size, head_size)?;
+        let mut qkv = pass.linear(x, self.query, self.query_bias, Activation::None)?;
+        if let Some(angles) = angles {
+            let (table, columns) = (pass.rotary_table(angles), 0..(heads + key_heads) * head_size);
+            qkv = pass.rotary(qkv, table, layout.positions(), columns, head_size)?;
         }
-        self.finish(pass, QueryKeyValue::Fused(qkv), (layout, layout))
+        let (from, layouts) = (QueryKeyValue::Fused(qkv), (layout, layout));
+        let maps = match want_maps {
+            true => Some(pass.attention_maps(&self.attention, &from, &self.bias, layouts)?),
+            false => None,
+        };
+        Ok((pass.attention(&self.attention, from, &self.bias, layouts, self.dropout)?, maps))
     }
 
     /// What the tokens of `x` attend to in `memory`.
     pub fn attend_to(&self, pass: &mut Pass<'_>, (x, layout): (&Var, &Layout), memory: (&Var, &Layout)) -> Result<Var> {
-        let query = pass.linear(x, self.query, None, Activation::None)?;
+        let query = pass.linear(x, self.query, self.query_bias, Activation::None)?;
         let Some(key_value) = self.key_value else {
             let why = "the layer attends to its own tokens";
             return Err(henson_tensor::TensorError::Unsupported { operation: "attend_to", why });
         };
         let key_value = pass.linear(memory.0, key_value, None, Activation::None)?;
-        self.finish(pass, QueryKeyValue::Cross { query, key_value }, (layout, memory.1))
+        let (from, layouts) = (QueryKeyValue::Cross { query, key_value }, (layout, memory.1));
+        let y = pass.attention(&self.attention, from, &self.bias, layouts, self.dropout)?;
+        self.project(pass, &y)
     }
 
-    fn finish(&self, pass: &mut Pass<'_>, from: QueryKeyValue, layouts: (&Layout, &Layout)) -> Result<Var> {
-        let y = pass.attention(&self.attention, from, &self.bias, layouts, self.dropout)?;
-        pass.linear(&y, self.output, None, Activation::None)
+    fn project(&self, pass: &mut Pass<'_>, y: &Var) -> Result<Var> {
+        pass.linear(y, self.output, self.output_bias, Activation::None)
     }
 }
 
@@ -112,22 +138,32 @@ pub struct ModernBertSettings {
     pub heads: usize,
     /// All tokens, or [`Window::local`] of half of `local_attention`.
     pub window: Window,
+    /// How queries and keys are rotated.
+    pub angles: Angles,
     /// Of the gate.
     pub activation: Activation,
     /// Added to the variance.
     pub epsilon: f32,
-    /// After the feed-forward layer and attention's output.
-    pub dropout: f32,
-    /// Of probabilities.
+    /// Of probabilities, and of attention's output.
     pub attention_dropout: f32,
+    /// Between the two feed-forward layers.
+    pub mlp_dropout: f32,
+    /// Whether attention's projections have biases.
+    pub attention_bias: bool,
+    /// Whether the feed-forward layers have.
+    pub mlp_bias: bool,
+    /// Whether the norms have.
+    pub norm_bias: bool,
     /// How matrices start.
     pub init: Init,
+    /// How those start that add to the stream of residuals.
+    pub output_init: Init,
 }
 
 /// Dropout sites that a block uses.
 pub const MODERN_BERT_SITES: u32 = 3;
 
-/// A block of ModernBERT (Warner et al. 2024): pre-norm, rotary positions, GeGLU, no biases.
+/// A block of ModernBERT (Warner et al. 2024): pre-norm, rotary positions, GeGLU, usually no biases.
 #[derive(Clone, Debug)]
 pub struct ModernBertBlock {
     /// Absent in the first block, which follows the embeddings' norm.
@@ -142,41 +178,70 @@ pub struct ModernBertBlock {
 impl ModernBertBlock {
     /// Builds with the names of `transformers`.
     pub fn build(b: &mut Builder, settings: ModernBertSettings, first: bool, site: u32) -> Self {
-        let ModernBertSettings { hidden: h, intermediate: i, heads, window, activation, epsilon, init, .. } = settings;
-        let attn_norm = (!first).then(|| norm_without_bias(b, "attn_norm", h, epsilon, true));
+        let ModernBertSettings { hidden: h, intermediate: i, heads, window, activation, .. } = settings;
+        let (init, output_init) = (settings.init, settings.output_init);
+        let norm = |b: &mut Builder, name| norm_of(b, name, h, settings.epsilon, settings.norm_bias);
+        let attn_norm = (!first).then(|| norm(b, "attn_norm"));
         let attention = Attention { window, ..Attention::new(heads, h / heads.max(1)) };
+        let bias = |b: &mut Builder, name, rows, wanted: bool| wanted.then(|| b.vector(name, rows, Init::Zeros));
         let attn = b.at("attn", |b| AttentionLayer {
             query: b.matrix("Wqkv.weight", 3 * h, h, init),
+            query_bias: bias(b, "Wqkv.bias", 3 * h, settings.attention_bias),
             key_value: None,
-            output: b.matrix("Wo.weight", h, h, init),
+            output: b.matrix("Wo.weight", h, h, output_init),
+            output_bias: bias(b, "Wo.bias", h, settings.attention_bias),
             attention,
             bias: BiasValues::None,
             dropout: (settings.attention_dropout, site),
         });
-        let mlp_norm = norm_without_bias(b, "mlp_norm", h, epsilon, true);
+        let mlp_norm = norm(b, "mlp_norm");
         let mlp = b.at("mlp", |b| FeedForwardLayers {
             up: b.matrix("Wi.weight", 2 * i, h, init),
-            up_bias: None,
+            up_bias: bias(b, "Wi.bias", 2 * i, settings.mlp_bias),
             activation,
             gated: true,
-            down: b.matrix("Wo.weight", h, i, init),
-            down_bias: None,
+            down: b.matrix("Wo.weight", h, i, output_init),
+            down_bias: bias(b, "Wo.bias", h, settings.mlp_bias),
         });
         Self { attn_norm, attn, mlp_norm, mlp, settings, site }
     }
 
     /// Adds what the block computes to the stream.
-    pub fn forward(&self, pass: &mut Pass<'_>, stream: &mut Stream<'_>, table: &RotaryTable) -> Result<()> {
-        let dropout = self.settings.dropout;
+    pub fn forward(&self, pass: &mut Pass<'_>, stream: &mut Stream<'_>) -> Result<()> {
+        let (attended, _) = self.attend(pass, stream, false)?;
+        self.finish(pass, stream, &attended)
+    }
+
+    /// The values that each token attends to, before they are projected, and the probabilities on request.
+    pub fn attend(
+        &self,
+        pass: &mut Pass<'_>,
+        stream: &mut Stream<'_>,
+        want_maps: bool,
+    ) -> Result<(Var, Option<Tensor>)> {
         let x = match &self.attn_norm {
             Some(norm) => stream.norm(pass, norm)?,
             None => stream.value(pass)?,
         };
-        let y = self.attn.attend(pass, &x, stream.layout, Some(table))?;
-        stream.add(pass, y, (dropout, self.site + 1))?;
+        self.attn.values(pass, &x, stream.layout, Some(self.settings.angles), want_maps)
+    }
+
+    /// Adds what follows attention to the stream. Every row goes its own way here.
+    pub fn finish(&self, pass: &mut Pass<'_>, stream: &mut Stream<'_>, attended: &Var) -> Result<()> {
+        let y = self.attn.project(pass, attended)?;
+        stream.add(pass, y, (self.settings.attention_dropout, self.site + 1))?;
         let x = stream.norm(pass, &self.mlp_norm)?;
-        let y = pass.feed_forward(&x, &self.mlp, None)?;
-        stream.add(pass, y, (dropout, self.site + 2))
+        let inner = (stream.layout, (self.settings.mlp_dropout, self.site + 2));
+        let y = pass.feed_forward(&x, &self.mlp, Some(inner))?;
+        stream.add(pass, y, (0.0, 0))
+    }
+}
+
+/// Lays out a LayerNorm with or without a bias.
+pub(crate) fn norm_of(b: &mut Builder, name: &str, size: usize, epsilon: f32, bias: bool) -> Norm {
+    match bias {
+        true => layer_norm(b, name, size, epsilon),
+        false => norm_without_bias(b, name, size, epsilon, true),
     }
 }
 
@@ -243,7 +308,16 @@ impl T5Block {
                 let buckets = Buckets { count, max_distance: settings.max_distance, bidirectional: !decoder };
                 let attention = Attention { window, bias: Bias::Relative(buckets), ..plain };
                 let bias = BiasValues::Table(table);
-                AttentionLayer { query, key_value: None, output, attention, bias, dropout: (dropout, site) }
+                AttentionLayer {
+                    query,
+                    query_bias: None,
+                    key_value: None,
+                    output,
+                    output_bias: None,
+                    attention,
+                    bias,
+                    dropout: (dropout, site),
+                }
             });
             (layer, norm(b))
         });
@@ -252,8 +326,10 @@ impl T5Block {
                 let inner = plain.query_width();
                 let layer = b.at("EncDecAttention", |b| AttentionLayer {
                     query: b.matrix("q.weight", inner, hidden, init),
+                    query_bias: None,
                     key_value: Some(b.side_by_side(&["k.weight", "v.weight"], inner, hidden, init)),
                     output: b.matrix("o.weight", hidden, inner, init),
+                    output_bias: None,
                     attention: plain,
                     bias: BiasValues::None,
                     dropout: (dropout, site + 2),

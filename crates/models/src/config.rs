@@ -25,6 +25,12 @@ pub(crate) trait FamilyConfig {
     fn can_average(&self) -> bool {
         true
     }
+    /// Multiply-adds of all layers for a token of a sequence of so many: matrices, and what it attends to.
+    fn multiply_adds(&self, length: usize) -> f64 {
+        let Sizes { hidden_size, intermediate_size, num_hidden_layers, .. } = self.sizes();
+        let (h, i) = (hidden_size as f64, intermediate_size as f64);
+        num_hidden_layers as f64 * (4.0 * h * h + 2.0 * h * i + 2.0 * length as f64 * h)
+    }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
     /// The generator that a discriminator of this config is trained with, where the family has such pairs: so many times its width,
@@ -186,6 +192,11 @@ impl ModelConfig {
         self.own().can_average()
     }
 
+    /// Multiply-adds of all layers for a token of a sequence of so many: those of matrix multiplications and of attention.
+    pub fn multiply_adds(&self, length: usize) -> f64 {
+        self.own().multiply_adds(length)
+    }
+
     /// Sets every dropout.
     pub fn set_dropout(&mut self, p: f64) {
         self.own_mut().set_dropout(p);
@@ -216,6 +227,9 @@ pub enum HiddenActivation {
     /// tanh.
     #[serde(rename = "tanh")]
     Tanh,
+    /// x·σ(x).
+    #[serde(rename = "silu")]
+    Silu,
 }
 
 impl From<HiddenActivation> for Activation {
@@ -225,6 +239,7 @@ impl From<HiddenActivation> for Activation {
             HiddenActivation::GeluNew | HiddenActivation::GeluPytorchTanh => Activation::GeluTanh,
             HiddenActivation::Relu => Activation::Relu,
             HiddenActivation::Tanh => Activation::Tanh,
+            HiddenActivation::Silu => Activation::Silu,
         }
     }
 }

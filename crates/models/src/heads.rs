@@ -74,13 +74,17 @@ impl Head {
     }
 }
 
-/// [dropout →] [dense → activation →] [dropout →] out: what turns vectors of sequences or of tokens into logits.
+/// [dropout →] [dense → activation →] [norm →] [dropout →] out: what turns vectors of sequences or of tokens into logits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Classifier {
+    /// What the vector of a sequence is: its first token's, or the mean of all.
+    pub(crate) pooling: SequencePooling,
     /// Dropout of what comes in.
     pub(crate) input_dropout: f32,
     /// A hidden layer, such as BERT's pooler.
     pub(crate) hidden: Option<(Linear, Activation)>,
+    /// Of what the hidden layer gives.
+    pub(crate) norm: Option<Norm>,
     /// Dropout before the last layer.
     pub(crate) dropout: f32,
     pub(crate) out: Linear,
@@ -89,7 +93,7 @@ pub(crate) struct Classifier {
 impl Classifier {
     /// Dropout and one layer.
     pub(crate) fn plain(dropout: f32, out: Linear) -> Self {
-        Self { input_dropout: 0.0, hidden: None, dropout, out }
+        Self { pooling: SequencePooling::First, input_dropout: 0.0, hidden: None, norm: None, dropout, out }
     }
 
     /// RoBERTa's for sequences: dropout on both sides of a hidden layer, `classifier.dense` and `classifier.out_proj`.
@@ -102,18 +106,24 @@ impl Classifier {
     ) -> Self {
         let dense = Linear::build(b, "classifier.dense", hidden, hidden, init);
         let out = Linear::build(b, "classifier.out_proj", hidden, labels, init);
-        Self { input_dropout: dropout, hidden: Some((dense, activation)), dropout, out }
+        Self { input_dropout: dropout, hidden: Some((dense, activation)), ..Self::plain(dropout, out) }
+    }
+
+    /// The vectors of sequences: T×H → B×H.
+    pub(crate) fn pool(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
+        match self.pooling {
+            SequencePooling::First => pass.first_tokens(last, layout),
+            SequencePooling::Mean => pass.means(last, layout),
+        }
     }
 
     /// Logits of the vectors of sequences: B×H → B×labels.
-    pub(crate) fn of_sequences(&self, pass: &mut Pass<'_>, first: &Var, layout: &Layout) -> Result<Var> {
-        let mut x = first.clone();
+    pub(crate) fn of_sequences(&self, pass: &mut Pass<'_>, pooled: Var, layout: &Layout) -> Result<Var> {
+        let mut x = pooled;
         if self.input_dropout > 0.0 {
             x = pass.dropout_sequences(x, layout, (self.input_dropout, HEAD_INPUT_SITE))?;
         }
-        if let Some((dense, activation)) = self.hidden {
-            x = dense.forward(pass, &x, activation)?;
-        }
+        x = self.hidden(pass, x)?;
         if self.dropout > 0.0 {
             x = pass.dropout_sequences(x, layout, (self.dropout, HEAD_SITE))?;
         }
@@ -122,15 +132,29 @@ impl Classifier {
 
     /// Logits of the vectors of tokens: T×H → T×labels.
     pub(crate) fn of_tokens(&self, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> Result<Var> {
-        let mut x = last;
-        if let Some((dense, activation)) = self.hidden {
-            x = dense.forward(pass, &x, activation)?;
-        }
+        let mut x = self.hidden(pass, last)?;
         if self.dropout > 0.0 {
             x = pass.dropout_tokens(x, layout, (self.dropout, HEAD_SITE))?;
         }
         self.out.logits(pass, &x)
     }
+
+    fn hidden(&self, pass: &mut Pass<'_>, mut x: Var) -> Result<Var> {
+        if let Some((dense, activation)) = self.hidden {
+            x = dense.forward(pass, &x, activation)?;
+        }
+        match &self.norm {
+            Some(norm) => pass.norm(x, norm),
+            None => Ok(x),
+        }
+    }
+}
+
+/// How the tokens of a sequence become the one vector that is classified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SequencePooling {
+    First,
+    Mean,
 }
 
 /// The masked-LM head: a transformation, then the word embeddings once more, and a bias.
@@ -139,7 +163,7 @@ pub(crate) struct VocabularyHead {
     transform: Linear,
     activation: Activation,
     norm: Norm,
-    bias: Param,
+    bias: Option<Param>,
 }
 
 /// The names of a [`VocabularyHead`]'s parameters.
@@ -161,7 +185,12 @@ impl VocabularyHead {
     ) -> Self {
         let bias = b.padded_vector(names.bias, vocabulary, Init::Zeros);
         let transform = Linear::build(b, names.transform, hidden, width, init);
-        Self { transform, activation, norm: layer_norm(b, names.norm, width, epsilon), bias }
+        Self { transform, activation, norm: layer_norm(b, names.norm, width, epsilon), bias: Some(bias) }
+    }
+
+    /// From parts that were laid out already.
+    pub(crate) fn of(transform: Linear, activation: Activation, norm: Norm, bias: Option<Param>) -> Self {
+        Self { transform, activation, norm, bias }
     }
 
     /// Logits at the rows named (P): P×V, the columns padded to a multiple of 64.
@@ -170,9 +199,9 @@ impl VocabularyHead {
         let x = self.transform.forward(pass, &x, self.activation)?;
         let x = pass.norm(x, &self.norm)?;
         if pass.is_training() {
-            pass.linear(&x, table, Some(self.bias), Activation::None)
+            pass.linear(&x, table, self.bias, Activation::None)
         } else {
-            pass.linear_f32(&x, table, Some(self.bias))
+            pass.linear_f32(&x, table, self.bias)
         }
     }
 }

@@ -12,24 +12,24 @@ use henson_tensor::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
-    pub(crate) bias: Param,
+    pub(crate) bias: Option<Param>,
 }
 
 impl Linear {
     pub(crate) fn build(b: &mut Builder, name: &str, inputs: usize, outputs: usize, init: Init) -> Self {
         b.at(name, |b| Self {
             weight: b.matrix("weight", outputs, inputs, init),
-            bias: b.vector("bias", outputs, Init::Zeros),
+            bias: Some(b.vector("bias", outputs, Init::Zeros)),
         })
     }
 
     pub(crate) fn forward(&self, pass: &mut Pass<'_>, x: &Var, activation: Activation) -> Result<Var> {
-        pass.linear(x, self.weight, Some(self.bias), activation)
+        pass.linear(x, self.weight, self.bias, activation)
     }
 
     /// Logits of a small head, in f32.
     pub(crate) fn logits(&self, pass: &mut Pass<'_>, x: &Var) -> Result<Var> {
-        pass.linear_f32(x, self.weight, Some(self.bias))
+        pass.linear_f32(x, self.weight, self.bias)
     }
 }
 
@@ -112,7 +112,7 @@ impl Block {
         let biases = names.query_key_value.map(|name| format!("{name}.bias"));
         let query_key_value = Linear {
             weight: b.side_by_side(&weights.each_ref().map(String::as_str), h, h, init),
-            bias: b.vectors(&biases.each_ref().map(String::as_str), h, Init::Zeros),
+            bias: Some(b.vectors(&biases.each_ref().map(String::as_str), h, Init::Zeros)),
         };
         Self {
             query_key_value,
@@ -190,11 +190,11 @@ impl Block {
         let x = pass.add_norm(output, x, &self.attention_norm, layout, (attention_output_dropout, self.site + 1))?;
         let layers = FeedForwardLayers {
             up: self.up.weight,
-            up_bias: Some(self.up.bias),
+            up_bias: self.up.bias,
             activation,
             gated: false,
             down: self.down.weight,
-            down_bias: Some(self.down.bias),
+            down_bias: self.down.bias,
         };
         let output = pass.feed_forward(&x, &layers, None)?; // T×4H inside
         pass.add_norm(output, &x, &self.norm, layout, (dropout, self.site + 2))

@@ -16,6 +16,7 @@ mod encoder;
 mod heads;
 mod layers;
 mod model;
+mod modernbert;
 mod mpnet;
 mod naming;
 mod roberta;
@@ -40,4 +41,6 @@ families! {
     Electra(electra::ElectraConfig, electra::FAMILY),
     /// ALBERT.
     Albert(albert::AlbertConfig, albert::FAMILY),
+    /// ModernBERT and Ettin.
+    ModernBert(modernbert::ModernBertConfig, modernbert::FAMILY),
 }

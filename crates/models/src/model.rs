@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use henson_tensor::{Activation, Builder, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
 
-use crate::heads::{Classifier, HeadParts};
-use crate::layers::{Linear, diagonal};
+use crate::heads::{Classifier, HeadParts, SequencePooling};
+use crate::layers::diagonal;
 use crate::{Batch, Family, Head, ModelConfig};
 
 /// A network without a head: tokens in, a vector per token out.
@@ -129,9 +129,10 @@ impl Model {
     /// The head's logits for a batch; see [`logits_of`](Self::logits_of). In inference, a head that reads the first token alone
     /// makes the last layer compute no other.
     pub fn logits(&self, pass: &mut Pass<'_>, batch: &Batch, rows: Option<&Tensor>) -> Result<Var> {
-        if rows.is_none() && !pass.is_training() && !self.head.reads_tokens() {
+        let reads_first = self.parts.classifier.is_some_and(|head| head.pooling == SequencePooling::First);
+        if rows.is_none() && !pass.is_training() && !self.head.reads_tokens() && reads_first {
             let first = self.encode_rows(pass, batch, batch.layout.starts())?;
-            return self.classifier()?.of_sequences(pass, &first, &batch.layout);
+            return self.classifier()?.of_sequences(pass, first, &batch.layout);
         }
         let last = self.encode(pass, batch, Capture::default())?.last;
         self.logits_of(pass, last, &batch.layout, rows)
@@ -148,8 +149,9 @@ impl Model {
         if self.head.reads_tokens() {
             return self.classifier()?.of_tokens(pass, last, layout);
         }
-        let first = pass.first_tokens(&last, layout)?;
-        self.classifier()?.of_sequences(pass, &first, layout)
+        let classifier = self.classifier()?;
+        let pooled = classifier.pool(pass, &last, layout)?;
+        classifier.of_sequences(pass, pooled, layout)
     }
 
     fn classifier(&self) -> Result<Classifier> {
@@ -171,15 +173,17 @@ impl Model {
         let h = self.config.sizes().hidden_size;
         self.network.average_in_last_layer(parameters)?;
         parameters.set(dense.weight, &diagonal(h, scale))?;
-        parameters.set(dense.bias, &vec![shift; h])?;
-        Ok(LinearHead { out: classifier.out, activation, scale, shift })
+        let (bias, out_bias) = (part(dense.bias, "average", no_head)?, part(classifier.out.bias, "average", no_head)?);
+        parameters.set(bias, &vec![shift; h])?;
+        Ok(LinearHead { weight: classifier.out.weight, bias: out_bias, activation, scale, shift })
     }
 }
 
 /// What remains to be fitted after [`Model::average`].
 #[derive(Clone, Copy, Debug)]
 pub struct LinearHead {
-    out: Linear,
+    weight: Param,
+    bias: Param,
     activation: Activation,
     scale: f32,
     shift: f32,
@@ -201,8 +205,8 @@ impl LinearHead {
         let scaled: Vec<f32> = weights.iter().map(|w| (w / scale) as f32).collect();
         let shifted = biases.iter().zip(weights.chunks(h.max(1)));
         let shifted: Vec<f32> = shifted.map(|(b, w)| (b - w.iter().sum::<f64>() * shift / scale) as f32).collect();
-        parameters.set(self.out.weight, &scaled)?;
-        parameters.set(self.out.bias, &shifted)
+        parameters.set(self.weight, &scaled)?;
+        parameters.set(self.bias, &shifted)
     }
 }
 

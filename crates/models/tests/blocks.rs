@@ -10,7 +10,7 @@ use henson_models::blocks::{
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{
     Activation, Builder, DType, Device, EmbeddingTables, Init, Isa, Layout, Norm, Pairing, Param, Parameters, Pass,
-    Rotary, RotaryTable, Tape, Tensor, Training, Var, Window,
+    Rotary, Tape, Tensor, Training, Var, Window,
 };
 use safetensors::SafeTensors;
 
@@ -138,19 +138,24 @@ fn modern_bert_equals_transformers() {
         blocks: Vec<ModernBertBlock>,
         last: Norm,
     }
-    let settings = |window| ModernBertSettings {
+    // `local_attention` is 8: four tokens on each side.
+    let kinds = [(Window::FULL, 160_000.0), (Window::local(4), 10_000.0)];
+    let settings = |b: &mut Builder, (window, theta): (Window, f32)| ModernBertSettings {
         hidden: HIDDEN,
         intermediate: 24,
         heads: 2,
         window,
+        angles: b.rotary(Rotary { theta, size: 16, pairing: Pairing::Halves }, 21),
         activation: Activation::Gelu,
         epsilon: 1e-5,
-        dropout: 0.0,
         attention_dropout: 0.0,
+        mlp_dropout: 0.0,
+        attention_bias: false,
+        mlp_bias: false,
+        norm_bias: false,
         init: INIT,
+        output_init: INIT,
     };
-    // `local_attention` is 8: four tokens on each side.
-    let windows = [Window::FULL, Window::local(4)];
     let build = |b: &mut Builder| {
         let (words, norm) = b.at("embeddings", |b| {
             (
@@ -160,7 +165,8 @@ fn modern_bert_equals_transformers() {
         });
         let block = |b: &mut Builder, i: usize| {
             let site = 1 + i as u32 * MODERN_BERT_SITES;
-            b.at(&format!("layers.{i}"), |b| ModernBertBlock::build(b, settings(windows[i]), i == 0, site))
+            let settings = settings(b, kinds[i]);
+            b.at(&format!("layers.{i}"), |b| ModernBertBlock::build(b, settings, i == 0, site))
         };
         let blocks = (0..2).map(|i| block(b, i)).collect();
         Model { words, norm, blocks, last: norm_without_bias(b, "final_norm", HIDDEN, 1e-5, true) }
@@ -168,16 +174,11 @@ fn modern_bert_equals_transformers() {
     check(("modernbert.safetensors", 0.2), &ENCODER, build, |model, pass| {
         let device = pass.device();
         let layout = Layout::new(device, &ENCODER, 0).unwrap();
-        let rotary = |theta| {
-            let rotary = Rotary { theta, size: 16, pairing: Pairing::Halves };
-            RotaryTable::new(device, rotary, 21).unwrap()
-        };
-        let tables = [rotary(160_000.0), rotary(10_000.0)];
         let x = words(pass, model.words, &ids(device, &ENCODER, 7), &layout);
         let x = pass.norm(x, &model.norm).unwrap();
         let mut stream = Stream::new(x, &layout);
-        for (block, table) in model.blocks.iter().zip(&tables) {
-            block.forward(pass, &mut stream, table).unwrap();
+        for block in &model.blocks {
+            block.forward(pass, &mut stream).unwrap();
         }
         stream.finish(pass, &model.last, (0.0, 0)).unwrap()
     });

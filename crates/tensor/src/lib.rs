@@ -37,7 +37,7 @@ pub use ops::{
     BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, QueryKeyValue, RotaryTable,
 };
 pub use optimizer::{Method, Optimizer, Update};
-pub use parameters::{Builder, Entry, Gradients, Group, Init, Param, Parameters};
+pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};
 pub use profile::{Kind, Spent};
 pub use recording::{Bits, Recordings, Signature, Trace};
 pub use tape::{Pass, Tape, Training, Var};

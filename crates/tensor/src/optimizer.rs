@@ -17,7 +17,9 @@ use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Tensor, T
 pub enum Method {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW,
-    /// The same with a trust ratio per tensor, for very large batches (You et al. 2020).
+    /// The same with smaller steps of tensors whose gradients are larger than the second moment expects (Wortsman et al. 2023).
+    StableAdamW,
+    /// AdamW with a trust ratio per tensor, for very large batches (You et al. 2020).
     Lamb,
 }
 
@@ -109,6 +111,7 @@ impl Optimizer {
             Device::Cpu(cpu) => {
                 let kernel = match self.method {
                     Method::AdamW => kernels::adamw,
+                    Method::StableAdamW => kernels::stable_adamw,
                     Method::Lamb => kernels::lamb,
                 };
                 let (mut p, mut copy) = (p.clone(), copy.cloned());
@@ -176,6 +179,7 @@ impl OnGpu {
         cuda_kernels::prepare(gpu, &self.rule, self.control.view(), Some(self.squares.view()), factors)?;
         let kernel = match method {
             Method::AdamW => cuda_kernels::adamw,
+            Method::StableAdamW => cuda_kernels::stable_adamw,
             Method::Lamb => cuda_kernels::lamb,
         };
         let (p, g, first, second) = (p.on_gpu(), g.on_gpu(), first.on_gpu(), second.on_gpu());

@@ -12,7 +12,7 @@ use henson_kernels::cuda;
 use henson_kernels::philox::Stream;
 use henson_kernels::threads::in_threads;
 
-use crate::{DType, Device, Kind, Result, Shape, Tensor, TensorError, bf16};
+use crate::{DType, Device, Kind, Result, Rotary, RotaryTable, Shape, Tensor, TensorError, bf16};
 
 /// A parameter's elements start at a multiple of this many: a cache line of bf16 and more.
 const ALIGNMENT: usize = 64;
@@ -28,6 +28,8 @@ const INITIAL_BLOCK: usize = 4096;
 pub enum Init {
     /// Normal with this deviation, redrawn beyond two deviations, as in BERT.
     TruncatedNormal(f32),
+    /// Normal with this deviation, redrawn beyond so many deviations.
+    TruncatedNormalAt(f32, f32),
     /// Normal with this deviation.
     Normal(f32),
     /// All zero.
@@ -101,9 +103,15 @@ impl Param {
     }
 }
 
+/// A table of rotary positions that a model was built with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Angles(usize);
+
 /// Lays out parameters while a model is built.
 pub struct Builder {
     entries: Vec<Entry>,
+    /// Each with the number of its positions.
+    rotary: Vec<(Rotary, usize)>,
     path: String,
     group: Group,
     size: usize,
@@ -111,7 +119,7 @@ pub struct Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { entries: Vec::new(), path: String::new(), group: Group::Head, size: 0 }
+        Self { entries: Vec::new(), rotary: Vec::new(), path: String::new(), group: Group::Head, size: 0 }
     }
 }
 
@@ -190,6 +198,17 @@ impl Builder {
         Param { start, shape: [pad(length)].into() }
     }
 
+    /// A table of rotary positions below `positions`: nothing to train and nothing to save. Layers that ask for the same one
+    /// share it.
+    pub fn rotary(&mut self, rotary: Rotary, positions: usize) -> Angles {
+        let own = (rotary, positions);
+        let place = self.rotary.iter().position(|other| *other == own);
+        Angles(place.unwrap_or_else(|| {
+            self.rotary.push(own);
+            self.rotary.len() - 1
+        }))
+    }
+
     /// What was laid out so far.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -203,7 +222,9 @@ impl Builder {
             DType::Bf16 => Some(Tensor::zeros(device, [self.size], DType::Bf16)?),
             _ => None,
         };
-        Ok(Parameters { device: device.clone(), entries: self.entries, values, compute, packed: None })
+        let rotary: Result<Vec<RotaryTable>> =
+            self.rotary.iter().map(|(rotary, positions)| RotaryTable::new(device, *rotary, *positions)).collect();
+        Ok(Parameters { device: device.clone(), entries: self.entries, values, compute, rotary: rotary?, packed: None })
     }
 
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
@@ -230,6 +251,7 @@ pub struct Parameters {
     entries: Vec<Entry>,
     values: Tensor,
     compute: Option<Tensor>,
+    rotary: Vec<RotaryTable>,
     /// Weights in the order in which products read them; none unless asked for.
     packed: Option<Mutex<PackedWeights>>,
 }
@@ -259,6 +281,11 @@ impl Parameters {
             })
         });
         Some(Arc::clone(packed))
+    }
+
+    /// A table of rotary positions.
+    pub(crate) fn rotary(&self, angles: Angles) -> &RotaryTable {
+        &self.rotary[angles.0]
     }
 
     /// Where they are.
@@ -291,6 +318,7 @@ impl Parameters {
                 Init::Zeros => {}
                 Init::Ones => values.fill(1.0),
                 Init::TruncatedNormal(deviation) => draw(&mut values, (deviation, 2.0), seed, i, threads),
+                Init::TruncatedNormalAt(deviation, most) => draw(&mut values, (deviation, most), seed, i, threads),
                 Init::Normal(deviation) => draw(&mut values, (deviation, f32::INFINITY), seed, i, threads),
             }
             self.write(i, &values)?;

@@ -9,7 +9,7 @@ use henson_kernels::cuda;
 use crate::cuda::Turn;
 use crate::ops::{self, Op};
 use crate::recording::Trace;
-use crate::{DType, Device, Gradients, Parameters, Result, Tensor, TensorError};
+use crate::{Angles, DType, Device, Gradients, Parameters, Result, RotaryTable, Tensor, TensorError};
 
 /// What a pass remembers for the backward pass; kept from step to step, so that its lists need not grow again.
 #[derive(Default)]
@@ -170,6 +170,11 @@ impl<'a> Pass<'a> {
     /// Where the pass runs.
     pub fn device(&self) -> &'a Device {
         self.parameters.device()
+    }
+
+    /// A table of rotary positions of its parameters.
+    pub fn rotary_table(&self, angles: Angles) -> &'a RotaryTable {
+        self.parameters.rotary(angles)
     }
 
     /// What it computes in.

@@ -54,6 +54,8 @@ pub enum OptimizerKind {
     /// AdamW without it, as in Google's BERT.
     #[serde(alias = "paper")]
     AdamwPaper,
+    /// AdamW with bias correction, and smaller updates of tensors with unexpectedly large gradients; used instead of clipping.
+    StableAdamw,
     /// LAMB, for very large batches.
     Lamb,
 }
@@ -62,7 +64,11 @@ impl OptimizerKind {
     /// The rule with the constants of a recipe, where a `clip` of 0 is none.
     pub fn with(self, betas: [f64; 2], epsilon: f64, weight_decay: f64, clip: f64) -> OptimizerSettings {
         OptimizerSettings {
-            method: if self == OptimizerKind::Lamb { Method::Lamb } else { Method::AdamW },
+            method: match self {
+                OptimizerKind::Adamw | OptimizerKind::AdamwPaper => Method::AdamW,
+                OptimizerKind::StableAdamw => Method::StableAdamW,
+                OptimizerKind::Lamb => Method::Lamb,
+            },
             beta1: betas[0],
             beta2: betas[1],
             epsilon,
@@ -128,7 +134,7 @@ pub struct Recipe {
     /// Updates in which the learning rate rises from 0 to its peak; by default a tenth of all, at most 10,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// Updates in which `warmup-stable-decay` decays; by default a tenth of all.
+    /// Updates in which `warmup-stable-decay` and `warmup-stable-sqrt` decay; by default a tenth of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
     /// Decoupled weight decay; biases and LayerNorm are not decayed.

@@ -18,6 +18,8 @@ pub enum ScheduleKind {
     Constant,
     /// Constant until the last `decay_steps`, then linear decay to 0.
     WarmupStableDecay,
+    /// Constant until the last `decay_steps`, then decay to 0 as 1 − √x, as in Warner et al. (2024).
+    WarmupStableSqrt,
 }
 
 /// A learning rate for each of a number of steps.
@@ -29,7 +31,7 @@ pub struct Schedule {
     pub peak: f64,
     /// Steps in which the rate rises.
     pub warmup_steps: u64,
-    /// Steps of the decay of [`ScheduleKind::WarmupStableDecay`].
+    /// Steps of the decay of [`ScheduleKind::WarmupStableDecay`] and [`ScheduleKind::WarmupStableSqrt`].
     pub decay_steps: u64,
     /// All steps.
     pub steps: u64,
@@ -43,13 +45,15 @@ impl Schedule {
             return self.peak * k / warmup;
         }
         let left = |from: f64| ((total - k) / (total - from).max(1.0)).clamp(0.0, 1.0);
+        let last_part = left((total - self.decay_steps as f64).max(warmup));
         self.peak
             * match self.kind {
                 ScheduleKind::Linear => left(warmup),
                 ScheduleKind::PaperLinear => left(0.0),
                 ScheduleKind::Cosine => 0.5 * (1.0 - (std::f64::consts::PI * left(warmup)).cos()),
                 ScheduleKind::Constant => 1.0,
-                ScheduleKind::WarmupStableDecay => left((total - self.decay_steps as f64).max(warmup)),
+                ScheduleKind::WarmupStableDecay => last_part,
+                ScheduleKind::WarmupStableSqrt => 1.0 - (1.0 - last_part).sqrt(),
             }
     }
 }
@@ -83,6 +87,10 @@ mod tests {
             (WarmupStableDecay, 90, 1.0),
             (WarmupStableDecay, 100, 0.5),
             (WarmupStableDecay, 110, 0.0),
+            (WarmupStableSqrt, 5, 0.5),
+            (WarmupStableSqrt, 90, 1.0),
+            (WarmupStableSqrt, 95, 0.5),
+            (WarmupStableSqrt, 110, 0.0),
         ];
         for (kind, step, expected) in cases {
             let schedule = Schedule { kind, peak: 1.0, warmup_steps: 10, decay_steps: 20, steps: 110 };
@@ -99,6 +107,7 @@ mod tests {
             ScheduleKind::Cosine,
             ScheduleKind::Constant,
             ScheduleKind::WarmupStableDecay,
+            ScheduleKind::WarmupStableSqrt,
         ] {
             for (warmup_steps, decay_steps, steps) in [(0, 0, 0), (5, 0, 5), (9, 9, 5), (0, 9, 1)] {
                 let schedule = Schedule { kind, peak: 1.0, warmup_steps, decay_steps, steps };

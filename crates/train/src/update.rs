@@ -1,11 +1,11 @@
-//! One update: the gradients' global norm, clipping, then AdamW or LAMB.
+//! One update: the gradients' global norm, clipping, then AdamW, StableAdamW or LAMB.
 
 use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Reading, Result, Update};
 
 /// An optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerSettings {
-    /// AdamW or LAMB.
+    /// The rule.
     pub method: Method,
     /// β₁.
     pub beta1: f64,

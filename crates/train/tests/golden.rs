@@ -241,6 +241,8 @@ fn check_forward(setup: &Setup, what: &str) {
     if model.head() == Head::Pooler {
         let pooled = model.pooled(&mut pass, last, &batch.layout).unwrap();
         assert_close(&format!("{what}: pooled"), &pooled.tensor().to_f32().unwrap(), &golden.floats("output.pooled"));
+    }
+    if matches!(model.head(), Head::Pooler | Head::Encoder) {
         for (layer, maps) in encoded.attention_maps.iter().enumerate() {
             let expected: Vec<f32> = (0..batch.layout.sequences())
                 .flat_map(|i| golden.floats(&format!("output.attention.{layer}.{i}")))
@@ -356,17 +358,36 @@ fn albert() {
     check_family("albert", &["pretraining"]);
 }
 
+const MODERNBERT_HEADS: [&str; 6] = ["model", "mlm", "sequence", "token", "qa", "choice"];
+
+#[test]
+fn modernbert() {
+    check_family("modernbert", &MODERNBERT_HEADS);
+    check_family("modernbert-biases", &["mlm", "sequence"]);
+}
+
 #[test]
 fn bf16_stays_near() {
+    check_bf16("bert-golden/pretraining");
+}
+
+#[test]
+fn bf16_stays_near_in_modernbert() {
+    for head in MODERNBERT_HEADS {
+        check_bf16(&format!("relatives-golden/modernbert/{head}"));
+    }
+}
+
+fn check_bf16(name: &str) {
     for device in devices() {
-        let setup = setup(&device, "bert-golden/pretraining", DType::Bf16);
+        let setup = setup(&device, name, DType::Bf16);
         let mut tape = Tape::new();
         let mut gradients = setup.parameters.gradients().unwrap();
         let mut pass = Pass::training(&mut tape, &setup.parameters, TRAINING);
         let loss = loss(&setup, &mut pass);
         pass.backward(&mut gradients).unwrap();
         let expected = setup.golden.floats("output.loss")[0];
-        assert!((loss / expected - 1.0).abs() < 0.01, "{device}: {loss} not {expected}");
+        assert!((loss / expected - 1.0).abs() < 0.01, "{name} on {device}: {loss} not {expected}");
         // All gradients together point the same way: bf16's roundings are some per cent of single ones.
         let (mut dot, mut a, mut b) = (0.0, 0.0, 0.0);
         for (i, entry) in setup.parameters.entries().iter().enumerate() {
@@ -376,6 +397,6 @@ fn bf16_stays_near() {
             }
         }
         let cosine = dot / (a.sqrt() * b.sqrt());
-        assert!(cosine > 0.999, "{device}: cosine {cosine}");
+        assert!(cosine > 0.999, "{name} on {device}: cosine {cosine}");
     }
 }

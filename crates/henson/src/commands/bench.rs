@@ -179,7 +179,7 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         Device::Cpu(_) => peak_mib(),
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
-    let (tflops, peak) = (flops(&sizes, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
+    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
     let operations = match flags.profile {
         true => Some(profile(&device, peak * 1e12, flags.steps, |i| step(i)?.wait())?),
         false => None,
@@ -379,13 +379,12 @@ fn predicted(seq: usize) -> usize {
     ((seq as f64 * 0.15).round() as usize).max(1)
 }
 
-/// The multiplications and additions of matrix products, counted alike for all systems: 24·T·H² + 4·T·S·H a layer,
+/// The multiplications and additions of matrix products, counted alike for all systems: for BERT 24·T·H² + 4·T·S·H a layer,
 /// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference.
-fn flops(sizes: &Sizes, flags: &BenchModel, mode: Mode) -> f64 {
-    let (t, s, p) = (flags.batch * flags.seq, flags.seq, flags.batch * predicted(flags.seq));
-    let (h, i, v) = (sizes.hidden_size, sizes.intermediate_size, sizes.vocab_size);
-    let layer = 8 * t * h * h + 4 * t * h * i + 4 * t * s * h;
-    let encoder = (sizes.num_hidden_layers * layer) as f64;
+fn flops(config: &ModelConfig, flags: &BenchModel, mode: Mode) -> f64 {
+    let (t, p) = (flags.batch * flags.seq, flags.batch * predicted(flags.seq));
+    let Sizes { hidden_size: h, vocab_size: v, .. } = config.sizes();
+    let encoder = 2.0 * t as f64 * config.multiply_adds(flags.seq);
     match mode {
         Mode::Infer => encoder,
         Mode::Train => 3.0 * (encoder + 2.0 * (p * (h * h + h * v)) as f64),

@@ -380,6 +380,10 @@ fn optimizers(bench: &mut Bench<'_>) -> Result<()> {
     bench.line(&format!("AdamW with bf16 copy, {:.0}M", all as f64 * 1e-6), Work::Bytes(30 * all), &|| {
         optimizer::adamw(gpu, &plan, p.view(), g.view(), m.view(), v.view(), factors.view(), copy)
     })?;
+    let name = format!("StableAdamW with bf16 copy, {:.0}M", all as f64 * 1e-6);
+    bench.line(&name, Work::Bytes((20 + 18) * all), &|| {
+        optimizer::stable_adamw(gpu, &plan, p.view(), g.view(), m.view(), v.view(), factors.view(), copy)
+    })?;
     bench.line(&format!("LAMB with bf16 copy, {:.0}M", all as f64 * 1e-6), Work::Bytes((24 + 18) * all), &|| {
         optimizer::lamb(gpu, &plan, p.view(), g.view(), m.view(), v.view(), factors.view(), copy)
     })?;

@@ -418,6 +418,9 @@ pub(crate) fn optimizer(checks: &mut Checks<'_>) -> Result<()> {
     for (corrected, with_copy) in [(true, true), (false, false)] {
         for clip in [None, Some(3.0)] {
             steps(checks, "adamw", optimizers::adamw, optimizer_reference::adamw, corrected, with_copy, clip)?;
+            let (kernel, reference): (Kernel, Reference) =
+                (optimizers::stable_adamw, optimizer_reference::stable_adamw);
+            steps(checks, "stable_adamw", kernel, reference, corrected, with_copy, clip)?;
             steps(checks, "lamb", optimizers::lamb, optimizer_reference::lamb, corrected, with_copy, clip)?;
         }
     }

@@ -1,15 +1,16 @@
-//! AdamW and LAMB over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
+//! AdamW, StableAdamW and LAMB over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
 //! [`Plan`] says which part is whose. The bf16 copy that the model computes with is refreshed in the same pass.
 //!
 //! With `bias_correction` AdamW is `torch.optim.AdamW` (Loshchilov and Hutter 2019); without it is that of the BERT paper
 //! (google-research/bert `optimization.py` 130-151). ε stands outside of the root in both. LAMB is that of You et al.
-//! 2020, algorithm 2. Clipping is not done here: the factor comes in by `gradient_scale`.
+//! 2020, algorithm 2. StableAdamW (Wortsman et al. 2023, algorithm 2) is AdamW with the update clipping of Adafactor, as in
+//! optimi, which ModernBERT was trained with: the clipped rate is that of the decay, too. Clipping gradients is not done here: the factor comes in by `gradient_scale`.
 
 use half::bf16;
 
 use super::scratch::{self, Purpose};
 use super::simd::{Simd, read, write};
-use super::{Cpu, SharedMut};
+use super::{Cpu, Isa, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
@@ -47,6 +48,31 @@ pub mod reference {
             let direction = direction(p, &g[all], m, v, segment, settings);
             for i in 0..p.len() {
                 p[i] -= settings.learning_rate * f64::from(segment.rate) * direction[i];
+            }
+        }
+    }
+
+    /// One step of StableAdamW: p −= learning rate/max(1, RMS)·direction, where RMS² is the mean of g²/max(v̂, ε²) over a segment.
+    /// A gradient that the second moment does not expect makes a smaller step of its tensor.
+    pub fn stable_adamw(
+        p: &mut [f64],
+        g: &[f64],
+        m: &mut [f64],
+        v: &mut [f64],
+        segments: &[Segment],
+        settings: &Settings,
+    ) {
+        for segment in segments {
+            let all = segment.start..segment.start + segment.len;
+            let (p, g, m, v) = (&mut p[all.clone()], &g[all.clone()], &mut m[all.clone()], &mut v[all]);
+            let direction = direction(p, g, m, v, segment, settings);
+            let correction = settings.bias_correction.map_or(1.0, |step| 1.0 - settings.beta2.powf(step as f64));
+            let ratio = |(g, v): (&f64, &f64)| {
+                (g * settings.gradient_scale).powi(2) / (v / correction).max(settings.epsilon.powi(2))
+            };
+            let mean = g.iter().zip(&*v).map(ratio).sum::<f64>() / (p.len() as f64).max(1.0);
+            for i in 0..p.len() {
+                p[i] -= settings.learning_rate * f64::from(segment.rate) / mean.sqrt().max(1.0) * direction[i];
             }
         }
     }
@@ -245,33 +271,72 @@ pub fn lamb(
     copy: Option<&mut [bf16]>,
 ) {
     let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
+    // Σp² and Σdirection².
+    in_two_passes(cpu, plan, &buffers, settings, moments_chunk, |segment, rate, [lengths, steps]| {
+        let (length, step) = (lengths.sqrt(), steps.sqrt());
+        match segment.decay && length > 0.0 && step > 0.0 {
+            true => (f64::from(rate) * length / step) as f32,
+            false => rate,
+        }
+    });
+}
+
+/// One step of StableAdamW over all segments of the plan; `copy`, where given, gets the new parameters in bf16.
+///
+/// A segment's learning rate is divided by the root of the mean of g²/max(v̂, ε²), where that is above 1.
+pub fn stable_adamw(
+    cpu: &Cpu,
+    plan: &Plan,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    settings: &Settings,
+    copy: Option<&mut [bf16]>,
+) {
+    let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
+    in_two_passes(cpu, plan, &buffers, settings, surprise_chunk, |segment, rate, [ratios, _]| {
+        (f64::from(rate) / (ratios / segment.len as f64).sqrt().max(1.0)) as f32
+    });
+}
+
+/// Updates the moments of a chunk and gives two sums over it.
+type FirstPass = fn(Isa, &Factors, &[f32], &[f32], &mut [f32], &mut [f32]) -> [f64; 2];
+
+/// A step whose rate depends on sums over each segment: they are taken while the moments are updated, then the step follows.
+/// `rate` makes a segment's rate of the one that it would have otherwise and of its sums.
+fn in_two_passes(
+    cpu: &Cpu,
+    plan: &Plan,
+    buffers: &Buffers<'_>,
+    settings: &Settings,
+    first: FirstPass,
+    rate: impl Fn(&Segment, f32, [f64; 2]) -> f32 + Sync,
+) {
     let (chunks, segments) = (&plan.chunks[..], &plan.segments[..]);
     scratch::with(Purpose::Kernel, 2 * (chunks.len() + segments.len()), |space: &mut [f64]| {
-        // Σp² and Σdirection² of each chunk, then of each segment.
-        let (squares, sums) = space.split_at_mut(2 * chunks.len());
-        let shared = SharedMut::new(squares);
+        // The sums of each chunk, then those of each segment.
+        let (parts, sums) = space.split_at_mut(2 * chunks.len());
+        let shared = SharedMut::new(parts);
         cpu.for_each(chunks.len(), |i| {
             let Chunk { start, len, segment } = chunks[i];
             let factors = Factors::new(settings, &segments[segment]);
-            // SAFETY: chunks are disjoint, since segments are, and each has its own two squares.
+            // SAFETY: chunks are disjoint, since segments are, and each has its own two sums.
             unsafe {
                 let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
-                let sums = moments_chunk(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v);
+                let sums = first(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v);
                 shared.slice(2 * i, 2).copy_from_slice(&sums);
             }
         });
         sums.fill(0.0);
-        for (chunk, squares) in chunks.iter().zip(squares.chunks_exact(2)) {
-            sums[2 * chunk.segment] += squares[0];
-            sums[2 * chunk.segment + 1] += squares[1];
+        for (chunk, parts) in chunks.iter().zip(parts.chunks_exact(2)) {
+            sums[2 * chunk.segment] += parts[0];
+            sums[2 * chunk.segment + 1] += parts[1];
         }
         cpu.for_each(chunks.len(), |i| {
             let Chunk { start, len, segment } = chunks[i];
             let mut factors = Factors::new(settings, &segments[segment]);
-            let (length, step) = (sums[2 * segment].sqrt(), sums[2 * segment + 1].sqrt());
-            if segments[segment].decay && length > 0.0 && step > 0.0 {
-                factors.rate = (f64::from(factors.rate) * length / step) as f32;
-            }
+            factors.rate = rate(&segments[segment], factors.rate, [sums[2 * segment], sums[2 * segment + 1]]);
             // SAFETY: chunks are disjoint.
             unsafe {
                 let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
@@ -289,6 +354,9 @@ dispatch! {
 }
 dispatch! {
     fn moments_chunk(factors: &Factors, p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2] = moments_body
+}
+dispatch! {
+    fn surprise_chunk(factors: &Factors, p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2] = surprise_body
 }
 dispatch! {
     fn apply_chunk(factors: &Factors, p: &mut [f32], m: &[f32], v: &[f32], copy: Option<&mut [bf16]>) = apply_body
@@ -336,6 +404,26 @@ unsafe fn moments_body<S: Simd>(factors: &Factors, p: &[f32], g: &[f32], m: &mut
             sums[1] = S::mul_add(d, d, sums[1]);
         }
         sums.map(|sum| f64::from(S::sum(sum)))
+    }
+}
+
+/// Updates the moments and gives Σg²/max(v̂, ε²), as `moments_body` gives its sums, and a 0.
+///
+/// # Safety
+/// As for `adamw_body`.
+#[inline(always)]
+unsafe fn surprise_body<S: Simd>(factors: &Factors, _: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2] {
+    // SAFETY: i is below the length. Beyond it g is 0, and so is its square over a positive number.
+    unsafe {
+        let least = S::splat((factors.epsilon * factors.epsilon).max(f32::MIN_POSITIVE));
+        let correct = S::splat(factors.correct_root * factors.correct_root);
+        let mut sum = S::splat(0.0);
+        for i in (0..g.len()).step_by(S::LANES) {
+            let (_, square) = moments::<S>(factors, g, m, v, i);
+            let g = S::mul(read::<S, f32>(g, i), S::splat(factors.gradient_scale));
+            sum = S::add(sum, S::div(S::mul(g, g), S::max(S::mul(square, correct), least)));
+        }
+        [f64::from(S::sum(sum)), 0.0]
     }
 }
 

@@ -1,8 +1,8 @@
-//! AdamW and LAMB over flat buffers. The definition is [`crate::cpu::optimizer`].
+//! AdamW, StableAdamW and LAMB over flat buffers. The definition is [`crate::cpu::optimizer`].
 //!
 //! What changes from step to step (learning rate, the step's number, the bound on the gradients' norm) is read from device
-//! memory: a step is [`reduce::sum_of_squares`](super::reduce::sum_of_squares), [`prepare`], then [`adamw`] or [`lamb`], none
-//! of which waits, and a recorded graph of them can be played again.
+//! memory: a step is [`reduce::sum_of_squares`](super::reduce::sum_of_squares), [`prepare`], then [`adamw`],
+//! [`stable_adamw`] or [`lamb`], none of which waits, and a recorded graph of them can be played again.
 
 use crate::cpu::optimizer::Segment;
 
@@ -10,7 +10,7 @@ use super::compile::Source;
 use super::error::Result;
 use super::gpu::{Argument, Buffer, DType, Gpu, Launch, Purpose, View, address};
 
-/// Both optimizers.
+/// All optimizers.
 pub static SOURCE: Source =
     Source { name: "optimizer.cu", text: include_str!("kernels/optimizer.cu"), variants: &[&[]] };
 
@@ -71,7 +71,7 @@ struct DeviceSegment {
     first: u32,
     end: u32,
     trusted: u32,
-    pad: u32,
+    length: u32,
 }
 
 #[repr(C)]
@@ -133,7 +133,8 @@ impl Plan {
             }
             let decay = if segment.decay { rule.weight_decay as f32 } else { 0.0 };
             let (end, trusted) = (chunks.len() as u32, u32::from(segment.decay));
-            table.push(DeviceSegment { decay, rate: segment.rate, first, end, trusted, pad: 0 });
+            let length = segment.len as u32;
+            table.push(DeviceSegment { decay, rate: segment.rate, first, end, trusted, length });
         }
         Ok(Self {
             rule,
@@ -221,6 +222,33 @@ pub fn lamb(
     factors: View<'_>,
     copy: Option<View<'_>>,
 ) -> Result<()> {
+    in_two_passes(gpu, plan, ["lamb_moments", "lamb_rates"], [parameters, gradients, m, v], factors, copy)
+}
+
+/// One step of StableAdamW over all segments of the plan, otherwise as [`adamw`].
+pub fn stable_adamw(
+    gpu: &Gpu,
+    plan: &Plan,
+    parameters: View<'_>,
+    gradients: View<'_>,
+    m: View<'_>,
+    v: View<'_>,
+    factors: View<'_>,
+    copy: Option<View<'_>>,
+) -> Result<()> {
+    in_two_passes(gpu, plan, ["stable_moments", "stable_rates"], [parameters, gradients, m, v], factors, copy)
+}
+
+/// A step whose rate depends on sums over each segment: one kernel takes those of chunks while it updates the moments, one makes the
+/// segments' rates of them, and a third takes the step.
+fn in_two_passes(
+    gpu: &Gpu,
+    plan: &Plan,
+    [sums, rates_of_sums]: [&'static str; 2],
+    [parameters, gradients, m, v]: [View<'_>; 4],
+    factors: View<'_>,
+    copy: Option<View<'_>>,
+) -> Result<()> {
     plan.check(&[parameters, gradients, m, v], copy, factors);
     let squares = gpu.scratch(Purpose::Sums, plan.chunk_count * 16 + plan.segment_count * 4)?;
     let rates = squares + (plan.chunk_count * 16) as u64;
@@ -231,10 +259,10 @@ pub fn lamb(
     unsafe {
         let arguments: [&dyn Argument; 9] =
             [&chunks, &segments, &factors, &rule, &p, &gradients.address(), &m, &v, &squares];
-        gpu.launch(&SOURCE, &[], "lamb_moments", each_chunk, &arguments)?;
+        gpu.launch(&SOURCE, &[], sums, each_chunk, &arguments)?;
         let arguments: [&dyn Argument; 4] = [&segments, &factors, &squares, &rates];
-        gpu.launch(&SOURCE, &[], "lamb_rates", Launch::new(plan.segment_count, 256), &arguments)?;
+        gpu.launch(&SOURCE, &[], rates_of_sums, Launch::new(plan.segment_count, 256), &arguments)?;
         let arguments: [&dyn Argument; 9] = [&chunks, &segments, &factors, &rule, &p, &m, &v, &rates, &address(copy)];
-        gpu.launch(&SOURCE, &[], "lamb_apply", each_chunk, &arguments)
+        gpu.launch(&SOURCE, &[], "apply", each_chunk, &arguments)
     }
 }

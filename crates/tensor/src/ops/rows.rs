@@ -92,7 +92,19 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::unit_means`].
+    /// The mean of each sequence's tokens (T×H), in the pass's dtype: B×H.
+    pub fn means(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
+        let exact = self.pooled(x, layout, Pooling::Mean)?;
+        let means = super::cast(self.device(), &exact, self.dtype())?;
+        drop(exact);
+        let y = self.var(means);
+        if let Some(out) = y.slot() {
+            self.record(Op::Means(Means { x: x.clone(), layout: layout.clone(), out }));
+        }
+        Ok(y)
+    }
+
+    /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::means`] and [`Pass::unit_means`].
     pub fn pool(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         if self.is_training() {
             return Err(TensorError::Unsupported { operation: "pool", why: "it has no backward" });
@@ -229,6 +241,40 @@ impl Gather {
         }
         Ok(())
     }
+}
+
+/// Recorded means.
+pub(crate) struct Means {
+    x: Var,
+    layout: Layout,
+    out: Slot,
+}
+
+impl Means {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let Some(slot) = self.x.slot() else { return Ok(()) };
+        let dy = super::cast(back.device(), &dy, DType::F32)?;
+        spread_means(back, &dy, &self.x, slot, &self.layout)
+    }
+}
+
+/// Adds the gradient of sequences' means (B×H, f32) to that of their tokens.
+pub(super) fn spread_means(back: &mut Backward<'_>, dy: &Tensor, x: &Var, slot: Slot, layout: &Layout) -> Result<()> {
+    let (dx, accumulate) = back.target(slot, x.tensor())?;
+    let h = dy.columns();
+    let _timer = back.device().timer(Kind::Rows, 0, &[dy, &dx]);
+    match back.device() {
+        Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
+            let (dy, dx) = (dy.slice::<f32>(), dx.slice_mut::<E>());
+            kernels::segment_mean_gradient(&cpu.kernels, dy, h, layout.offsets(), dx, !accumulate);
+        }),
+        Device::Cuda(cuda) => {
+            let offsets = layout.offsets_on_gpu()?.on_gpu();
+            cuda_kernels::segment_mean_gradient(&cuda.gpu, dy.on_gpu(), h, offsets, dx.on_gpu(), !accumulate)?;
+        }
+    }
+    Ok(())
 }
 
 /// A recorded sum of two.

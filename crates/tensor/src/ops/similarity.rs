@@ -8,7 +8,8 @@ use henson_kernels::cpu::rows as kernels;
 use henson_kernels::cuda::matmul::{self, product as cuda_product};
 use henson_kernels::cuda::rows as cuda_kernels;
 
-use super::{Op, copy, with_float};
+use super::rows::spread_means;
+use super::{Op, copy};
 use crate::tape::{Backward, Slot};
 use crate::{DType, Device, Kind, Layout, Pass, Pooling, Result, Tensor, Var};
 
@@ -79,24 +80,16 @@ impl UnitMeans {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.x.slot() else { return Ok(()) };
         let mut dy = if dy.is_unique() { dy } else { copy(back.device(), &dy)? };
-        let (mut dx, accumulate) = back.target(slot, self.x.tensor())?;
         let h = self.means.columns();
-        let _timer = back.device().timer(Kind::Rows, 0, &[&dy, &dy, &dx]);
         match back.device() {
             Device::Cpu(cpu) => {
                 kernels::l2_normalise_gradient(&cpu.kernels, self.means.slice::<f32>(), dy.slice_mut(), h);
-                with_float!(dx.dtype(), E => {
-                    let (dy, dx) = (dy.slice::<f32>(), dx.slice_mut::<E>());
-                    kernels::segment_mean_gradient(&cpu.kernels, dy, h, self.layout.offsets(), dx, !accumulate);
-                });
             }
             Device::Cuda(cuda) => {
                 cuda_kernels::l2_normalise_gradient(&cuda.gpu, self.means.on_gpu(), dy.on_gpu(), h)?;
-                let offsets = self.layout.offsets_on_gpu()?.on_gpu();
-                cuda_kernels::segment_mean_gradient(&cuda.gpu, dy.on_gpu(), h, offsets, dx.on_gpu(), !accumulate)?;
             }
         }
-        Ok(())
+        spread_means(back, &dy, &self.x, slot, &self.layout)
     }
 }
 

@@ -1,4 +1,4 @@
-// AdamW and LAMB over flat buffers, in pieces of one tensor each. What changes from step to step is read from device
+// AdamW, StableAdamW and LAMB over flat buffers, in pieces of one tensor each. What changes from step to step is read from device
 // memory, so that a recorded graph can be played again.
 #include "common.cuh"
 
@@ -8,11 +8,12 @@ struct Chunk {
     u32 length, segment;
 };
 
-// Of a segment: its weight decay and its factor on the learning rate, the first of its chunks and the end of them.
+// Of a segment: its weight decay and its factor on the learning rate, the first of its chunks and the end of them,
+// whether LAMB trusts it, and its elements.
 struct Segment {
     float decay, rate;
     u32 first, end;
-    u32 trusted, pad;
+    u32 trusted, length;
 };
 
 // What `prepare` computes for a step; as in optimizer.rs.
@@ -171,10 +172,57 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+// Updates the moments and writes Σg²/max(v̂, ε²) of the chunk.
+extern "C" __global__ void __launch_bounds__(256)
+    stable_moments(const Chunk *chunks, const Segment *, const Factors *factors, Rule rule, const float *, const float *g,
+                   float *m, float *v, double2 *sums) {
+    __shared__ double space[32];
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Chunk chunk = chunks[blockIdx.x];
+    const float least = fmaxf(rule.epsilon * rule.epsilon, 1.1754944e-38f), correct = f.correct_root * f.correct_root;
+    double ratios = 0.0;
+    for_chunk(chunk, [&](u64 i, int count) {
+        float gg[UNIT], mm[UNIT], vv[UNIT];
+        load(g, i, count, gg);
+        load(m, i, count, mm);
+        load(v, i, count, vv);
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) {
+            if (k >= count) break;
+            moments(rule, f.gradient_scale, gg[k], mm[k], vv[k]);
+            const float scaled = gg[k] * f.gradient_scale;
+            sum += __fdividef(scaled * scaled, fmaxf(vv[k] * correct, least));
+        }
+        store(m, i, count, mm);
+        store(v, i, count, vv);
+        ratios += (double)sum;
+    });
+    ratios = block_sum(ratios, space);
+    if (threadIdx.x == 0) sums[blockIdx.x] = make_double2(ratios, 0.0);
+}
+
+// Each segment's rate: learning rate over the root of the mean of those sums, where that is above 1. A block a segment.
+extern "C" __global__ void __launch_bounds__(256)
+    stable_rates(const Segment *segments, const Factors *factors, const double2 *sums, float *rates) {
+    __shared__ double space[32];
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Segment segment = segments[blockIdx.x];
+    double ratios = 0.0;
+    for (u32 i = segment.first + threadIdx.x; i < segment.end; i += blockDim.x) ratios += sums[i].x;
+    ratios = block_sum(ratios, space);
+    if (threadIdx.x == 0) {
+        const double rms = sqrt(ratios / (double)segment.length);
+        rates[blockIdx.x] = (float)((double)(f.learning_rate * segment.rate) / fmax(rms, 1.0));
+    }
+}
+
 // Takes the step along the direction that the moments give.
 extern "C" __global__ void __launch_bounds__(256)
-    lamb_apply(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *m,
-               const float *v, const float *rates, bf16 *copy) {
+    apply(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *m,
+          const float *v, const float *rates, bf16 *copy) {
     const Factors f = *factors;
     if (f.skip) return;
     const Chunk chunk = chunks[blockIdx.x];
