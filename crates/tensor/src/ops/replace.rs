@@ -15,8 +15,8 @@ impl Pass<'_> {
         drawn.check_dtype("replace_tokens", "what was drawn", DType::U32)?;
         drawn.check_shape("replace_tokens", "what was drawn", rows.shape())?;
         super::rows::check_indices("replace_tokens", "row", self.device(), rows, tokens)?;
-        let out = Tensor::empty(self.device(), [tokens], DType::U32)?;
-        let labels = Tensor::empty(self.device(), [tokens], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [tokens], DType::U32)?;
+        let mut labels = Tensor::empty(self.device(), [tokens], DType::F32)?;
         let _timer = self.device().timer(Kind::Sampling, 0, &[ids, &out, &labels]);
         match self.device() {
             Device::Cpu(cpu) => {
@@ -39,7 +39,7 @@ impl Pass<'_> {
         logits.check_dtype("count_found", "the logits", DType::F32)?;
         labels.check_shape("count_found", "labels", [tokens])?;
         weights.check_shape("count_found", "weights", [tokens])?;
-        let counts = Tensor::zeros(self.device(), [3], DType::U32)?;
+        let mut counts = Tensor::zeros(self.device(), [3], DType::U32)?;
         match self.device() {
             Device::Cpu(cpu) => {
                 let found = kernels::found(&cpu.kernels, logits.slice(), labels.slice(), weights.slice());

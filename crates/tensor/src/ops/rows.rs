@@ -261,7 +261,7 @@ impl Means {
 
 /// Adds the gradient of sequences' means (B×H, f32) to that of their tokens.
 pub(super) fn spread_means(back: &mut Backward<'_>, dy: &Tensor, x: &Var, slot: Slot, layout: &Layout) -> Result<()> {
-    let (dx, accumulate) = back.target(slot, x.tensor())?;
+    let (mut dx, accumulate) = back.target(slot, x.tensor())?;
     let h = dy.columns();
     let _timer = back.device().timer(Kind::Rows, 0, &[dy, &dx]);
     match back.device() {
