@@ -7,6 +7,7 @@
 
 mod baseline;
 mod faults;
+mod granite;
 mod kernels;
 mod layers;
 mod licences;
@@ -46,7 +47,7 @@ const CI: [Step; 9] = [
     Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: Plain(layers::run) },
     Step { name: "licences", what: "dependencies' licences, sources and bans", run: Plain(licences::run) },
     Step { name: "clippy", what: "no lint warns", run: Plain(clippy) },
-    Step { name: "test", what: "all tests pass; fetches MiniLM first", run: Plain(test) },
+    Step { name: "test", what: "all tests pass; fetches MiniLM and granite first", run: Plain(test) },
     Step { name: "kernels", what: "the CUDA kernels compile; fetches NVRTC first", run: Plain(kernels::run) },
     Step { name: "doc", what: "the API documentation builds without a warning", run: Plain(doc) },
     Step {
@@ -58,8 +59,13 @@ const CI: [Step; 9] = [
 ];
 
 /// Steps that are part of another one in `ci`, and those that need more than the CI machine has.
-const ALONE: [Step; 4] = [
+const ALONE: [Step; 5] = [
     Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: Plain(minilm::run) },
+    Step {
+        name: "granite",
+        what: "fetches granite-embedding-30m-english and prints its directory",
+        run: Plain(granite::run),
+    },
     Step { name: "sanitize", what: "AddressSanitizer on the kernels' tests", run: Plain(unsound::sanitize) },
     Step { name: "miri", what: "Miri on the thread pool and on readers of files", run: Plain(unsound::miri) },
     Step { name: "baseline", what: baseline::WHAT, run: WithOptions(baseline::run) },
@@ -127,6 +133,7 @@ fn clippy(workspace: &Workspace) -> Result {
 
 fn test(workspace: &Workspace) -> Result {
     minilm::run(workspace)?;
+    granite::run(workspace)?;
     workspace::succeed(&mut workspace.cargo(&["test", "--workspace"]))?;
     // The models inside of the program, which the default build has beside it.
     workspace::succeed(&mut workspace.cargo(&["test", "-p", "henson", "--bins", "--features", "embedded-model"]))

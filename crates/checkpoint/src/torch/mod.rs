@@ -16,7 +16,7 @@ use pickle::{Input, Pickle, Storage, Value};
 use zip::Archive;
 
 /// What older files begin with, as a pickled number of its own.
-const MAGIC: u128 = 0x1950_a86a_20f9_469c_fc6c;
+const MAGIC: i128 = 0x1950_a86a_20f9_469c_fc6c;
 
 /// The version that stands after it.
 const LEGACY_PROTOCOL: i64 = 1001;
@@ -227,7 +227,7 @@ fn read_zip(bytes: &dyn Bytes) -> Result<Contents, TorchError> {
     if archive.has(&byte_order) {
         let order = archive.read_small(&byte_order)?;
         if order != b"little" {
-            return Err(TorchError::ByteOrder { order: String::from_utf8_lossy(&order).into_owned() });
+            return Err(TorchError::ByteOrder { order: zip::shown(&String::from_utf8_lossy(&order)) });
         }
     }
     let member = archive.checked(pickle_name, pickle::PICKLE_LIMIT)?;
@@ -244,7 +244,7 @@ fn read_zip(bytes: &dyn Bytes) -> Result<Contents, TorchError> {
             let Storage { elements, dtype, .. } = storage;
             let problem =
                 format!("has {found} bytes, not those of {elements} numbers of {dtype}; fetch the file again");
-            return Err(TorchError::Member { name, problem });
+            return Err(TorchError::Member { name: zip::shown(&name), problem });
         }
         used.push(member.extent);
         storages.insert(key, Stored { bytes: member.bytes, crc: member.crc });
@@ -282,7 +282,7 @@ fn read_legacy(bytes: &dyn Bytes) -> Result<Contents, TorchError> {
         let wrong = |problem| TorchError::Pickle { at, problem };
         let key = keys.text(*key).ok_or_else(|| wrong("the key of a storage is not a string"))?;
         let (key, storage) = by_key.get_key_value(key).ok_or_else(|| wrong("a storage belongs to nothing"))?;
-        let cut = |end| TorchError::Cut { what: format!("storage {key}"), end, size: bytes.size() };
+        let cut = |end| TorchError::Cut { what: format!("storage {}", zip::shown(key)), end, size: bytes.size() };
         let end = size_of(*storage).and_then(|size| place.checked_add(8)?.checked_add(size)).unwrap_or(u64::MAX);
         if end > bytes.size() {
             return Err(cut(end));
@@ -311,6 +311,7 @@ fn by_key(pickle: &Pickle) -> Result<BTreeMap<&str, Storage>, TorchError> {
         let key = pickle.text(storage.key).unwrap_or_default();
         match storages.insert(key, *storage) {
             Some(other) if (other.dtype, other.elements) != (storage.dtype, storage.elements) => {
+                let key = zip::shown(key);
                 let problem = format!("storage {key} is described in two different ways; fetch the file again");
                 return Err(TorchError::Archive { problem });
             }
@@ -338,7 +339,7 @@ fn contents(pickle: &Pickle, storages: &BTreeMap<&str, Stored>) -> Result<Conten
         };
         let tensor = &pickle.tensors[*tensor];
         let storage = pickle.storages[tensor.storage];
-        let wrong = |problem: &str| TorchError::Tensor { name: name.to_owned(), problem: problem.to_owned() };
+        let wrong = |problem: &str| TorchError::Tensor { name: zip::shown(name), problem: problem.to_owned() };
         let Some(stored) = pickle.text(storage.key).and_then(|key| storages.get(key)) else {
             return Err(wrong("has a storage that is not in the file; fetch the file again"));
         };
@@ -381,7 +382,9 @@ fn state_dict(pickle: &Pickle) -> Result<&[(Value, Value)], TorchError> {
             }
             [] => {
                 let keys: Vec<&str> = entries.iter().filter_map(|(key, _)| pickle.text(*key)).take(5).collect();
-                return Err(TorchError::NoStateDict { found: format!("no tensors, but {}", keys.join(", ")) });
+                return Err(TorchError::NoStateDict {
+                    found: format!("no tensors, but {}", zip::shown(&keys.join(", "))),
+                });
             }
             [(_, inner)] => value = *inner,
             _ => {

@@ -295,27 +295,9 @@ impl Machine<'_, '_> {
             }
             // MARK
             b'(' => self.marks.push(self.stack.len()),
-            // NONE, NEWTRUE, NEWFALSE
-            b'N' => self.stack.push(Value::None),
-            0x88 => self.stack.push(Value::Bool(true)),
-            0x89 => self.stack.push(Value::Bool(false)),
-            // BININT, BININT1, BININT2, LONG1, BINFLOAT
-            b'J' => {
-                let number = i32::from_le_bytes(self.input.array()?);
-                self.stack.push(Value::Int(number.into()));
-            }
-            b'K' => {
-                let number = self.input.byte()?;
-                self.stack.push(Value::Int(number.into()));
-            }
-            b'M' => {
-                let number = u16::from_le_bytes(self.input.array()?);
-                self.stack.push(Value::Int(number.into()));
-            }
-            0x8a => self.long()?,
-            b'G' => {
-                self.input.array::<8>()?;
-                self.stack.push(Value::Float);
+            operation @ (b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | b'G') => {
+                let value = self.scalar(operation)?;
+                self.stack.push(value);
             }
             // BINUNICODE
             b'X' => {
@@ -381,7 +363,26 @@ impl Machine<'_, '_> {
         Ok(None)
     }
 
-    fn long(&mut self) -> Result<(), TorchError> {
+    fn scalar(&mut self, operation: u8) -> Result<Value, TorchError> {
+        Ok(match operation {
+            // NEWTRUE, NEWFALSE
+            0x88 => Value::Bool(true),
+            0x89 => Value::Bool(false),
+            // BININT, BININT1, BININT2, LONG1, BINFLOAT
+            b'J' => Value::Int(i32::from_le_bytes(self.input.array()?).into()),
+            b'K' => Value::Int(self.input.byte()?.into()),
+            b'M' => Value::Int(u16::from_le_bytes(self.input.array()?).into()),
+            0x8a => self.long()?,
+            b'G' => {
+                self.input.array::<8>()?;
+                Value::Float
+            }
+            // NONE
+            _ => Value::None,
+        })
+    }
+
+    fn long(&mut self) -> Result<Value, TorchError> {
         let length = usize::from(self.input.byte()?);
         let mut bytes = [0; 16];
         let Some(digits) = bytes.get_mut(..length) else {
@@ -389,17 +390,15 @@ impl Machine<'_, '_> {
         };
         self.input.fill(digits)?;
         // In two's complement: the highest bit that is there counts as its negative.
-        let negative = length > 0 && bytes[length - 1] & 0x80 != 0;
-        if negative {
+        if length > 0 && bytes[length - 1] & 0x80 != 0 {
             bytes[length..].fill(0xff);
         }
         let number = i128::from_le_bytes(bytes);
         match i64::try_from(number) {
-            Ok(number) => self.stack.push(Value::Int(number)),
-            Err(_) if number == MAGIC as i128 => self.stack.push(Value::Magic),
-            Err(_) => return Err(self.unsupported(format!("a number of {length} bytes"))),
+            Ok(number) => Ok(Value::Int(number)),
+            Err(_) if number == MAGIC => Ok(Value::Magic),
+            Err(_) => Err(self.unsupported(format!("a number of {length} bytes"))),
         }
-        Ok(())
     }
 
     fn tuple(&mut self, count: usize) -> Result<(), TorchError> {

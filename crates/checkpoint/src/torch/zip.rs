@@ -263,7 +263,7 @@ fn wrong(problem: impl Into<String>) -> TorchError {
     TorchError::Archive { problem: problem.into() }
 }
 
-/// A member's name for messages: it comes from the file.
-fn shown(name: &str) -> String {
+/// A name for messages: it comes from the file.
+pub(super) fn shown(name: &str) -> String {
     name.escape_debug().to_string()
 }
