@@ -43,6 +43,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("config", name, &std::fs::read(golden.join(name).join("config.json"))?)?;
     }
 
+    let models = here.join("../crates/text/tests/data/sentencepiece");
+    for name in ["unigram-rules", "unigram-bytes", "bpe-symbols", "bpe-suffix", "bpe-unused"] {
+        write("sentencepiece", name, &std::fs::read(models.join(format!("{name}.model")))?)?;
+    }
+
     let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "jim", "hen", "##son", "a", "puppet", "##eer", "中"];
     let tokenizer = Tokenizer::from_vocabulary(&tokens, &WordPieceOptions::default())?;
     for (name, bytes) in tokenizer.files(None)? {

@@ -3,13 +3,15 @@
     python tools/golden/sentencepiece_models.py train DATA WORK
     python tools/golden/sentencepiece_models.py check WORK ENCODE_LINES
     python tools/golden/sentencepiece_models.py families WORK ENCODE_LINES
-    python tools/golden/sentencepiece_models.py sample WORK crates/text/tests/data/sentencepiece
+    python tools/golden/sentencepiece_models.py sample DATA crates/text/tests/data/sentencepiece
 
 `train` makes small models of every kind into WORK from texts in DATA (a file of English lines, English and German
 in pairs) and the sentences below, and 10,000 lines. `check` encodes all lines with every model by ENCODE_LINES (the
 example of crates/text: `cargo build -p henson-text --example encode_lines`) and by sentencepiece, and counts the lines
 whose ids or offsets differ: directly, and after the tokenizer was saved and opened again. `families` compares
-directories that hold nothing but such a file and a tokenizer_config.json with transformers. `sample` writes what the tests need.
+directories that hold nothing but such a file and a tokenizer_config.json with transformers, and with the package alone.
+`sample` writes what the tests need: smaller models, whose character table has a part of nmt_nfkc's rules (the whole has
+240 KB), some lines, and their ids by sentencepiece and transformers.
 
 The committed files come from sentencepiece 0.2.2, transformers 5.22.2.
 """
@@ -18,6 +20,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -125,7 +128,21 @@ def make_lines(data, count=10_000):
     return lines
 
 
-def train(data, work):
+def some_rules(path):
+    """A part of nmt_nfkc, with casefolding of some letters: lines of code points, from and to."""
+    hexes = lambda text: " ".join(f"{ord(letter):X}" for letter in text)
+    rules = {chr(c): " " for c in [0x9, 0xA, 0xD, 0xA0, 0x2003, 0x3000, 0x2028, 0x200B, 0x2581]}
+    rules |= {chr(c): "" for c in [*range(1, 9), *range(0xB, 0xD), *range(0xE, 0x20), 0x7F, 0x200E, 0xFFFD]}
+    singles = [*range(0xFF01, 0xFF5F), *range(0xFF66, 0xFFA0), *range(0x2460, 0x2470), 0xBD, 0x2122, 0x338F, 0x212B, *range(0xFB00, 0xFB07), 0xFDFA]
+    rules |= {chr(c): unicodedata.normalize("NFKC", chr(c)) for c in singles}
+    pairs = [base + mark for base in "aeiouyAEIOUncs" for mark in "\u0300\u0301\u0302\u0303\u0308\u0323\u030c"]
+    pairs += ["e\u0323\u0302", "\u1100\u1161", "\u1100\u1161\u11a8", "\uff76\uff9e", "\uff8a\uff9f"]
+    composed = {pair: unicodedata.normalize("NFKC", pair) for pair in pairs}
+    rules |= {pair: to for pair, to in composed.items() if to != pair}
+    path.write_text("".join(f"{hexes(source)}\t{hexes(to)}\n" for source, to in rules.items()))
+
+
+def train(data, work, small=False):
     work.mkdir(parents=True, exist_ok=True)
     english, german = corpus(data)
     draw = random.Random(7)
@@ -133,11 +150,19 @@ def train(data, work):
     text += ["New York is big", "tabs\tand  gaps"]
     # Rules of one's own: from and to, in code points.
     rules = work / "rules.tsv"
+    table = work / "table.tsv"
+    some_rules(table)
     rules.write_text("41\t61 61\nDF\t73 73\n65 301\tE9\n2C6\t\n9\t20\n3000\t20 20\n66 66 69\tFB03\n")
 
     def one(name, **options):
         settings = {"hard_vocab_limit": False, "character_coverage": 0.998, "num_threads": 2, "minloglevel": 2}
         settings.update(options)
+        if small:
+            settings.update(vocab_size=settings["vocab_size"] // 3, character_coverage=0.985)
+            if settings.get("normalization_rule_name") != "identity" and "normalization_rule_tsv" not in settings:
+                settings["normalization_rule_tsv"] = str(table)
+            if settings.get("byte_fallback"):
+                settings["vocab_size"] += 256
         spm.SentencePieceTrainer.train(sentence_iterator=iter(text), model_prefix=str(work / name), **settings)
         (work / f"{name}.vocab").unlink()
 
@@ -182,6 +207,9 @@ def train(data, work):
     one("xlnet", model_type="unigram", vocab_size=1000,
         control_symbols=["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"])
     rules.unlink()
+    table.unlink()
+    if small:
+        return
     with gzip.open(work / "lines.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(line) + "\n" for line in make_lines(data))
     print(*(f"{path.name}: {path.stat().st_size}" for path in sorted(work.glob("*.model"))), sep="\n")
@@ -246,6 +274,27 @@ def family_directory(work, family):
     return directory
 
 
+def as_sentencepiece(family, processor, line):
+    """The ids by the package alone: what transformers' older classes ("slow" ones) did. None where special tokens are in the line."""
+    if any(special in line for special in ["<s>", "</s>", "<unk>", "<mask>", "[MASK]", "[CLS]", "[SEP]", "<extra_id_"]):
+        return None
+    if family.startswith(("albert", "xlnet")):
+        line = " ".join(line.strip().split()).replace("``", '"').replace("''", '"')
+        if "cased" not in family:
+            line = unicodedata.normalize("NFKD", line)
+            line = "".join(c for c in line if unicodedata.category(c)[0] != "M")
+        line = line.lower() if family == "albert" else line
+    if family == "deberta-v2-lower":
+        line = line.lower()
+    ids = processor.encode(line)
+    shift = {"xlm-roberta": lambda i: [3, 0, 2][i] if i < 3 else i + 1, "camembert": lambda i: i + 4 if i else 3}
+    ids = [shift.get(family, lambda i: i)(i) for i in ids]
+    around = {"xlm-roberta": ([0], [2]), "camembert": ([5], [6]), "deberta-v2": ([1], [2]), "deberta-v2-lower": ([1], [2]),
+              "albert": ([2], [3]), "albert-cased": ([2], [3]), "t5": ([], [1]), "t5-few": ([], [1]), "xlnet": ([], [4, 3])}
+    before, after = around[family]
+    return before + ids + after
+
+
 def families(work, binary):
     from transformers import AutoTokenizer
 
@@ -264,6 +313,13 @@ def families(work, binary):
             print(f"{family:18} {name:6} {len(differing)} of {len(texts)} lines differ from transformers")
             for n in differing[:4]:
                 show(texts[n], found[n]["ids"], wanted[n])
+        processor = spm.SentencePieceProcessor(model_file=str(work / f"{FAMILIES[family][0]}.model"))
+        wanted = [as_sentencepiece(family, processor, line) for line in everything]
+        differing = [n for n, ids in enumerate(wanted) if ids is not None and found[n]["ids"] != ids]
+        compared = sum(ids is not None for ids in wanted)
+        print(f"{family:18} {len(differing)} of {compared} lines differ from the sentencepiece package with the family's special tokens")
+        for n in differing[:4]:
+            show(everything[n], found[n]["ids"], wanted[n])
         # What we saved, in transformers.
         theirs = AutoTokenizer.from_pretrained(saved)
         found = henson(binary, directory, lines, "--template")
@@ -273,10 +329,44 @@ def families(work, binary):
             show(lines[n], found[n]["ids"], theirs(lines[n])["input_ids"])
 
 
+def sample(data, out):
+    from transformers import AutoTokenizer
+
+    train(data, out, small=True)
+    for name in ["unigram-unescaped", "unigram-suffix"]:
+        (out / f"{name}.model").unlink()
+    lines = [line for line in make_lines(data, 600) if len(line) < 120][:100]
+    ids = {}
+    families_only = {source for source, _, _ in FAMILIES.values()} - {"unigram"}
+    for path in sorted(path for path in out.glob("*.model") if path.stem not in families_only):
+        processor = spm.SentencePieceProcessor(model_file=str(path))
+        ids[path.stem] = [processor.encode(line) for line in lines]
+    golden = {"lines": lines, "ids": ids, "families": {}}
+    for family, (source, name, config) in FAMILIES.items():
+        directory = family_directory(out, family)
+        theirs = AutoTokenizer.from_pretrained(directory)
+        mask = theirs.mask_token or "<extra_id_0>"
+        texts = [text.replace("MASK", mask) for text in MASKED] + SENTENCES[:14]
+        pair = theirs("Jim Henson", "a puppeteer")
+        golden["families"][family] = {
+            "model": source, "file": name, "config": config, "size": len(theirs),
+            "ids": [[text, theirs(text)["input_ids"]] for text in texts], "pair": pair["input_ids"],
+            "segments": theirs("Jim Henson", "a puppeteer", return_token_type_ids=True)["token_type_ids"],
+            "special": {role: [getattr(theirs, f"{role}_token"), getattr(theirs, f"{role}_token_id")]
+                        for role in ["cls", "sep", "mask", "pad", "unk"] if getattr(theirs, f"{role}_token")},
+        }
+    shutil.rmtree(out / "families")
+    text = json.dumps(golden, separators=(",", ":")) + "\n"
+    (out / "golden.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    print(*(f"{path.name}: {path.stat().st_size}" for path in sorted(out.iterdir())), sep="\n")
+
+
 if __name__ == "__main__":
     task, *rest = sys.argv[1:]
     if task == "train":
         train(Path(rest[0]), Path(rest[1]))
+    elif task == "sample":
+        sample(Path(rest[0]), Path(rest[1]))
     elif task == "check":
         check(Path(rest[0]), rest[1])
     elif task == "families":

@@ -276,7 +276,7 @@ fn check_names(files: &[(String, Vec<u8>)]) -> Result<(), CheckpointError> {
 
 /// Whether a model directory has such a file or directory: replacing one may delete these and no others.
 fn is_model_file(name: &str) -> bool {
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 16] = [
         "config.json",
         "generation_config.json",
         "tokenizer.json",
@@ -288,6 +288,8 @@ fn is_model_file(name: &str) -> bool {
         "merges.txt",
         "sentencepiece.bpe.model",
         "spiece.model",
+        "spm.model",
+        "tokenizer.model",
         "modules.json",
         "sentence_bert_config.json",
         "config_sentence_transformers.json",

@@ -494,6 +494,7 @@ fn work(tokenizer: &Tokenizer, jobs: &Mutex<Receiver<Batch>>, results: &SyncSend
 
 fn encode(encoder: &mut Encoder<'_>, batch: &Batch, buffer: &mut String) -> Result<Encoded, DataError> {
     let mut encoded = Encoded { number: batch.number, ids: Vec::new(), ends: Vec::new(), documents: Vec::new() };
+    let (spaced, mut following) = (encoder.tokenizer().heeds_leading_space(), String::new());
     for document in &batch.documents {
         let (first_id, first_end) = (encoded.ids.len(), encoded.ends.len());
         let mut result = Ok(());
@@ -502,7 +503,17 @@ fn encode(encoder: &mut Encoder<'_>, batch: &Batch, buffer: &mut String) -> Resu
                 return;
             }
             let before = encoded.ids.len();
-            result = encoder.encode(sentence, &mut encoded.ids);
+            // In running text a sentence follows the one before it after a space, and models are asked about running text:
+            // where the space is part of a token, it is put back. fairseq's lines, encoded one by one, are paragraphs.
+            let continues = spaced && encoded.ends.len() > first_end;
+            result = match continues && !sentence.starts_with(char::is_whitespace) {
+                true => {
+                    following.clear();
+                    following.extend([" ", sentence]);
+                    encoder.encode(&following, &mut encoded.ids)
+                }
+                false => encoder.encode(sentence, &mut encoded.ids),
+            };
             if encoded.ids.len() > before {
                 encoded.ends.push((encoded.ids.len() - first_id) as u32);
             }

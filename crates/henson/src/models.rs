@@ -18,6 +18,13 @@ pub(crate) fn find(named: &ModelName, otherwise: BuiltIn) -> anyhow::Result<Path
     }
 }
 
+/// Where the tokenizer of the model that flags name is: its directory, or a SentencePiece file that they name instead.
+pub(crate) fn find_tokenizer(named: &ModelName) -> anyhow::Result<PathBuf> {
+    let file = named.model.as_deref().map(Path::new);
+    let is_file = |path: &&Path| path.extension().is_some_and(|extension| extension == "model") && path.is_file();
+    file.filter(is_file).map_or_else(|| find(named, BuiltIn::General), |path| Ok(path.to_owned()))
+}
+
 /// A model that comes with henson, and its directory. Where only the general one is there, it does for all.
 pub(crate) fn built_in(model: BuiltIn) -> anyhow::Result<(BuiltIn, PathBuf)> {
     let error = match model.directory() {

@@ -112,6 +112,24 @@ fn the_same_text_gives_the_same_files_however_it_is_packed() {
 }
 
 #[test]
+fn sentencepiece_files_and_directories_of_nothing_else() {
+    let directory = TempDir::new().unwrap();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../text/tests/data/sentencepiece/albert.model");
+    let info = json_line(&["info", "--model", model, "--json"], b"");
+    assert_eq!((&info["kind"], &info["special_tokens"]["cls_token"]), (&json!("unigram"), &json!(null)));
+    let line = json_line(&["encode", "--model", model, "--json", "The old  bridge"], b"");
+    assert_eq!(line["offsets"].as_array().unwrap().last().unwrap()[1], json!(15));
+
+    std::fs::copy(model, directory.path().join("spiece.model")).unwrap();
+    std::fs::write(directory.path().join("config.json"), r#"{"model_type": "albert"}"#).unwrap();
+    let info = json_line(&["info", "--model", name(directory.path()), "--json"], b"");
+    assert_eq!((&info["lowercase"], &info["special_tokens"]["cls_token"]["id"]), (&json!(true), &json!(2)));
+    let lower = json_line(&["encode", "--model", name(directory.path()), "--json", "the old bridge"], b"");
+    let upper = json_line(&["encode", "--model", name(directory.path()), "--json", "THE OLD BRIDGE"], b"");
+    assert_eq!(lower["ids"], upper["ids"]);
+}
+
+#[test]
 fn every_kind_can_be_trained_and_looked_at() {
     let directory = TempDir::new().unwrap();
     for (kind, piece) in [("wordpiece", "the"), ("bpe", "the</w>"), ("byte-bpe", "The"), ("unigram", "\u{2581}the")] {

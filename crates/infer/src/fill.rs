@@ -30,8 +30,10 @@ pub struct Blank {
 /// A token for a blank.
 #[derive(Clone, Debug, Serialize)]
 pub struct Candidate {
-    /// Its text.
+    /// Its name in the vocabulary: `Ġthe` in byte-level BPE, `▁the` in SentencePiece.
     pub token: String,
+    /// What it reads, with the space before it where that is part of it: ` the`.
+    pub text: String,
     /// Its id.
     pub id: u32,
     /// How likely it is.
@@ -103,6 +105,11 @@ impl Model {
 
     fn candidates(&self, ids: &[u32], probabilities: &[f32]) -> Vec<Candidate> {
         let both = ids.iter().zip(probabilities);
-        both.map(|(&id, &probability)| Candidate { token: self.name_of(id), id, probability }).collect()
+        both.map(|(&id, &probability)| {
+            let token = self.name_of(id);
+            let text = self.tokenizer().readable(id).unwrap_or_else(|| token.clone());
+            Candidate { token, text, id, probability }
+        })
+        .collect()
     }
 }

@@ -96,6 +96,11 @@ impl Rule {
 }
 
 impl Encoder<'_> {
+    /// Whose ids these are.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.tokenizer
+    }
+
     /// Appends the ids of a text: those that [`Tokenizer::encode_ids`] gives.
     pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
         match self.rule {

@@ -81,7 +81,8 @@ impl Tokenizer {
                 return Err(failed(obstacle.to_owned()));
             }
             let symbols = sentence_piece.user_defined().iter();
-            let symbols: Vec<AddedToken> = symbols.map(|text| AddedToken::from(&**text, false).normalized(false)).collect();
+            let symbols: Vec<AddedToken> =
+                symbols.map(|text| AddedToken::from(&**text, false).normalized(false)).collect();
             let mut inner = self.inner.clone();
             inner.set_encode_special_tokens(false);
             return shielded(|| {

@@ -107,6 +107,7 @@ pub struct Tokenizer {
     vocabulary_size: usize,
     max_length: Option<usize>,
     lowercase: Option<bool>,
+    heeds_leading_space: bool,
     splits_by_pattern: bool,
     work: Arc<Work>,
     /// What encodes in place of `inner`, where the tokenizer came out of a SentencePiece file.
@@ -129,10 +130,10 @@ impl Tokenizer {
     /// Cuts a text into pieces, without adding special tokens. The texts of special tokens in it, such as `[MASK]`, stay
     /// whole and get their ids, unless [`recognise_special_strings`](Self::recognise_special_strings) is off.
     pub fn encode(&self, text: &str) -> Result<Pieces, TextError> {
-        self.check_text(text)?;
         if let Some(sentence_piece) = &self.sentence_piece {
             return sentence_piece.encode(&self.inner, text);
         }
+        self.check_text(text)?;
         let encoding = shielded(|| self.inner.encode(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         Ok(Pieces::of_encoding(&encoding, text))
@@ -140,10 +141,10 @@ impl Tokenizer {
 
     /// The ids of [`encode`](Self::encode) alone, faster because nothing is traced back to the text.
     pub fn encode_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.check_text(text)?;
         if let Some(sentence_piece) = &self.sentence_piece {
             return Ok(sentence_piece.encode(&self.inner, text)?.ids);
         }
+        self.check_text(text)?;
         let encoding = shielded(|| self.inner.encode_fast(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
         Ok(encoding.get_ids().to_vec())
@@ -195,6 +196,23 @@ impl Tokenizer {
     pub fn token(&self, id: u32) -> Option<String> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id);
         added.map(|token| token.content.clone()).or_else(|| self.inner.get_model().id_to_token(id))
+    }
+
+    /// A token as people read it: decoded alone, so that byte-level BPE's `Ġthe` is ` the` and `Ã©` is `é`. A token that is
+    /// only a part of a character stays as it is in the vocabulary, as do special tokens.
+    pub fn readable(&self, id: u32) -> Option<String> {
+        let token = self.token(id)?;
+        if self.is_special(id) || !matches!(self.kind, Kind::BytePair | Kind::Unigram) {
+            return Some(token);
+        }
+        let text = self.decode(&[id], false).ok().filter(|text| !text.is_empty() && !text.contains('\u{fffd}'));
+        Some(text.unwrap_or(token))
+    }
+
+    /// Whether a space before a text changes its first token, and none is put there: byte-level BPE as RoBERTa and GPT-2 have
+    /// it. What continues an earlier text then needs its space.
+    pub fn heeds_leading_space(&self) -> bool {
+        self.heeds_leading_space
     }
 
     /// The id of a token, by its exact text (`##ing`, `Ġthe`, `[CLS]`).
@@ -336,6 +354,7 @@ impl Tokenizer {
         let (normalizer, pre_tokenizer) = (json(inner.get_normalizer()), json(inner.get_pre_tokenizer()));
         let lowercase = lowercases(&normalizer);
         let tokenizer = Self {
+            heeds_leading_space: has_bare_byte_level(&pre_tokenizer),
             splits_by_pattern: splits_by_pattern(&pre_tokenizer),
             work: Arc::new(Work::of(origin, &normalizer, &pre_tokenizer)?),
             max_length: settings.max_length()?,
@@ -461,6 +480,13 @@ fn splits_by_pattern(pre_tokenizer: &Value) -> bool {
     pre_tokenizer["use_regex"] == true
         || pre_tokenizer["pattern"].get("Regex").is_some()
         || inner.iter().any(splits_by_pattern)
+}
+
+/// Whether a pre-tokenizer is byte-level BPE's without a space of its own before a text.
+fn has_bare_byte_level(pre_tokenizer: &Value) -> bool {
+    let inner = pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    (pre_tokenizer["type"] == "ByteLevel" && pre_tokenizer["add_prefix_space"] == false)
+        || inner.iter().any(has_bare_byte_level)
 }
 
 /// The JSON form of a part of the tokenizer; null when there is none.

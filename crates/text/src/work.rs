@@ -37,12 +37,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Patterns in wide use, whose time grows with the text alone: what splits words in GPT-2, GPT-4, Llama 3 and Qwen, and what
 /// joins spaces in XLM-R and its kin.
-const KNOWN_PATTERNS: [&str; 9] = [
+const KNOWN_PATTERNS: [&str; 10] = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r" {2,}",
     r"\s+",
+    r"[\s\x1c-\x1f]+",
     r"\d",
     r"[0-9]",
     r"\p{N}",

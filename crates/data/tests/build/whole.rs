@@ -56,6 +56,30 @@ fn the_tokenizer_comes_along() {
     assert_eq!(tokenizer.files(None).unwrap(), TOKENIZER.files(None).unwrap());
 }
 
+/// Where a space is part of the token after it, sentences that follow another get theirs.
+#[test]
+fn spaces_between_sentences_of_byte_level_bpe() {
+    let directory = tempfile::tempdir().unwrap();
+    let vocabulary: Vec<String> = "ab.\u{120}".chars().chain('\u{100}'..'\u{144}').map(String::from).collect();
+    let bytes = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(|byte| char::from(byte).to_string());
+    let all: std::collections::BTreeSet<String> = vocabulary.into_iter().chain(bytes).collect();
+    let ids: Vec<String> = all.iter().enumerate().map(|(id, token)| format!("{token:?}: {id}")).collect();
+    let files = ["vocab.json", "merges.txt"].map(|name| directory.path().join(name));
+    std::fs::write(&files[0], format!("{{{}}}", ids.join(", "))).unwrap();
+    std::fs::write(&files[1], "").unwrap();
+    let tokenizer = Tokenizer::from_byte_pair_files(&files[0], &files[1], &Default::default()).unwrap();
+    let file = write(directory.path(), "a.txt", b"a.\nb.\na.\n\nb.\n");
+    let out = directory.path().join("out");
+    build(&tokenizer, &out, &options(&[&file]), &mut |_| true).unwrap();
+    let corpus = Corpus::open(&out, Split::Train).unwrap();
+    let mut reader = corpus.reader();
+    for (number, (length, expected)) in [(8, "a. b. a."), (2, "b.")].into_iter().enumerate() {
+        let (document, mut ids) = (reader.document(number).unwrap(), Vec::new());
+        reader.read(&document, 0..length, &mut ids).unwrap();
+        assert_eq!(ids, tokenizer.encode_ids(expected).unwrap());
+    }
+}
+
 /// A vocabulary beyond 16 bits has wider ids.
 #[test]
 fn large_vocabularies() {

@@ -34,6 +34,14 @@ pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
     })
 }
 
+/// A token without the space before it; one that is nothing but white space is quoted.
+fn readable(token: &str) -> String {
+    match token.trim() {
+        "" => format!("{token:?}"),
+        text => text.to_owned(),
+    }
+}
+
 fn print(text: &str, filled: Filled, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         return output::json(&Line { text, filled: filled.in_characters(text) });
@@ -48,7 +56,7 @@ fn print(text: &str, filled: Filled, as_json: bool) -> anyhow::Result<()> {
         }
         for c in &blank.candidates {
             let bar = "█".repeat((c.probability * 30.0).round() as usize);
-            output::line(&format!("    {:>6.2}%  {:<16} {bar}", 100.0 * c.probability, c.token))?;
+            output::line(&format!("    {:>6.2}%  {:<16} {bar}", 100.0 * c.probability, readable(&c.text)))?;
         }
     }
     Ok(())

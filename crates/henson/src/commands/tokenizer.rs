@@ -32,8 +32,18 @@ pub(crate) fn run(flags: &Tokenizer) -> anyhow::Result<()> {
 }
 
 /// What replacing an old tokenizer may delete.
-const TOKENIZER_FILES: [&str; 6] =
-    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"];
+const TOKENIZER_FILES: [&str; 10] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spm.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+];
 
 /// What `--json` prints after training.
 #[derive(Serialize)]
@@ -185,7 +195,7 @@ struct Encoded<'a> {
 }
 
 fn run_encode(flags: &TokenizerEncode) -> anyhow::Result<()> {
-    let tokenizer = henson_text::Tokenizer::open(&models::find(&flags.model, BuiltIn::General)?)?;
+    let tokenizer = henson_text::Tokenizer::open(&models::find_tokenizer(&flags.model)?)?;
     let regularisation = match (flags.dropout, flags.alpha) {
         (Some(probability), _) => Regularisation::Dropout { probability },
         (_, Some(alpha)) => Regularisation::Sampling { alpha },
@@ -263,7 +273,7 @@ struct Fit {
 const SHOWN: usize = 10;
 
 fn run_info(flags: &TokenizerInfo) -> anyhow::Result<()> {
-    let tokenizer = henson_text::Tokenizer::open(&models::find(&flags.model, BuiltIn::General)?)?;
+    let tokenizer = henson_text::Tokenizer::open(&models::find_tokenizer(&flags.model)?)?;
     let kind = match tokenizer.kind() {
         Kind::WordPiece => "wordpiece",
         // The letter that stands for a space.

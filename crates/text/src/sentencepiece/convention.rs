@@ -24,6 +24,9 @@ const SAVED: &str = "henson_sentencepiece";
 /// Work that is spent on finding BPE's merges for a tokenizer.json: characters times bytes of the pieces.
 const MOST_WORK: usize = 1 << 30;
 
+/// What Python's `str.split()` takes for white space: Unicode's, and four separators.
+const PYTHON_SPACES: &str = r"[\s\x1c-\x1f]+";
+
 /// Which ids the pieces of the file get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
@@ -54,7 +57,9 @@ enum Preparation {
     /// `do_lower_case`, no unless stated.
     LowerCase,
     /// `remove_space`, quotes, `keep_accents`, `do_lower_case`: yes unless stated where `lower_case` is.
-    Quotes { lower_case: bool },
+    Quotes {
+        lower_case: bool,
+    },
 }
 
 struct Convention {
@@ -230,12 +235,9 @@ pub(crate) fn open_saved(directory: &Path, settings: &Settings) -> Result<Option
 
 fn find_convention(directory: &Path, file: &str, settings: &Settings) -> Result<&'static Convention, TextError> {
     let unknown = |stated: String| {
-        let known = CONVENTIONS.iter().map(|convention| format!("{}Tokenizer ({})", convention.classes[0], convention.name));
-        TextError::UnknownConvention {
-            path: directory.join(file),
-            stated,
-            known: known.collect::<Vec<_>>().join(", "),
-        }
+        let known =
+            CONVENTIONS.iter().map(|convention| format!("{}Tokenizer ({})", convention.classes[0], convention.name));
+        TextError::UnknownConvention { path: directory.join(file), stated, known: known.collect::<Vec<_>>().join(", ") }
     };
     if let Some(family) = settings.class_family() {
         let found = CONVENTIONS.iter().find(|convention| convention.classes.contains(&family));
@@ -268,13 +270,18 @@ fn open(
     let front = builder.front()?;
     let mut model = builder.model.clone();
     if matches!(convention.preparation, Preparation::Quotes { .. }) {
-        model.pieces.iter_mut().filter(|piece| ends_in_number_and_comma(&piece.text)).for_each(|piece| piece.score -= 100.0);
+        model
+            .pieces
+            .iter_mut()
+            .filter(|piece| ends_in_number_and_comma(&piece.text))
+            .for_each(|piece| piece.score -= 100.0);
     }
     let front_wrapper = match front.is_empty() {
         true => None,
         false => {
             let value = json!({"type": "Sequence", "normalizers": front});
-            let refused = |error: serde_json::Error| TextError::Refused { path: path.to_owned(), reason: error.to_string() };
+            let refused =
+                |error: serde_json::Error| TextError::Refused { path: path.to_owned(), reason: error.to_string() };
             Some(serde_json::from_value(value).map_err(refused)?)
         }
     };
@@ -318,7 +325,8 @@ impl Builder<'_> {
     fn settle_names(&mut self) -> Result<(), TextError> {
         let unknown = &self.model.pieces[self.unknown].text;
         if self.convention.surround == Surround::Nothing {
-            let roles = ["cls_token", "sep_token", "mask_token", "pad_token"].map(|role| (role.to_owned(), Value::Null));
+            let roles =
+                ["cls_token", "sep_token", "mask_token", "pad_token"].map(|role| (role.to_owned(), Value::Null));
             self.settings.config.extend(roles);
             self.settings.config.insert("unk_token".to_owned(), json!(unknown));
             return Ok(());
@@ -332,7 +340,11 @@ impl Builder<'_> {
         }
         if self.convention.layout == Layout::AsInFile && self.names.get("unk_token") != Some(unknown) {
             let token = self.names.get("unk_token").cloned().unwrap_or_default();
-            return Err(self.malformed("the unknown piece", &format!("{token:?}, the unk_token"), format!("{unknown:?}")));
+            return Err(self.malformed(
+                "the unknown piece",
+                &format!("{token:?}, the unk_token"),
+                format!("{unknown:?}"),
+            ));
         }
         let class = format!("{}Tokenizer", self.convention.classes[0]);
         self.settings.config.entry("tokenizer_class").or_insert(json!(class));
@@ -431,13 +443,14 @@ impl Builder<'_> {
             }
         }
         let mut front = Vec::new();
-        let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+        let replace =
+            |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
         let lower_case = match self.convention.preparation {
             Preparation::Nothing => return Ok(front),
             Preparation::LowerCase => flag("do_lower_case", false)?,
             Preparation::Quotes { lower_case } => {
                 if flag("remove_space", true)? {
-                    front.push(replace(json!({"Regex": r"\s+"}), " "));
+                    front.push(replace(json!({"Regex": PYTHON_SPACES}), " "));
                     front.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
                 }
                 front.push(replace(json!({"String": "``"}), "\""));
@@ -472,7 +485,8 @@ impl Builder<'_> {
             normalizers.push(json!({"type": "Prepend", "prepend": " "}));
         }
         // Where pieces hold a space within, texts must not be split at spaces.
-        let inside = |piece: &super::proto::Piece| piece.text.char_indices().any(|(at, letter)| at > 0 && letter == SPACE);
+        let inside =
+            |piece: &super::proto::Piece| piece.text.char_indices().any(|(at, letter)| at > 0 && letter == SPACE);
         let scheme = if model.add_dummy_prefix { "always" } else { "never" };
         let metaspace = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme,
             "split": !model.pieces.iter().any(inside)});
@@ -516,8 +530,11 @@ impl Builder<'_> {
             let next = all.len();
             let id = *all.entry(token.clone()).or_insert(next);
             let lstrip = self.convention.mask_takes_space && token == mask;
-            added.insert(id, json!({"id": id, "content": token, "single_word": false, "lstrip": lstrip, "rstrip": false,
-                "normalized": false, "special": true}));
+            added.insert(
+                id,
+                json!({"id": id, "content": token, "single_word": false, "lstrip": lstrip, "rstrip": false,
+                "normalized": false, "special": true}),
+            );
         }
         Ok((added.into_values().collect(), all))
     }
@@ -565,8 +582,7 @@ impl Builder<'_> {
         match model.algorithm {
             Algorithm::Unigram => {
                 // The scores of `model` are those that are used; `vocabulary` has the special tokens, too.
-                let scores: HashMap<&str, f32> =
-                    model.pieces.iter().map(|piece| (&*piece.text, piece.score)).collect();
+                let scores: HashMap<&str, f32> = model.pieces.iter().map(|piece| (&*piece.text, piece.score)).collect();
                 let entry = |(token, score): &(String, f32)| json!([token, scores.get(&**token).unwrap_or(score)]);
                 Ok(json!({"type": "Unigram", "unk_id": unknown, "byte_fallback": model.byte_fallback,
                     "vocab": vocabulary.iter().map(entry).collect::<Vec<_>>()}))

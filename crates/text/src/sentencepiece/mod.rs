@@ -167,7 +167,8 @@ fn check_pieces(path: &Path, model: &ModelProto) -> Result<usize, TextError> {
         got,
     };
     if model.pieces.is_empty() {
-        return Err(TextError::EmptyVocabulary { path: path.to_owned() });
+        let expected = "pieces (is it a SentencePiece model? tiktoken's files, for one, have the same name)";
+        return Err(malformed("the file".to_owned(), expected, "none".to_owned()));
     }
     let mut ids: HashMap<&str, u32> = HashMap::with_capacity(model.pieces.len());
     let mut unknown = None;

@@ -53,7 +53,8 @@ impl CharacterTable {
         let expected = format!("a trie of units of four bytes within {} bytes", rest.len());
         let (trie, strings) = split.ok_or_else(|| malformed(&expected, format!("{size} bytes")))?;
         let replacements = std::str::from_utf8(strings);
-        let replacements = replacements.map_err(|error| malformed("replacements in UTF-8", error.to_string()))?.to_owned();
+        let replacements =
+            replacements.map_err(|error| malformed("replacements in UTF-8", error.to_string()))?.to_owned();
         let (units, _) = trie.as_chunks::<4>();
         let table = Self { units: units.iter().map(|unit| u32::from_le_bytes(*unit)).collect(), replacements };
         table.check().map_err(|(expected, got)| malformed(expected, got))?;
@@ -70,9 +71,9 @@ impl CharacterTable {
     /// The unit that byte `label` leads to from the units at `base`.
     fn child(&self, base: usize, label: u8) -> Option<usize> {
         let place = base ^ usize::from(label);
-        // The highest bit marks a value, which no byte leads to.
+        // The highest bit marks a value, which no byte leads to. Entries have no zeros, and to follow one could lead back.
         let found = self.units.get(place)? & (1 << 31 | 0xff);
-        (found == u32::from(label)).then_some(place)
+        (label != 0 && found == u32::from(label)).then_some(place)
     }
 
     /// The place of a replacement, where an entry ends at unit `place`.

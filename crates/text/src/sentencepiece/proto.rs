@@ -140,7 +140,11 @@ impl ModelProto {
 fn refuse_denormalizer(mut message: Message<'_>) -> Result<(), TextError> {
     while let Some((number, field, at)) = message.next()? {
         if number == 2 && !message.bytes(&field, at)?.is_empty() {
-            return Err(message.error(at, "no rules for decoded texts, which are not supported", "a denormalizer_spec"));
+            return Err(message.error(
+                at,
+                "no rules for decoded texts, which are not supported",
+                "a denormalizer_spec",
+            ));
         }
     }
     Ok(())
@@ -230,7 +234,11 @@ impl<'a> Message<'a> {
                         5 => PieceKind::Unused,
                         6 => PieceKind::Byte,
                         other => {
-                            return Err(self.error(at, "a piece's type from 1 to 6", &format!("{other} for piece {id}")));
+                            return Err(self.error(
+                                at,
+                                "a piece's type from 1 to 6",
+                                &format!("{other} for piece {id}"),
+                            ));
                         }
                     }
                 }

@@ -318,7 +318,7 @@ fn missing_files() {
         &["no tokenizer in", &path, "tokenizer.json", "vocab.txt", "vocab.json with merges.txt", "copy them"],
     );
     assert_error(Tokenizer::open(&empty.path().join("nowhere")), &["nowhere", "does not exist"]);
-    assert_error(open(&[("spiece.model", b"x")]), &["spiece.model is there but is not read", "save_pretrained"]);
+    assert_error(open(&[("spiece.model", b"x")]), &["spiece.model", "names a family", "AlbertTokenizer"]);
     assert_error(open(&[("vocab.json", b"{}")]), &["has vocab.json but no merges.txt", "copy merges.txt"]);
     assert_error(open(&[("merges.txt", b"")]), &["has merges.txt but no vocab.json"]);
     let file = directory(&[("vocab.txt", SMALL.as_bytes())]);
@@ -330,6 +330,17 @@ fn missing_files() {
         Tokenizer::from_vocab_txt(&empty.path().join("v.txt"), &WordPieceOptions::default()),
         &["cannot read", "v.txt"],
     );
+}
+
+#[test]
+fn tokens_as_people_read_them() {
+    let readable = |tokenizer: &Tokenizer, token: &str| tokenizer.readable(tokenizer.id(token).unwrap()).unwrap();
+    let read: Vec<String> = ["\u{120}the", "ing", "\u{120}caf\u{c3}\u{a9}", "\u{c3}", "<mask>", "\u{10a}"]
+        .map(|token| readable(&ROBERTA, token))
+        .to_vec();
+    assert_eq!(read, [" the", "ing", " caf\u{e9}", "\u{c3}", "<mask>", "\n"]);
+    assert_eq!([readable(&small(), "##son"), readable(&small(), "[MASK]")], ["##son", "[MASK]"]);
+    assert!(ROBERTA.heeds_leading_space() && !UNCASED.heeds_leading_space());
 }
 
 #[test]

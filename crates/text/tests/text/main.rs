@@ -7,6 +7,7 @@ mod golden;
 mod hostile;
 mod properties;
 mod sampling;
+mod sentencepiece;
 mod support;
 mod tasks;
 mod training;

@@ -27,17 +27,17 @@ export const fill = {
   typed(text, bench) {
     if (text === null || text.split(bench.model.mask_token).length - 1 !== bench.hidden?.length) bench.hidden = [];
   },
-  say: ([{ masks }]) => masks.map(({ predictions: [best] }) => `Best guess: ${best.token}, ${percent(best.probability)}.`).join(" "),
+  say: ([{ masks }]) => masks.map(({ predictions: [best] }) => `Best guess: ${best.text.trim()}, ${percent(best.probability)}.`).join(" "),
   show([{ masks }], { text }, bench) {
     const several = masks.length > 1;
     const blanks = masks.map(({ predictions }, number) => {
       const was = bench.hidden?.[number];
-      const rows = predictions.map(({ token, probability }) => ({
-        label: token,
+      const rows = predictions.map(({ text, probability }) => ({
+        label: text.trim(),
         score: probability,
-        current: was && token.toLowerCase() === was.toLowerCase(),
-        choose: () => put(bench, number, token),
-        hint: `Put “${token}” into the text`,
+        current: was && text.trim().toLowerCase() === was.toLowerCase(),
+        choose: () => put(bench, number, text.trim()),
+        hint: `Put “${text.trim()}” into the text`,
       }));
       const title = several && h("h3", {}, `Blank ${number + 1}`);
       return h("div", {}, title, bars(rows, { full: scale(predictions), name: `Guesses for blank ${number + 1}` }), remark(was, predictions));
@@ -70,10 +70,10 @@ function sentence(text, masks, bench) {
       const number = blank++;
       const best = masks[number]?.predictions[0];
       const was = bench.hidden?.[number];
-      const label = `Blank ${number + 1}${best ? `, best guess ${best.token}, ${percent(best.probability)}` : ""}. ` +
+      const label = `Blank ${number + 1}${best ? `, best guess ${best.text.trim()}, ${percent(best.probability)}` : ""}. ` +
         (was ? `Bring back “${was}”` : "Put the best guess in");
       parts.push(h("button", { type: "button", class: "blank", "aria-label": label, title: label,
-        onclick: () => put(bench, number, was ?? best?.token ?? "") }, best?.token ?? "?"));
+        onclick: () => put(bench, number, was ?? best?.text.trim() ?? "") }, best?.text.trim() ?? "?"));
     } else {
       const before = blank;
       const place = index;
