@@ -54,6 +54,9 @@ pub(crate) static FAMILY: Family = Family {
 /// The dropout site of the embeddings; those of the blocks follow.
 const EMBEDDING_SITE: u32 = 0;
 
+/// Numbers of a table of rotary positions: 64 MiB, which no weights in a file vouch for.
+const MOST_ANGLES: usize = 1 << 24;
+
 const IDS: [&str; 5] = ["pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"];
 
 /// The sizes and settings of a ModernBERT. A key that is missing has the default of `transformers`.
@@ -312,6 +315,10 @@ impl FamilyConfig for ModernBertConfig {
         if !head_size.is_multiple_of(2) {
             let expected = format!("a number that makes heads of {} even, for rotary positions", self.hidden_size);
             return Err(ConfigError::value("num_attention_heads", self.num_attention_heads, expected));
+        }
+        if self.max_position_embeddings * head_size > MOST_ANGLES {
+            let expected = format!("at most {} for heads of {head_size}", MOST_ANGLES / head_size);
+            return Err(ConfigError::value("max_position_embeddings", self.max_position_embeddings, expected));
         }
         check_dropouts(&[
             ("embedding_dropout", self.embedding_dropout),
@@ -738,6 +745,11 @@ mod tests {
             let error = ModelConfig::from_value(json).unwrap_err().to_string();
             assert!(error.contains(expected), "{key}: {error}");
         }
+        // Nothing in a file is as long as its table of positions.
+        let mut json = small();
+        (json["hidden_size"], json["max_position_embeddings"]) = (json!(64), json!(1 << 20));
+        let error = ModelConfig::from_value(json).unwrap_err().to_string();
+        assert!(error.contains("at most 524288 for heads of 32"), "{error}");
     }
 
     #[test]

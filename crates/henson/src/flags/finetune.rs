@@ -19,7 +19,7 @@ and spaCy. Without a dev file a part of the training rows is split off \
 The same command resumes where the run was stopped, killed or interrupted. Epochs, learning rate and \
 batch size are chosen by the size of data and model where they are not set, and printed with the reason; below 500 rows a linear \
 head on the frozen model is fitted as well, and the better model is kept. Keys for --set and recipes: batch_size, \
-epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper, lamb), dropout, layer_decay, freeze, \
+epochs, learning_rate, max_length, windows, warmup, schedule, optimizer (adamw, paper, stable-adamw, lamb), dropout, layer_decay, freeze, \
 class_weights, evals_per_epoch, patience, limit, …; `henson help settings` lists all.\n\n\
 Examples:\n  henson finetune --task mrpc --data glue --out mrpc\n  \
 henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \

@@ -142,7 +142,7 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     let has_head = can_average && form.problem.is_some();
     if recipe.linear_head && !(has_head && has_estimate) {
         let expected = "false, but for a label, labels or a number of a text (classify, pair, multilabel, regress), with dev data \
-                        or folds to compare by, and layers that do not share weights (ALBERT's do)";
+                        or folds to compare by, and a family of models with a layer that can average (not ALBERT, not ModernBERT)";
         return Err(TrainError::setting("linear_head", "true", expected).into());
     }
     // Both together: whoever set one of them wants a run of their own design.

@@ -7,7 +7,8 @@ import json
 import pathlib
 import shutil
 
-from transformers import BertTokenizer, RobertaTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import BertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 here = pathlib.Path(__file__).parent / "transformers"
 shutil.rmtree(here, ignore_errors=True)
@@ -25,6 +26,21 @@ merges = [("h", "e"), ("n", "s"), ("he", "ns"), ("o", "n"), ("hens", "on"), ("\u
 tokens = ["<s>", "<pad>", "</s>", "<unk>"] + alphabet + [a + b for a, b in merges] + ["<mask>"]
 roberta = RobertaTokenizer(vocab={token: id for id, token in enumerate(tokens)}, merges=merges, model_max_length=32)
 
+# ModernBERT's: the same merges, BERT's special tokens behind them, of which the mask takes the space on its left.
+tokens = alphabet + [a + b for a, b in merges]
+modernbert = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges))
+modernbert.normalizer = normalizers.NFC()
+modernbert.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+modernbert.decoder = decoders.ByteLevel()
+modernbert.add_special_tokens(["[UNK]", "[CLS]", "[SEP]", "[PAD]", AddedToken("[MASK]", lstrip=True, special=True)])
+modernbert.post_processor = processors.TemplateProcessing(
+    single="[CLS] $A [SEP]",
+    pair="[CLS] $A [SEP] $B [SEP]",
+    special_tokens=[(token, modernbert.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+)
+names = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "CLS", "SEP", "PAD", "MASK")}
+modernbert = PreTrainedTokenizerFast(tokenizer_object=modernbert, model_max_length=8192, **names)
+
 texts = [
     "Jim Henson was a puppeteer.",
     "the caf\u00e9's Muppet",
@@ -33,7 +49,7 @@ texts = [
     "henson henson  a \U0001f438",
     "",
 ]
-for name, tokenizer in [("bert", bert), ("roberta", roberta)]:
+for name, tokenizer in [("bert", bert), ("roberta", roberta), ("modernbert", modernbert)]:
     tokenizer.save_pretrained(here / name)
     rows = []
     for first in texts:

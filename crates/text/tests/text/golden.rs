@@ -78,7 +78,7 @@ fn french_in_gpt2() {
 /// Directories that transformers saved: the same ids, offsets, pairs with segments, and decoding.
 #[test]
 fn directories_of_transformers() {
-    for name in ["bert", "roberta"] {
+    for name in ["bert", "roberta", "modernbert"] {
         let directory = crate::support::data("transformers").join(name);
         let tokenizer = Tokenizer::open(&directory).unwrap();
         let expected: Value = serde_json::from_slice(&std::fs::read(directory.join("expected.json")).unwrap()).unwrap();
