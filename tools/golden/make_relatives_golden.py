@@ -73,8 +73,32 @@ MODERNBERT_OTHERWISE = {
     "classifier_activation": "relu",
     "norm_eps": 1e-3,
 }
+# As v3's, with buckets so few that the golden sequences use all of them.
+DEBERTA_V3 = BERT_WORDS | {
+    "type_vocab_size": 0,
+    "pad_token_id": 0,
+    "relative_attention": True,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
+# What v2's config can say otherwise: projections of positions of their own, no norm, one kind of scores, absolute positions.
+DEBERTA_V2 = DEBERTA_V3 | {
+    "type_vocab_size": 2,
+    "position_buckets": -1,
+    "max_relative_positions": 9,
+    "norm_rel_ebd": "none",
+    "share_att_key": False,
+    "position_biased_input": True,
+    "legacy": False,
+}
 # family: (how its classes begin, its settings)
 FAMILIES = {
+    "deberta-v2": ("DebertaV2", DEBERTA_V3),
+    "deberta-v2-c2p": ("DebertaV2", DEBERTA_V2 | {"pos_att_type": ["c2p"], "share_att_key": True}),
+    "deberta-v2-p2c": ("DebertaV2", DEBERTA_V2 | {"pos_att_type": ["p2c"]}),
     "roberta": ("Roberta", ROBERTA),
     "xlm-roberta": ("XLMRoberta", ROBERTA),
     "mpnet": ("MPNet", BERT_WORDS | {"layer_norm_eps": 1e-5, "pad_token_id": 1}),
@@ -125,8 +149,15 @@ def heads_of(family):
         return ["mlm", "sequence"]
     if family == "modernbert":
         return ["model", "mlm", "sequence", "token", "qa", "choice"]
+    """XLM-R is RoBERTa under other class names: two heads show that they are found. Variants of a network need one."""
+    if family == "xlm-roberta":
+        return ["mlm", "sequence"]
+    if family.startswith("deberta-v2-"):
+        return ["mlm"]
     own = {"pretraining": ["albert"], "discriminator": ["electra"]}
-    return [head for head in HEADS if family in own.get(head, [family])]
+    # DeBERTa's classifier of texts is one for all of its losses.
+    left_out = ["regression", "multilabel"] if family == "deberta-v2" else []
+    return [head for head in HEADS if family in own.get(head, [family]) and head not in left_out]
 
 
 def main():

@@ -1,6 +1,6 @@
 //! What goes into a model: token sequences, checked against its tables, as one flat stream.
 
-use henson_tensor::{Device, Layout, Tensor, TensorError};
+use henson_tensor::{Device, Layout, RelativePositions, Tensor, TensorError};
 
 use crate::ModelConfig;
 
@@ -70,6 +70,8 @@ pub struct Batch {
     pub segments: Tensor,
     /// How the T tokens are divided into B sequences.
     pub layout: Layout,
+    /// Where the network has a table of relative positions, the rows that the sequences need.
+    pub relative: Option<RelativePositions>,
 }
 
 impl Batch {
@@ -104,6 +106,10 @@ impl Batch {
             lengths.push(s.ids.len());
         }
         let layout = Layout::new(device, &lengths, first_number)?;
+        let relative = match config.relative_positions() {
+            Some((buckets, rows)) => Some(RelativePositions::new(device, buckets, rows, &layout)?),
+            None => None,
+        };
         // What fills the batch up, if anything.
         ids.resize(layout.tokens(), 0);
         segments.resize(layout.tokens(), 0);
@@ -111,6 +117,7 @@ impl Batch {
             ids: Tensor::from_slice(device, [ids.len()], &ids)?,
             segments: Tensor::from_slice(device, [segments.len()], &segments)?,
             layout,
+            relative,
         })
     }
 }

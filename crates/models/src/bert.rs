@@ -236,6 +236,7 @@ pub(crate) fn encoder_settings(config: &BertConfig, first_position: usize) -> En
         layer_name: ["encoder.layer.", ""],
         layer_groups: None,
         relative_bias: None,
+        relative_table: None,
         names: BLOCK,
         block: BlockSettings {
             hidden: config.hidden_size,

@@ -3,7 +3,7 @@
 //!
 //! Labels, lengths and thresholds belong to tasks and are not here.
 
-use henson_tensor::{Activation, Builder};
+use henson_tensor::{Activation, Builder, LogBuckets};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -30,6 +30,10 @@ pub(crate) trait FamilyConfig {
         let Sizes { hidden_size, intermediate_size, num_hidden_layers, .. } = self.sizes();
         let (h, i) = (hidden_size as f64, intermediate_size as f64);
         num_hidden_layers as f64 * (4.0 * h * h + 2.0 * h * i + 2.0 * length as f64 * h)
+    }
+    /// How distances become rows of the table of relative positions, and how many it has, where there is one.
+    fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
+        None
     }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
@@ -170,6 +174,11 @@ impl ModelConfig {
     /// What other crates need to know.
     pub fn sizes(&self) -> Sizes {
         self.own().sizes()
+    }
+
+    /// How distances become rows of the table of relative positions, and how many it has, where there is one.
+    pub(crate) fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
+        self.own().relative_positions()
     }
 
     /// Checks what the single fields cannot.

@@ -205,6 +205,7 @@ fn build(b: &mut Builder, own: &DistilBertConfig, head: Head) -> Model {
         layer_name: ["transformer.layer.", ""],
         layer_groups: None,
         relative_bias: None,
+        relative_table: None,
         names: BLOCK,
         block: BlockSettings {
             hidden: h,

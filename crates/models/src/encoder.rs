@@ -1,15 +1,17 @@
 //! The encoder of BERT and of its nearest relatives: embeddings with LayerNorm, then post-norm blocks. They differ in names, in
-//! where positions begin, in whether there are segments, in the width of the tables, in a bias by distance, and in whether layers
-//! share their weights.
+//! where positions begin, in whether there are segments, in the width of the tables, in how attention sees distances, and in
+//! whether layers share their weights.
 //!
 //! Legend: T tokens in the flat batch, H hidden, P rows.
 
 use henson_tensor::{
-    Activation, Buckets, Builder, EmbeddingTables, Group, Init, Norm, Param, Parameters, Pass, Result, Tensor,
-    TensorError, Var,
+    Activation, Buckets, Builder, EmbeddingTables, Group, Init, Norm, Param, Parameters, Pass, RelativePositions,
+    Result, Tensor, TensorError, Var,
 };
 
-use crate::layers::{BLOCK_SITES, Block, BlockNames, BlockSettings, Linear, layer_norm};
+use crate::layers::{
+    BLOCK_SITES, Block, BlockNames, BlockSettings, Context, Distances, Linear, PositionScores, layer_norm,
+};
 use crate::{Batch, Capture, Encoded, Network};
 
 /// The first dropout site: the embeddings'. Those of the blocks follow.
@@ -22,7 +24,7 @@ const LENT_SITES: u32 = 0x8000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EncoderSettings {
     pub(crate) vocabulary: usize,
-    /// Rows of the table of positions.
+    /// Rows of the table of positions; 0 where there is none.
     pub(crate) positions: usize,
     /// The row of a sequence's first token there.
     pub(crate) first_position: usize,
@@ -40,6 +42,18 @@ pub(crate) struct EncoderSettings {
     pub(crate) block: BlockSettings,
     /// The name of the table of biases by distance, one for all layers, and how distances become rows of it.
     pub(crate) relative_bias: Option<(&'static str, Buckets)>,
+    /// The table of relative positions, one for all layers.
+    pub(crate) relative_table: Option<RelativeTable>,
+}
+
+/// DeBERTa's table of relative positions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RelativeTable {
+    pub(crate) name: &'static str,
+    pub(crate) rows: usize,
+    /// The norm's name, where there is one.
+    pub(crate) norm: Option<&'static str>,
+    pub(crate) scores: PositionScores,
 }
 
 /// Views into the parameters.
@@ -54,6 +68,8 @@ pub(crate) struct PostNormEncoder {
     shared: bool,
     /// The first of its dropout sites.
     site: u32,
+    /// Relative positions, and their norm.
+    relative: Option<(Param, Option<Norm>)>,
 }
 
 impl PostNormEncoder {
@@ -72,7 +88,8 @@ impl PostNormEncoder {
             let (tables, norm) = lent.unwrap_or_else(|| {
                 b.at("embeddings", |b| {
                     let word = b.padded_table("word_embeddings.weight", vocabulary, width, init);
-                    let position = Some(b.matrix("position_embeddings.weight", positions, width, init));
+                    let mut table = |rows: usize| b.matrix("position_embeddings.weight", rows, width, init);
+                    let position = (positions > 0).then(|| table(positions));
                     let segment = segments.map(|rows| b.matrix("token_type_embeddings.weight", rows, width, init));
                     let norm = layer_norm(b, "LayerNorm", width, block.epsilon);
                     (EmbeddingTables { word, position, position_offset: first_position, segment }, norm)
@@ -83,20 +100,27 @@ impl PostNormEncoder {
         // A part of all layers: it is trained at the first one's rate.
         let bias = settings.relative_bias.map(|(name, buckets)| {
             let rows = buckets.count as usize;
-            (b.group(Group::Layer(0), |b| b.matrix(name, rows, block.heads, init)), buckets)
+            Distances::Bias(b.group(Group::Layer(0), |b| b.matrix(name, rows, block.heads, init)), buckets)
         });
+        let relative = settings.relative_table.map(|RelativeTable { name, rows, norm, .. }| {
+            b.group(Group::Layer(0), |b| {
+                (b.matrix(name, rows, h, init), norm.map(|norm| layer_norm(b, norm, h, block.epsilon)))
+            })
+        });
+        let scores = settings.relative_table.map(|table| Distances::Scores(table.scores));
+        let distances = bias.or(scores).unwrap_or(Distances::None);
         let own = settings.layer_groups.unwrap_or(settings.layers);
         let [before, behind] = settings.layer_name;
         let layer = |i: usize| {
             let name = format!("{before}{i}{behind}");
-            b.group(Group::Layer(i), |b| b.at(&name, |b| Block::build(b, &settings.names, block, bias)))
+            b.group(Group::Layer(i), |b| b.at(&name, |b| Block::build(b, &settings.names, block, distances)))
         };
         let own: Vec<Block> = (0..own).map(layer).collect();
         let first_site = if lender.is_some() { LENT_SITES } else { EMBEDDING_SITE };
         let site = |i: usize| first_site + 1 + BLOCK_SITES * i as u32;
         let layers = (0..settings.layers).map(|i| own[i * own.len() / settings.layers].at_site(site(i))).collect();
         let (dropout, shared) = (settings.embedding_dropout, settings.layer_groups.is_some());
-        Self { tables, norm, dropout, projection, layers, shared, site: first_site }
+        Self { tables, norm, dropout, projection, layers, shared, site: first_site, relative }
     }
 
     /// The embeddings' output: T×H.
@@ -106,15 +130,28 @@ impl PostNormEncoder {
         let x = pass.embeddings_norm(self.tables, &batch.ids, segments, &batch.layout, &self.norm, dropout)?;
         self.projection.map_or(Ok(x.clone()), |projection| projection.forward(pass, &x, Activation::None))
     }
+
+    /// What blocks read besides the hidden states.
+    fn context<'a>(&self, pass: &mut Pass<'_>, batch: &'a Batch) -> Result<Context<'a>> {
+        let relative = match (self.relative, &batch.relative) {
+            (Some((table, norm)), Some(positions)) => Some((normed_rows(pass, table, norm, positions)?, positions)),
+            (None, None) => None,
+            _ => {
+                let why = "the batch was made for another family of models";
+                return Err(TensorError::Unsupported { operation: "encode", why });
+            }
+        };
+        Ok(Context { layout: &batch.layout, relative })
+    }
 }
 
 impl Network for PostNormEncoder {
     fn encode(&self, pass: &mut Pass<'_>, batch: &Batch, capture: Capture) -> Result<Encoded> {
-        let layout = &batch.layout;
         let mut x = self.embed(pass, batch)?;
+        let context = self.context(pass, batch)?;
         let (mut hidden_states, mut attention_maps) = (Vec::new(), Vec::new());
         for layer in &self.layers {
-            let (next, maps) = layer.forward(pass, &x, layout, capture.attention_maps)?;
+            let (next, maps) = layer.forward(pass, &x, &context, capture.attention_maps)?;
             attention_maps.extend(maps);
             let before = std::mem::replace(&mut x, next);
             if capture.hidden_states {
@@ -130,10 +167,11 @@ impl Network for PostNormEncoder {
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {
         let mut x = self.embed(pass, batch)?;
         let Some((last, layers)) = self.layers.split_last() else { return pass.gather(&x, rows) };
+        let context = self.context(pass, batch)?;
         for layer in layers {
-            x = layer.forward(pass, &x, &batch.layout, false)?.0;
+            x = layer.forward(pass, &x, &context, false)?.0;
         }
-        last.forward_rows(pass, &x, &batch.layout, rows)
+        last.forward_rows(pass, &x, &context, rows)
     }
 
     fn average_in_last_layer(&self, parameters: &mut Parameters) -> Result<()> {
@@ -146,6 +184,21 @@ impl Network for PostNormEncoder {
 
     fn word_table(&self) -> Param {
         self.tables.word
+    }
+}
+
+/// The rows of a table of relative positions that a batch needs, as layers take them: P×H.
+fn normed_rows(
+    pass: &mut Pass<'_>,
+    table: Param,
+    norm: Option<Norm>,
+    positions: &RelativePositions,
+) -> Result<Var> {
+    let rows = positions.range();
+    let x = pass.table(table.to_row(rows.end).from_row(rows.start));
+    match norm {
+        Some(norm) => pass.norm(x, &norm),
+        None => Ok(x),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use henson_tensor::{
     Activation, Attention, Bias, BiasValues, Buckets, Builder, FeedForwardLayers, Init, Layout, Norm, Param,
-    Parameters, Pass, QueryKeyValue, Result, Tensor, Var, Window,
+    Parameters, Pass, PositionTables, QueryKeyValue, RelativePositions, Result, Tensor, Var, Window,
 };
 
 /// y = x·weightᵀ + bias.
@@ -21,6 +21,12 @@ impl Linear {
             weight: b.matrix("weight", outputs, inputs, init),
             bias: Some(b.vector("bias", outputs, Init::Zeros)),
         })
+    }
+
+    /// Some of its outputs.
+    pub(crate) fn rows(&self, from: usize, to: usize) -> Self {
+        let part = |x: Param| x.to_row(to).from_row(from);
+        Self { weight: part(self.weight), bias: part(self.bias) }
     }
 
     pub(crate) fn forward(&self, pass: &mut Pass<'_>, x: &Var, activation: Activation) -> Result<Var> {
@@ -72,6 +78,82 @@ pub(crate) struct BlockNames {
     pub(crate) norm: &'static str,
 }
 
+/// What a block's attention knows of distances.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Distances {
+    None,
+    /// Added to scores: a table for each head and bucket.
+    Bias(Param, Buckets),
+    /// Scored against contents.
+    Scores(PositionScores),
+}
+
+/// How relative positions and contents are scored against each other (DeBERTa).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PositionScores {
+    /// Whether queries are compared with positions, and whether keys are.
+    pub(crate) of_queries: bool,
+    pub(crate) of_keys: bool,
+    /// The names of positions' own key and query projections; without them, those of contents serve.
+    pub(crate) own: Option<[&'static str; 2]>,
+    /// Dropout of the table of positions, in each layer anew.
+    pub(crate) dropout: f32,
+}
+
+/// Its views into the parameters: what projects the positions that queries, and those that keys, are compared with.
+#[derive(Clone, Copy, Debug)]
+struct PositionLayers {
+    keys: Option<Linear>,
+    queries: Option<Linear>,
+    /// Both at once, where they lie side by side.
+    both: Option<Linear>,
+    dropout: f32,
+}
+
+impl PositionLayers {
+    fn build(b: &mut Builder, scores: PositionScores, query_key_value: Linear, h: usize, init: Init) -> Self {
+        let PositionScores { of_queries, of_keys, own, dropout } = scores;
+        let part = |from: usize, to: usize| query_key_value.rows(from * h, to * h);
+        let mut layer = |i: usize| match own {
+            Some(names) => Linear::build(b, names[i], h, h, init),
+            None => part(1 - i, 2 - i),
+        };
+        let keys = of_queries.then(|| layer(0));
+        let queries = of_keys.then(|| layer(1));
+        let both = (of_queries && of_keys && own.is_none()).then(|| part(0, 2));
+        Self { keys, queries, both, dropout }
+    }
+
+    /// The projections of a table of positions, P×H.
+    fn tables(
+        &self,
+        pass: &mut Pass<'_>,
+        table: &Var,
+        positions: &RelativePositions,
+        site: u32,
+    ) -> Result<Option<PositionTables>> {
+        let x = pass.dropout_positions(table.clone(), positions, (self.dropout, site))?;
+        let mut of = |layer: Linear| layer.forward(pass, &x, Activation::None);
+        Ok(match (self.both, self.keys, self.queries) {
+            (Some(both), ..) => Some(PositionTables::Both(of(both)?)),
+            (None, Some(keys), Some(queries)) => {
+                Some(PositionTables::Apart { keys: of(keys)?, queries: of(queries)? })
+            }
+            (None, Some(keys), None) => Some(PositionTables::Keys(of(keys)?)),
+            (None, None, Some(queries)) => Some(PositionTables::Queries(of(queries)?)),
+            (None, None, None) => None,
+        })
+    }
+}
+
+/// What a block reads besides its input.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) layout: &'a Layout,
+    /// The table of relative positions, P×H, and what is known of its rows.
+    pub(crate) relative: Option<(Var, &'a RelativePositions)>,
+}
+
 /// What an attended mean is multiplied by, so that the residual beside it does not count. A power of two, exact in bf16.
 const MEAN_WEIGHT: f32 = 1024.0;
 
@@ -82,6 +164,9 @@ pub(crate) fn diagonal(h: usize, factor: f32) -> Vec<f32> {
 
 /// Dropout sites that a block uses.
 pub(crate) const BLOCK_SITES: u32 = 3;
+
+/// Dropout sites of relative positions begin here, beyond those of all blocks.
+const POSITION_SITES: u32 = 0x8000;
 
 /// A post-norm block: attention, then feed-forward, each followed by dropout, the residual and LayerNorm.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +179,8 @@ pub(crate) struct Block {
     down: Linear,
     norm: Norm,
     settings: BlockSettings,
-    /// Added to scores by distance.
     bias: Option<(Param, Buckets)>,
+    positions: Option<PositionLayers>,
     /// The first of its dropout sites.
     site: u32,
 }
@@ -105,7 +190,7 @@ impl Block {
         b: &mut Builder,
         names: &BlockNames,
         settings: BlockSettings,
-        bias: Option<(Param, Buckets)>,
+        distances: Distances,
     ) -> Self {
         let BlockSettings { hidden: h, intermediate, epsilon, init, .. } = settings;
         let weights = names.query_key_value.map(|name| format!("{name}.weight"));
@@ -113,6 +198,11 @@ impl Block {
         let query_key_value = Linear {
             weight: b.side_by_side(&weights.each_ref().map(String::as_str), h, h, init),
             bias: Some(b.vectors(&biases.each_ref().map(String::as_str), h, Init::Zeros)),
+        };
+        let (bias, positions) = match distances {
+            Distances::None => (None, None),
+            Distances::Bias(table, buckets) => (Some((table, buckets)), None),
+            Distances::Scores(scores) => (None, Some(PositionLayers::build(b, scores, query_key_value, h, init))),
         };
         Self {
             query_key_value,
@@ -123,6 +213,7 @@ impl Block {
             norm: layer_norm(b, names.norm, h, epsilon),
             settings,
             bias,
+            positions,
             site: 0,
         }
     }
@@ -149,25 +240,50 @@ impl Block {
         &self,
         pass: &mut Pass<'_>,
         x: &Var,
-        layout: &Layout,
+        context: &Context<'_>,
         want_maps: bool,
     ) -> Result<(Var, Option<Tensor>)> {
-        let (attended, maps) = self.attend(pass, x, layout, want_maps)?;
-        Ok((self.finish(pass, &attended, x, layout)?, maps))
+        let (attended, maps) = self.attend(pass, x, context, want_maps)?;
+        Ok((self.finish(pass, &attended, x, context.layout)?, maps))
     }
 
     /// T×H → P×H: the block's output at the rows named (P). After attention every row goes its own way, so the others
     /// can be left out. For inference: dropout counts by places in the batch.
-    pub(crate) fn forward_rows(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, rows: &Tensor) -> Result<Var> {
-        let (attended, _) = self.attend(pass, x, layout, false)?;
+    pub(crate) fn forward_rows(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Var,
+        context: &Context<'_>,
+        rows: &Tensor,
+    ) -> Result<Var> {
+        let (attended, _) = self.attend(pass, x, context, false)?;
         let (attended, x) = (pass.gather(&attended, rows)?, pass.gather(x, rows)?);
         let layout = Layout::new(pass.device(), &[rows.shape().elements()], 0)?;
         self.finish(pass, &attended, &x, &layout)
     }
 
     /// The values that each token attends to, T×H, and the probabilities on request.
-    fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, want_maps: bool) -> Result<(Var, Option<Tensor>)> {
+    fn attend(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Var,
+        context: &Context<'_>,
+        want_maps: bool,
+    ) -> Result<(Var, Option<Tensor>)> {
         let BlockSettings { hidden, heads, causal, attention_dropout, .. } = self.settings;
+        let (layout, dropout) = (context.layout, (attention_dropout, self.site));
+        if let (Some(layers), Some((table, positions))) = (self.positions, &context.relative) {
+            // Positions before contents: gradients of shared weights are then written by the larger product.
+            let tables = layers.tables(pass, table, positions, POSITION_SITES + self.site)?;
+            let qkv = self.query_key_value.forward(pass, x, Activation::None)?; // T×3H
+            if let Some(tables) = tables {
+                let maps = match want_maps {
+                    true => Some(pass.disentangled_maps(heads, &qkv, &tables, positions, layout)?),
+                    false => None,
+                };
+                return Ok((pass.disentangled(heads, qkv, tables, positions, layout, dropout)?, maps));
+            }
+        }
         let window = if causal { Window::CAUSAL } else { Window::FULL };
         let (form, bias) = match self.bias {
             Some((table, buckets)) => (Bias::Relative(buckets), BiasValues::Table(table)),
@@ -180,7 +296,7 @@ impl Block {
             true => Some(pass.attention_maps(&attention, &from, &bias, layouts)?),
             false => None,
         };
-        Ok((pass.attention(&attention, from, &bias, layouts, (attention_dropout, self.site))?, maps))
+        Ok((pass.attention(&attention, from, &bias, layouts, dropout)?, maps))
     }
 
     /// What follows attention.

@@ -10,6 +10,7 @@ mod batch;
 mod bert;
 pub mod blocks;
 mod config;
+mod deberta;
 mod distilbert;
 mod electra;
 mod encoder;
@@ -43,4 +44,6 @@ families! {
     Albert(albert::AlbertConfig, albert::FAMILY),
     /// ModernBERT and Ettin.
     ModernBert(modernbert::ModernBertConfig, modernbert::FAMILY),
+    /// DeBERTa-v2 and v3.
+    DebertaV2(deberta::DebertaV2Config, deberta::FAMILY),
 }

@@ -27,14 +27,16 @@ pub use dtype::{DType, Native};
 pub use error::TensorError;
 pub use henson_kernels::bf16;
 pub use henson_kernels::cpu::activation::Activation;
-pub use henson_kernels::cpu::attention::{Attention, Bias, Buckets, Window};
+pub use henson_kernels::cpu::attention::disentangled::Disentangled;
+pub use henson_kernels::cpu::attention::{Attention, Bias, Buckets, LogBuckets, Window};
 pub use henson_kernels::cpu::rotary::{Pairing, Rotary};
 pub use henson_kernels::cpu::{Isa, UnsupportedIsa};
 pub use henson_kernels::philox;
 pub use layout::Layout;
 pub use memory::Memory;
 pub use ops::{
-    BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, QueryKeyValue, RotaryTable,
+    BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, PositionTables, QueryKeyValue,
+    RelativePositions, RotaryTable,
 };
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};

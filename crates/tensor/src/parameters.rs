@@ -89,13 +89,27 @@ impl Param {
         self.shape
     }
 
-    /// The rows of a matrix from this one on, such as positions behind an offset.
+    /// The rows of a matrix, or numbers of a vector, from this one on, such as positions behind an offset.
     ///
     /// Panics if there are not as many.
     pub fn from_row(&self, row: usize) -> Self {
-        let [rows, columns] = *self.shape.sizes() else { panic!("a matrix has rows, {} has none", self.shape) };
-        assert!(row <= rows, "row {row} of {rows}");
-        Self { start: self.start + row * columns, shape: [rows - row, columns].into() }
+        let sizes = self.shape.sizes();
+        assert!(row <= sizes[0], "row {row} of {}", sizes[0]);
+        let rest = sizes[0] - row;
+        match *sizes {
+            [_, columns] => Self { start: self.start + row * columns, shape: [rest, columns].into() },
+            _ => Self { start: self.start + row, shape: [rest].into() },
+        }
+    }
+
+    /// The first rows of a matrix, or numbers of a vector, such as those of the query and key of a fused projection.
+    ///
+    /// Panics if there are not as many.
+    pub fn to_row(&self, end: usize) -> Self {
+        let sizes = self.shape.sizes();
+        assert!(end <= sizes[0], "row {end} of {}", sizes[0]);
+        let shape = if let [_, columns] = *sizes { [end, columns].into() } else { [end].into() };
+        Self { start: self.start, shape }
     }
 
     fn range(&self) -> std::ops::Range<usize> {
@@ -242,8 +256,8 @@ fn pad(n: usize) -> usize {
     n.next_multiple_of(ALIGNMENT)
 }
 
-/// By where a weight starts, and whether it is that of a gated layer.
-type PackedWeights = HashMap<(usize, bool), Arc<Packed>>;
+/// By where a weight starts and ends, and whether it is that of a gated layer.
+type PackedWeights = HashMap<(usize, usize, bool), Arc<Packed>>;
 
 /// The parameters of a model.
 pub struct Parameters {
@@ -269,7 +283,7 @@ impl Parameters {
     pub(crate) fn packed(&self, param: Param, gated: bool) -> Option<Arc<Packed>> {
         let Device::Cpu(cpu) = &self.device else { return None };
         let mut all = self.packed.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        let packed = all.entry((param.start, gated)).or_insert_with(|| {
+        let packed = all.entry((param.start, param.range().end, gated)).or_insert_with(|| {
             fn pack<E: Element>(cpu: &Cpu, weight: Matrix<'_, E>, gated: bool) -> Packed {
                 if gated { Packed::gated(cpu, weight) } else { Packed::new(cpu, weight) }
             }
@@ -506,17 +520,20 @@ impl Gradients {
         let view = self.values.view(param.start, param.shape);
         let range = param.range();
         let first = self.entries.partition_point(|entry| entry.start + entry.len <= range.start);
-        let mut accumulate = false;
-        for i in first..self.entries.len() {
-            let GradientEntry { start, written, .. } = self.entries[i];
-            if start >= range.end {
-                break;
+        let last = self.entries.partition_point(|entry| entry.start < range.end);
+        // Of parameters that are seen as one, another view may have written some: the others then begin with zeros.
+        let accumulate = self.entries[first..last].iter().any(|entry| entry.written);
+        for i in first..last {
+            let GradientEntry { start, len, written } = self.entries[i];
+            if !written {
+                // A view of some of its rows: nobody else writes those around them.
+                let own = if accumulate { start..start } else { range.start.max(start)..range.end.min(start + len) };
+                for rest in [start..own.start, own.end..start + len] {
+                    if !rest.is_empty() {
+                        self.fill_zero(self.values.view(rest.start, [rest.len()].into()))?;
+                    }
+                }
             }
-            // A view of some of its rows: nobody else writes those before them.
-            if !written && start < range.start {
-                self.fill_zero(self.values.view(start, [range.start - start].into()))?;
-            }
-            accumulate |= written;
             self.entries[i].written = true;
         }
         Ok((view, accumulate))

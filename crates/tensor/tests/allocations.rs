@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::*;
 use henson_tensor::{
     Activation, Attention, Bias, BiasValues, Buckets, Builder, DType, EmbeddingTables, FeedForwardLayers, Init, Layout,
-    Norm, Pairing, Pass, QueryKeyValue, Rotary, RotaryTable, Tape, Tensor, Training, Window,
+    LogBuckets, Norm, Pairing, Pass, PositionTables, QueryKeyValue, RelativePositions, Rotary, RotaryTable, Tape,
+    Tensor, Training, Window,
 };
 
 struct Counting;
@@ -48,6 +49,7 @@ fn a_steady_step_allocates_nothing() {
         let norm = Norm { weight: b.vector("norm", h, Init::Ones), bias: None, epsilon: 1e-6, centred: false };
         let qkv = b.matrix("qkv", h + 2 * 16, h, Init::Normal(0.1));
         let (query, key_value) = (b.matrix("q", h, h, Init::Normal(0.1)), b.matrix("kv", 2 * h, h, Init::Normal(0.1)));
+        let (relative, all) = (b.matrix("r", 16, h, Init::Normal(1.0)), b.matrix("all", 3 * h, h, Init::Normal(0.1)));
         let bias = BiasValues::Table(b.matrix("bias", 8, 2, Init::Normal(0.1)));
         let layers = FeedForwardLayers {
             up: b.matrix("up", 80, h, Init::Normal(0.1)),
@@ -68,6 +70,8 @@ fn a_steady_step_allocates_nothing() {
         let window = Attention { window: Window::local(5), key_heads: 1, ..Attention::new(2, 16) };
         let buckets = Buckets { count: 8, max_distance: 20, bidirectional: true };
         let cross = Attention { bias: Bias::Relative(buckets), ..Attention::new(2, 16) };
+        let positions =
+            RelativePositions::new(&device, LogBuckets { count: 8, max_distance: 24 }, 16, &layout).unwrap();
         let mut tape = Tape::new();
         let mut before = 0;
         for step in 0..8 {
@@ -84,6 +88,12 @@ fn a_steady_step_allocates_nothing() {
             let from = QueryKeyValue::Fused(y);
             let y = pass.attention(&window, from, &BiasValues::None, (&layout, &layout), (0.1, 1)).unwrap();
             let (x, y) = pass.add_pre_norm(y, &x, &norm, &layout, (0.1, 2)).unwrap();
+            let r = pass.table(relative);
+            let r = pass.norm(r, &norm).unwrap();
+            let r = pass.dropout_positions(r, &positions, (0.1, 9)).unwrap();
+            let both = PositionTables::Both(pass.linear(&r, all.to_row(2 * h), None, Activation::None).unwrap());
+            let y = pass.linear(&y, all, None, Activation::None).unwrap();
+            let y = pass.disentangled(2, y, both, &positions, &layout, (0.1, 10)).unwrap();
             let query = pass.linear(&y, query, None, Activation::None).unwrap();
             let key_value = pass.linear(&y, key_value, None, Activation::None).unwrap();
             let from = QueryKeyValue::Cross { query, key_value };

@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use henson_tensor::{
     Activation, Attention, Bias, BiasValues, Buckets, Builder, Cache, DType, Device, EmbeddingTables,
-    FeedForwardLayers, Init, Layout, Norm, Pairing, Param, Pass, QueryKeyValue, Rotary, RotaryTable, Tape, Tensor,
-    Training, Var, Window,
+    FeedForwardLayers, Init, Layout, LogBuckets, Norm, Pairing, Param, Pass, PositionTables, QueryKeyValue,
+    RelativePositions, Rotary, RotaryTable, Tape, Tensor, Training, Var, Window,
 };
 
 /// Checks a network in f32, compares bf16, other numbers of threads and the GPU with it.
@@ -100,6 +100,44 @@ fn attention_to_other_sequences() {
                 None => QueryKeyValue::Cross { query, key_value: key },
             };
             vec![pass.attention(&form, from, &BiasValues::None, (&queries, &keys), (0.1, 1)).unwrap()]
+        });
+    }
+}
+
+/// Positions are projected by the weights of queries and keys, whose gradients come from both.
+#[test]
+fn disentangled_attention() {
+    let (t, h, buckets) = (tokens(&QUERIES), 16, LogBuckets { count: 8, max_distance: 24 });
+    let dropout = (0.1, 1);
+    for form in 0..4 {
+        let build = |b: &mut Builder| {
+            let table = b.matrix("positions", 40, h, Init::Zeros);
+            let weight = b.side_by_side(&["q", "k", "v"], h, h, Init::Zeros);
+            // Where keys are not compared with positions, their bias changes nothing.
+            let bias = (form != 1).then(|| b.vectors(&["q.bias", "k.bias", "v.bias"], h, Init::Zeros));
+            (input(b, "x", t, h), table, weight, bias)
+        };
+        check(&format!("disentangled attention {form}"), build, |(x, table, weight, bias), pass| {
+            let layout = Layout::new(pass.device(), &QUERIES, 3).unwrap();
+            let positions = RelativePositions::new(pass.device(), buckets, 40, &layout).unwrap();
+            let rows = positions.range();
+            assert_eq!(rows, 4..36, "of 40 rows, those that 33 tokens may need");
+            let x = common::rows(pass, *x);
+            let whole = pass.table(table.to_row(rows.end).from_row(rows.start));
+            let whole = pass.dropout_positions(whole, &positions, (0.1, 2)).unwrap();
+            let part = |pass: &mut Pass<'_>, from: usize, to: usize| {
+                let rows = |x: &Param| x.to_row(to * h).from_row(from * h);
+                pass.linear(&whole, rows(weight), bias.as_ref().map(rows), Activation::None).unwrap()
+            };
+            // The projection of contents first: its gradient comes last, when that of a part is there.
+            let qkv = pass.linear(&x, *weight, *bias, Activation::None).unwrap();
+            let tables = match form {
+                0 => PositionTables::Both(part(pass, 0, 2)),
+                1 => PositionTables::Keys(part(pass, 1, 2)),
+                2 => PositionTables::Queries(part(pass, 0, 1)),
+                _ => PositionTables::Apart { keys: part(pass, 1, 2), queries: part(pass, 0, 1) },
+            };
+            vec![pass.disentangled(2, qkv, tables, &positions, &layout, dropout).unwrap()]
         });
     }
 }

@@ -366,9 +366,20 @@ fn modernbert() {
     check_family("modernbert-biases", &["mlm", "sequence"]);
 }
 
+/// As v3's; then with one kind of scores each, of contents' own projections and of positions'.
+#[test]
+fn deberta_v2() {
+    check_family("deberta-v2", &["model", "mlm", "sequence", "token", "qa", "choice"]);
+    check_family("deberta-v2-c2p", &["mlm"]);
+    check_family("deberta-v2-p2c", &["mlm"]);
+}
+
 #[test]
 fn bf16_stays_near() {
     check_bf16("bert-golden/pretraining");
+    for head in ["model", "mlm", "sequence", "token", "qa", "choice"] {
+        check_bf16(&format!("relatives-golden/deberta-v2/{head}"));
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod attention;
 mod bench;
 mod check;
 mod described;
+mod disentangled;
 mod elements;
 mod normalisation;
 mod product_hopper;
@@ -81,6 +82,9 @@ fn run(settings: &Settings) -> Result<bool> {
         if only.is_none_or(|only| only == "described") {
             described::bench(&gpu)?;
         }
+        if only.is_none_or(|only| only == "disentangled") {
+            disentangled::bench(&gpu)?;
+        }
     }
     Ok(good)
 }
@@ -88,7 +92,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 23] = [
+const GROUPS: [(&str, Group); 24] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -113,6 +117,7 @@ const GROUPS: [(&str, Group); 23] = [
     ("attention", attention::attention),
     ("described", described::described),
     ("cache", described::cache),
+    ("disentangled", disentangled::disentangled),
 ];
 
 fn suite(gpu: &Gpu, settings: &Settings) -> Result<bool> {

@@ -356,6 +356,10 @@ pub(crate) enum Purpose {
     Trial,
     /// Attention's own.
     Attention,
+    /// Products of contents with positions, and their gradients.
+    Positions,
+    /// Gradients of scores.
+    Scores,
 }
 
 /// A GPU that computes. Shared by all that compute on it.

@@ -55,10 +55,30 @@ impl<'a> Matrix<'a> {
         Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
     }
 
-    /// The power of two that its address is a multiple of, 16 at most.
-    fn alignment(&self) -> u32 {
-        1 << self.view.address().trailing_zeros().min(4)
+    /// The power of two that its address, and those of matrices `step` elements apart, are multiples of, 16 at most.
+    fn alignment(&self, step: usize) -> u32 {
+        let step = (step * self.view.dtype().size()) as u64;
+        1 << (self.view.address() | step).trailing_zeros().min(4)
     }
+
+    /// Whether `count` matrices, `step` elements apart, lie within the view.
+    fn has(&self, count: usize, step: usize) -> bool {
+        let (rows, columns) = if self.transposed { (self.columns, self.rows) } else { (self.rows, self.columns) };
+        rows == 0 || (count - 1) * step + (rows - 1) * self.stride + columns <= self.view.len()
+    }
+}
+
+/// Several products of one shape, such as those of an attention's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Batch {
+    /// How many; at least one.
+    pub count: usize,
+    /// Elements from one A to the next, from one B and from one output.
+    pub steps: [usize; 3],
+}
+
+impl Batch {
+    const ONE: Self = Self { count: 1, steps: [0; 3] };
 }
 
 /// What happens to a result on its way out, in this order.
@@ -146,6 +166,38 @@ pub fn product(gpu: &Gpu, a: Matrix<'_>, b: Matrix<'_>, out: Matrix<'_>, finish:
     Ok(())
 }
 
+/// The same for several matrices, each some elements behind the one before, of which the first are given. Only the scale and
+/// accumulation of `finish` count.
+#[track_caller]
+pub fn products(
+    gpu: &Gpu,
+    batch: Batch,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    out: Matrix<'_>,
+    finish: Finish<'_>,
+) -> Result<()> {
+    let (m, n, k) = (a.rows, b.columns, a.columns);
+    assert!(b.rows == k && k > 0, "inner sizes differ: {m}×{k} times {}×{n}", b.rows);
+    assert!((out.rows, out.columns, out.transposed) == (m, n, false), "out is not {m}×{n}");
+    let (input, output) = (a.view.dtype(), out.view.dtype());
+    assert!(b.view.dtype() == input && output == input, "operands have different dtypes");
+    assert!(Fusion::of(&finish, output) == Some(Fusion::None), "a batch of products has no finish");
+    let within = [a, b, out].iter().zip(batch.steps).all(|(matrix, step)| matrix.has(batch.count, step));
+    assert!(batch.count > 0 && within, "a batch of {} reaches beyond its matrices", batch.count);
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    gpu.bind()?;
+    match gpu.blas()?.run_batch(gpu, batch, [a, b, out], &finish, Fusion::None)? {
+        true => Ok(()),
+        false => {
+            let action = format!("multiply {} times {m}×{k} by {k}×{n} ({input:?})", batch.count);
+            Err(CudaError::Blas { action, status: "the library knows no way".into() })
+        }
+    }
+}
+
 /// What the library does besides multiplying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Fusion {
@@ -220,6 +272,7 @@ struct Shape {
     fusion: Fusion,
     accumulate: bool,
     tf32: bool,
+    batch: Batch,
 }
 
 impl Shape {
@@ -243,12 +296,16 @@ impl Shape {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { m, n, k, a, b, out, bf16, fusion, accumulate, tf32 } = self;
+        let Self { m, n, k, a, b, out, bf16, fusion, accumulate, tf32, batch } = self;
         let name = Fusion::ALL.iter().find(|(known, _)| known == fusion).map_or("", |(_, name)| name);
         let bits = |x: bool| u8::from(x);
         write!(f, "{m} {n} {k} {} {} {} {} {} {}", a.0, bits(a.1), a.2, b.0, bits(b.1), b.2)?;
         write!(f, " {} {} {} {} {name}", out.0, out.1, bits(bf16.0), bits(bf16.1))?;
-        write!(f, " {} {}", bits(*accumulate), bits(*tf32))
+        write!(f, " {} {}", bits(*accumulate), bits(*tf32))?;
+        match batch {
+            &Batch::ONE => Ok(()),
+            Batch { count, steps: [a, b, out] } => write!(f, " {count} {a} {b} {out}"),
+        }
     }
 }
 
@@ -257,10 +314,15 @@ impl FromStr for Shape {
 
     fn from_str(s: &str) -> std::result::Result<Self, String> {
         let fields: Vec<&str> = s.split_whitespace().collect();
-        let [m, n, k, a0, a1, a2, b0, b1, b2, o0, o1, f0, f1, fusion, accumulate, tf32] = fields[..] else {
+        let [m, n, k, a0, a1, a2, b0, b1, b2, o0, o1, f0, f1, fusion, accumulate, tf32, ref batch @ ..] = fields[..] else {
             return Err(format!("a shape has 16 fields, this has {}", fields.len()));
         };
         let number = |s: &str| s.parse::<usize>().map_err(|_| format!("`{s}` is not a number"));
+        let batch = match *batch {
+            [] => Batch::ONE,
+            [count, a, b, out] => Batch { count: number(count)?, steps: [number(a)?, number(b)?, number(out)?] },
+            _ => return Err(format!("a shape has 16 fields, or 20 with a batch, this has {}", fields.len())),
+        };
         let small = |s: &str| s.parse::<u32>().map_err(|_| format!("`{s}` is not a number"));
         let bit = |s: &str| match s {
             "0" => Ok(false),
@@ -279,6 +341,7 @@ impl FromStr for Shape {
             fusion: known.map(|(fusion, _)| *fusion).ok_or(format!("`{fusion}` is no known fusion"))?,
             accumulate: bit(accumulate)?,
             tf32: bit(tf32)?,
+            batch,
         })
     }
 }
@@ -422,17 +485,29 @@ impl Blas {
         finish: &Finish<'_>,
         fusion: Fusion,
     ) -> Result<bool> {
+        self.run_batch(gpu, Batch::ONE, [a, b, out], finish, fusion)
+    }
+
+    fn run_batch(
+        &self,
+        gpu: &Gpu,
+        batch: Batch,
+        [a, b, out]: [Matrix<'_>; 3],
+        finish: &Finish<'_>,
+        fusion: Fusion,
+    ) -> Result<bool> {
         let shape = Shape {
             m: a.rows,
             n: b.columns,
             k: a.columns,
-            a: (a.stride, a.transposed, a.alignment()),
-            b: (b.stride, b.transposed, b.alignment()),
-            out: (out.stride, out.alignment()),
+            a: (a.stride, a.transposed, a.alignment(batch.steps[0])),
+            b: (b.stride, b.transposed, b.alignment(batch.steps[1])),
+            out: (out.stride, out.alignment(batch.steps[2])),
             bf16: (a.view.dtype() == DType::Bf16, out.view.dtype() == DType::Bf16),
             fusion,
             accumulate: finish.accumulate,
             tf32: finish.tf32 && a.view.dtype() == DType::F32,
+            batch,
         };
         let sums = match finish.row_sums {
             // The library overwrites, so what is to be added goes elsewhere first.
@@ -479,7 +554,7 @@ impl Blas {
         }
         let candidates = self.candidates(shape, &descriptors)?;
         let Some(&favourite) = candidates.first() else { return Ok(None) };
-        let worth = 2 * shape.m * shape.n * shape.k >= WORTH_SEARCHING;
+        let worth = 2 * shape.m * shape.n * shape.k * shape.batch.count >= WORTH_SEARCHING;
         if known[1].is_some() || candidates.len() == 1 || !worth || !*lock(&self.search) {
             return Ok(Some((descriptors, favourite)));
         }
@@ -498,15 +573,18 @@ impl Blas {
         let number = |bf16| if bf16 { sys::cudaDataType_t::CUDA_R_16BF } else { sys::cudaDataType_t::CUDA_R_32F };
         let (input, output) = (number(shape.bf16.0), number(shape.bf16.1));
         // A row-major rows×columns matrix is a column-major columns×rows one. `rows` and `columns` are those in memory.
-        let layout = |dtype, transposed: bool, rows: usize, columns: usize, stride: usize| {
+        let layout = |dtype, transposed: bool, rows: usize, columns: usize, stride: usize, step: usize| {
             let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
-            result::create_matrix_layout(dtype, columns as u64, rows as u64, stride as i64).map_err(wrong)
+            let layout = result::create_matrix_layout(dtype, columns as u64, rows as u64, stride as i64).map_err(wrong)?;
+            set_batch(layout, shape.batch.count, step).map_err(wrong)?;
+            Ok(layout)
         };
+        let [step_a, step_b, step_out] = shape.batch.steps;
         let descriptors = Descriptors {
             operation: result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F).map_err(wrong)?,
-            a: layout(input, shape.b.1, shape.k, shape.n, shape.b.0)?,
-            b: layout(input, shape.a.1, shape.m, shape.k, shape.a.0)?,
-            out: layout(output, false, shape.m, shape.n, shape.out.0)?,
+            a: layout(input, shape.b.1, shape.k, shape.n, shape.b.0, step_b)?,
+            b: layout(input, shape.a.1, shape.m, shape.k, shape.a.0, step_a)?,
+            out: layout(output, false, shape.m, shape.n, shape.out.0, step_out)?,
         };
         // CUBLAS_OP_T and CUBLAS_OP_N.
         let operation = i32::from;
@@ -593,7 +671,8 @@ impl Blas {
     ) -> Result<sys::cublasLtMatmulAlgo_t> {
         // Nothing that counts is written: the output, what GELU keeps and the sums go to places of their own.
         let size = if shape.bf16.1 { 2 } else { 4 };
-        let out_bytes = ((shape.m - 1) * shape.out.0 + shape.n) * size;
+        let last = (shape.batch.count - 1) * shape.batch.steps[2];
+        let out_bytes = (last + (shape.m - 1) * shape.out.0 + shape.n) * size;
         let kept_bytes = if shape.fusion.keeps() { shape.m * shape.n * size } else { 0 };
         let start = gpu.scratch(Purpose::Trial, out_bytes + kept_bytes + 4 * shape.m + 1024)?;
         let align = |address: u64| address.next_multiple_of(256);
@@ -680,6 +759,24 @@ impl Blas {
             )
         }
         .map_err(wrong)
+    }
+}
+
+/// Makes a layout that of the first of several matrices.
+fn set_batch(layout: sys::cublasLtMatrixLayout_t, count: usize, step: usize) -> Result<(), result::CublasError> {
+    use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+    if count == 1 {
+        return Ok(());
+    }
+    let (count, step) = (count as i32, step as i64);
+    // SAFETY: the layout is alive, and the values have the attributes' sizes.
+    unsafe {
+        let value = std::ptr::from_ref(&count).cast();
+        let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+        result::set_matrix_layout_attribute(layout, attribute, value, size_of::<i32>())?;
+        let value = std::ptr::from_ref(&step).cast();
+        let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        result::set_matrix_layout_attribute(layout, attribute, value, size_of::<i64>())
     }
 }
 
@@ -779,6 +876,7 @@ mod tests {
             fusion: Fusion::Bias,
             accumulate: false,
             tf32: false,
+            batch: Batch::ONE,
         };
         assert_eq!(shape(16_896, 768, 768).class(), shape(24_576, 768, 768).class());
         assert_ne!(shape(16_384, 768, 768).class(), shape(16_896, 768, 768).class());
@@ -800,8 +898,11 @@ mod tests {
                 fusion,
                 accumulate: true,
                 tf32: false,
+                batch: Batch::ONE,
             };
             assert_eq!(shape.to_string().parse::<Shape>(), Ok(shape));
+            let several = Shape { batch: Batch { count: 12, steps: [64, 32, 512] }, ..shape };
+            assert_eq!(several.to_string().parse::<Shape>(), Ok(several));
             let algorithm = sys::cublasLtMatmulAlgo_t { data: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
             let line = line(&shape, &algorithm);
             assert_eq!(choice(&line), Ok((shape, algorithm)));

@@ -40,6 +40,7 @@ pub static SOURCES: [&Source; 16] = [
     &attention::SOURCE,
     &attention::HOPPER,
     &attention::cache::SOURCE,
+    &attention::disentangled::SOURCE,
     &attention::general::SOURCE,
     &attention::general::PLAIN,
     &layer_norm::SOURCE,

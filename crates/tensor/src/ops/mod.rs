@@ -3,6 +3,7 @@
 
 mod attention;
 mod cache;
+mod disentangled;
 mod embedding;
 mod layer_norm;
 mod linear;
@@ -14,6 +15,7 @@ mod similarity;
 
 pub use attention::{BiasValues, QueryKeyValue};
 pub use cache::{Cache, CachedSequence};
+pub use disentangled::{PositionTables, RelativePositions};
 pub use embedding::EmbeddingTables;
 pub use layer_norm::Norm;
 pub use linear::FeedForwardLayers;
@@ -55,6 +57,7 @@ pub(crate) use with_float;
 /// A recorded operation.
 pub(crate) enum Op {
     Attention(attention::Recorded),
+    Disentangled(disentangled::Recorded),
     Dropout(rows::Dropped),
     Embedding(embedding::Embedding),
     FeedForward(linear::FeedForward),
@@ -65,6 +68,7 @@ pub(crate) enum Op {
     Rotary(rotary::Rotated),
     Similarities(similarity::Similarities),
     Sum(rows::Sum),
+    Table(rows::Table),
     UnitMeans(similarity::UnitMeans),
 }
 
@@ -73,6 +77,7 @@ impl Op {
     pub(crate) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         match self {
             Op::Attention(op) => op.backward(back),
+            Op::Disentangled(op) => op.backward(back),
             Op::Dropout(op) => op.backward(back),
             Op::Embedding(op) => op.backward(back),
             Op::FeedForward(op) => op.backward(back),
@@ -83,6 +88,7 @@ impl Op {
             Op::Rotary(op) => op.backward(back),
             Op::Similarities(op) => op.backward(back),
             Op::Sum(op) => op.backward(back),
+            Op::Table(op) => op.backward(back),
             Op::UnitMeans(op) => op.backward(back),
         }
     }

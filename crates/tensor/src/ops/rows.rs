@@ -4,9 +4,9 @@ use henson_kernels::cpu::rows as kernels;
 use henson_kernels::cuda::Gpu;
 use henson_kernels::cuda::rows::{self as cuda_kernels, Sorted};
 
-use super::{Op, copy, own, with_float};
+use super::{Op, cast, copy, own, with_float};
 use crate::tape::{Backward, Dropout, Slot};
-use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
+use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, TensorError, Var};
 
 /// How the tokens of a sequence become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,16 @@ impl Pass<'_> {
         Ok(y)
     }
 
+    /// The numbers of a parameter themselves, such as a table that is normalised before its use.
+    pub fn table(&mut self, table: Param) -> Var {
+        self.reads(&table);
+        let y = self.var(self.parameters().matrix(table));
+        if let Some(out) = y.slot() {
+            self.record(Op::Table(Table { table, out }));
+        }
+        y
+    }
+
     /// Dropout of one vector a sequence (B×H): what heads apply to the pooled output.
     pub fn dropout_sequences(&mut self, x: Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
         self.drop_rows(x, layout.first_rows(), p, site)
@@ -63,7 +73,7 @@ impl Pass<'_> {
         self.drop_rows(x, layout.token_rows(), p, site)
     }
 
-    fn drop_rows(&mut self, x: Var, rows: &Tensor, p: f32, site: u32) -> Result<Var> {
+    pub(super) fn drop_rows(&mut self, x: Var, rows: &Tensor, p: f32, site: u32) -> Result<Var> {
         let Some(dropout) = self.dropout(p, site) else { return Ok(x) };
         rows.check_shape("dropout", "the layout", [x.tensor().rows(), 2])?;
         let x_slot = x.slot();
@@ -275,6 +285,21 @@ pub(super) fn spread_means(back: &mut Backward<'_>, dy: &Tensor, x: &Var, slot: 
         }
     }
     Ok(())
+}
+
+/// A recorded use of a parameter as a value.
+pub(crate) struct Table {
+    table: Param,
+    out: Slot,
+}
+
+impl Table {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let dy = cast(back.device(), &dy, DType::F32)?;
+        let mut gradient = back.gradients.sum(self.table)?;
+        super::add(back.device(), &dy, &mut gradient)
+    }
 }
 
 /// A recorded sum of two.

@@ -155,3 +155,36 @@ impl Buckets {
         (first + grown.min(count - 1)) as usize
     }
 }
+
+/// DeBERTa-v2's buckets of distances: exact ones near by, growing ones further away (He et al. 2021). Buckets have signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogBuckets {
+    /// Buckets of a side, half of which are exact: 256 in DeBERTa-v3. With 0, every distance is its own bucket.
+    pub count: u32,
+    /// The distance whose predecessor has the last bucket: 512 in DeBERTa-v3. More than half of `count` + 1.
+    pub max_distance: u32,
+}
+
+impl LogBuckets {
+    /// The bucket of a distance, an odd function that never descends. In f32 as in `transformers`: borders depend on it.
+    pub fn of(&self, distance: i64) -> i64 {
+        let (far, exact) = (distance.abs(), i64::from(self.count / 2));
+        if self.count == 0 || far <= exact {
+            return distance;
+        }
+        let end = (f64::from(self.max_distance - 1) / exact as f64) as f32;
+        let ratio = (far as f32 / exact as f32).ln() / end.ln();
+        distance.signum() * ((ratio * (exact - 1) as f32).ceil() as i64 + exact)
+    }
+
+    /// The row of a table of `rows` rows, the middle one for no distance, that a distance has.
+    pub fn row(&self, distance: i64, rows: usize) -> usize {
+        (self.of(distance) + rows as i64 / 2).clamp(0, rows as i64 - 1) as usize
+    }
+
+    /// How many rows in the middle of a table of `rows` rows distances below `length` need, rounded up to one of few numbers.
+    pub fn rows_for(&self, length: usize, rows: usize) -> usize {
+        let most = self.of(length.saturating_sub(1) as i64).unsigned_abs() as usize;
+        (2 * (most + 1).next_power_of_two().max(16)).min(rows)
+    }
+}

@@ -7,10 +7,11 @@
 
 pub mod cache;
 mod description;
+pub mod disentangled;
 pub mod reference;
 mod softmax;
 
-pub use description::{Attention, Bias, Buckets, Window};
+pub use description::{Attention, Bias, Buckets, LogBuckets, Window};
 
 use std::marker::PhantomData;
 use std::ops::Range;

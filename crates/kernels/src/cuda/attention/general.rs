@@ -24,6 +24,8 @@ pub static SOURCE: Source = Source {
     variants: &[
         &[HEAD_SIZES, &[DROPOUTS[1]], &[BIASES[1]]],
         &[&[HOPPER_SIZES[0], HOPPER_SIZES[1]], &[DROPOUTS[1]], &[BIASES[1]]],
+        &[HEAD_SIZES, &[DROPOUTS[1]], &[POSITIONS]],
+        &[&[HOPPER_SIZES[0], HOPPER_SIZES[1]], &[DROPOUTS[1]], &[POSITIONS]],
     ],
 };
 
@@ -35,7 +37,7 @@ pub static PLAIN: Source = Source {
         include_str!("../kernels/described.cuh"),
         include_str!("../kernels/attention_plain.cu")
     ),
-    variants: &[&[STORES, BIASES]],
+    variants: &[&[STORES, BIASES], &[STORES, &[POSITIONS]]],
 };
 
 /// What heads are filled up to.
@@ -45,6 +47,8 @@ const PADDED: [usize; 6] = [32, 64, 96, 128, 192, 256];
 const HOPPER_SIZES: [&str; 2] = ["HEAD_SIZE=64 HOPPER", "HEAD_SIZE=128 HOPPER"];
 const DROPOUTS: &[&str] = &["DROPOUT=false", "DROPOUT=true"];
 const BIASES: &[&str] = &["BIAS=false", "BIAS=true"];
+/// Contents are scored against positions: see disentangled.rs.
+pub(super) const POSITIONS: &str = "BIAS=true POSITIONS";
 
 /// Heads with more numbers do not fit the registers of a warp.
 pub const LARGEST_HEAD: usize = 256;
@@ -79,10 +83,10 @@ fn side(buckets: &Buckets) -> usize {
 /// Columns of every row of a matrix: queries, keys or values, fused with others or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
-    view: View<'a>,
-    stride: usize,
-    offset: usize,
-    width: usize,
+    pub(super) view: View<'a>,
+    pub(super) stride: usize,
+    pub(super) offset: usize,
+    pub(super) width: usize,
 }
 
 impl<'a> Columns<'a> {
@@ -98,7 +102,7 @@ impl<'a> Columns<'a> {
         std::array::from_fn(|i| Self { view, stride, offset: widths[..i].iter().sum(), width: widths[i] })
     }
 
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.view.rows("attention", self.stride)
     }
 
@@ -182,14 +186,14 @@ pub(super) struct Arguments<'a> {
     pub(super) query: u64,
     pub(super) key: u64,
     pub(super) value: u64,
-    out: u64,
-    dout: u64,
+    pub(super) out: u64,
+    pub(super) dout: u64,
     pub(super) result: u64,
-    dquery: u64,
-    dkey: u64,
-    dvalue: u64,
+    pub(super) dquery: u64,
+    pub(super) dkey: u64,
+    pub(super) dvalue: u64,
     pub(super) log_sums: u64,
-    terms: u64,
+    pub(super) terms: u64,
     dbias: u64,
     bias: u64,
     pub(super) items: u64,
@@ -199,6 +203,10 @@ pub(super) struct Arguments<'a> {
     pub(super) pages: u64,
     pub(super) page_offsets: u64,
     pub(super) lengths: u64,
+    pub(super) by_query: u64,
+    pub(super) by_key: u64,
+    pub(super) dscores: u64,
+    pub(super) distance_rows: u64,
     pub(super) page_size: u32,
     pub(super) sequences: u32,
     pub(super) query_stride: u32,
@@ -211,15 +219,15 @@ pub(super) struct Arguments<'a> {
     left: i32,
     right: i32,
     scale: f32,
-    bias_kind: u32,
-    reach: i32,
+    pub(super) bias_kind: u32,
+    pub(super) reach: i32,
     side: u32,
     bidirectional: u32,
     pub(super) least_queries: u32,
     pub(super) most_queries: u32,
     thresholds: [u32; LEVELS],
     keys: [u32; 14],
-    unused: u32,
+    pub(super) positions: u32,
     dropout: Dropout<'a>,
 }
 
@@ -251,6 +259,10 @@ impl<'a> Arguments<'a> {
             pages: 0,
             page_offsets: 0,
             lengths: 0,
+            by_query: 0,
+            by_key: 0,
+            dscores: 0,
+            distance_rows: 0,
             page_size: 0,
             sequences: 0,
             query_stride: 0,
@@ -271,7 +283,7 @@ impl<'a> Arguments<'a> {
             most_queries: u32::MAX,
             thresholds: [u32::MAX; LEVELS],
             keys: dropout.map_or([0; 14], |dropout| dropout.keys()),
-            unused: 0,
+            positions: 0,
             dropout: Dropout::argument(dropout),
         };
         match attention.bias {
@@ -315,8 +327,8 @@ fn thresholds(buckets: &Buckets) -> [u32; LEVELS] {
 
 /// A kernel's shape on tensor cores, by what heads are filled up to: as in attention_general.cu.
 #[derive(Clone, Copy)]
-struct Tiles {
-    size: usize,
+pub(super) struct Tiles {
+    pub(super) size: usize,
     hopper: bool,
     definition: &'static str,
 }
@@ -368,17 +380,23 @@ impl Tiles {
 }
 
 /// How an attention is computed.
-struct Plan<'a> {
-    attention: &'a Attention,
-    inputs: &'a Inputs<'a>,
+pub(super) struct Plan<'a> {
+    pub(super) attention: &'a Attention,
+    pub(super) inputs: &'a Inputs<'a>,
     /// None where it runs one warp a row.
-    tiles: Option<Tiles>,
-    variant: [&'static str; 3],
+    pub(super) tiles: Option<Tiles>,
+    pub(super) variant: [&'static str; 3],
 }
 
 impl<'a> Plan<'a> {
     #[track_caller]
-    fn new(gpu: &Gpu, attention: &'a Attention, inputs: &'a Inputs<'a>, others: &[Columns<'_>], drops: bool) -> Self {
+    pub(super) fn new(
+        gpu: &Gpu,
+        attention: &'a Attention,
+        inputs: &'a Inputs<'a>,
+        others: &[Columns<'_>],
+        drops: bool,
+    ) -> Self {
         let keys = inputs.cross.map_or(inputs.queries, |cross| cross.keys);
         keys.table.expect("attention", "the table", keys.room.numbers(), DType::U32);
         Self::with_keys(gpu, attention, inputs, keys.tokens, others, drops)
@@ -419,12 +437,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn arguments<'d>(&self, dropout: Option<Dropout<'d>>) -> Arguments<'d> {
+    pub(super) fn arguments<'d>(&self, dropout: Option<Dropout<'d>>) -> Arguments<'d> {
         arguments(self.attention, self.inputs, dropout)
     }
 
     /// Shared memory of the forward.
-    fn forward_bytes(&self, arguments: &Arguments<'_>) -> usize {
+    pub(super) fn forward_bytes(&self, arguments: &Arguments<'_>) -> usize {
         self.tiles.map_or(0, |tiles| tiles.bytes(1)) + arguments.bias_bytes()
     }
 
@@ -432,7 +450,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Safety
     /// As [`Gpu::launch`].
-    unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         gpu: &Gpu,
         kernel: &'static str,
@@ -510,7 +528,7 @@ fn tiles_for(gpu: &Gpu, attention: &Attention, dtype: DType, even: bool) -> Opti
 }
 
 /// Shared memory of the backward; that of the forward is less.
-fn backward_bytes(tiles: Tiles, arguments: &Arguments<'_>, with_dbias: bool) -> usize {
+pub(super) fn backward_bytes(tiles: Tiles, arguments: &Arguments<'_>, with_dbias: bool) -> usize {
     let sums = match with_dbias && arguments.bias_kind == 1 {
         true => tiles.warps() * (arguments.distances() + tiles.warp_rows() * (tiles.step() + 1)) * 4,
         false => 16 * tiles.block(),
@@ -627,13 +645,24 @@ pub fn probabilities(
     offsets: (&[u32], &[u32]),
     out: View<'_>,
 ) -> Result<()> {
-    let (query_offsets, key_offsets) = offsets;
+    let variant = [store(inputs.query.dtype()), BIASES[usize::from(inputs.bias.is_some())], ""];
+    probabilities_of(gpu, attention, inputs, offsets, variant, out, |plan| plan.arguments(None))
+}
+
+/// The same of a variant of the kernel, with what it takes for a plan.
+pub(super) fn probabilities_of<'d>(
+    gpu: &Gpu,
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    (query_offsets, key_offsets): (&[u32], &[u32]),
+    variant: [&'static str; 3],
+    out: View<'_>,
+    arguments_of: impl Fn(&Plan<'_>) -> Arguments<'d>,
+) -> Result<()> {
     out.expect("attention", "the probabilities", attention.probabilities(query_offsets, key_offsets), DType::F32);
     assert!(Room::of(query_offsets) == inputs.queries.room, "attention: the table has room to spare");
-    let mut plan = Plan::new(gpu, attention, inputs, &[], false);
-    // There is one kernel for all.
-    plan.tiles = None;
-    plan.variant = [store(inputs.query.dtype()), BIASES[usize::from(inputs.bias.is_some())], ""];
+    // There is one kernel for all; this checks the sizes.
+    let _ = Plan::new(gpu, attention, inputs, &[], false);
     // By length: the order of the table.
     let mut next = 0;
     for sequence in by_length(query_offsets) {
@@ -646,8 +675,8 @@ pub fn probabilities(
             ..inputs.queries
         };
         let one = Inputs { queries, ..*inputs };
-        let plan = Plan { inputs: &one, attention, tiles: None, variant: plan.variant };
-        let mut arguments = plan.arguments(None);
+        let plan = Plan { inputs: &one, attention, tiles: None, variant };
+        let mut arguments = arguments_of(&plan);
         arguments.log_sums = out.part(start, end - start).address();
         let shared = arguments.bias_bytes();
         // SAFETY: the kernel reads queries and keys and writes A·N·M numbers where log-sums go otherwise.
@@ -663,7 +692,7 @@ mod tests {
 
     #[test]
     fn the_arguments_are_as_long_as_the_kernels_take_them() {
-        assert_eq!(size_of::<Arguments<'_>>(), 20 * 8 + 18 * 4 + (LEVELS + 14 + 1) * 4 + 32);
+        assert_eq!(size_of::<Arguments<'_>>(), 24 * 8 + 18 * 4 + (LEVELS + 14 + 1) * 4 + 32);
     }
 
     /// `Described::bucket` of described.cuh.

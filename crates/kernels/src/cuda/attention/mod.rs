@@ -8,6 +8,7 @@
 //! own (attention.cu; for 64 on Hopper, attention_hopper.cu). Everything else is [`general`].
 
 pub mod cache;
+pub mod disentangled;
 pub mod general;
 
 use super::compile::Source;

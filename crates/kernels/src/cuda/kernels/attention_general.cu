@@ -5,7 +5,8 @@
 // Every sum has one order, so the same input gives the same bits; there are no atomic operations. The backward computes the scores
 // twice, once for the queries' gradients and once for those of keys and values, so that all blocks of threads are independent.
 //
-// Compiled for a HEAD_SIZE, with DROPOUT or not, and with a BIAS or not; for 64 and 128 also for HOPPER, where products are wgmma's.
+// Compiled for a HEAD_SIZE, with DROPOUT or not, and with a BIAS or not; for 64 and 128 also for HOPPER, where products are wgmma's. With
+// a BIAS also for POSITIONS that contents are scored against: their products are there already, and are gathered by distance.
 
 // What is for Hopper is empty for other targets.
 #if !defined(HOPPER) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -174,9 +175,15 @@ struct Seen {
 
 // Adds the bias to scores and brings them into powers of two.
 struct Added {
+    const Part &part;
     const float *by_distance;
     float slope;
-    __device__ __forceinline__ float operator()(const Arguments &a, float score, float factor, int distance) const {
+    u32 head;
+    __device__ __forceinline__ float operator()(const Arguments &a, float score, float factor, u32 query, u32 key) const {
+#ifdef POSITIONS
+        return fmaf(score, factor, LOG2_E * part.by_position(a, by_distance, head, query, key));
+#endif
+        const int distance = (int)key - (int)query - part.shift;
         const float bias = fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
         return fmaf(score, factor, bias);
     }
@@ -215,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
     load_rows<PLAIN, ROWS>(queries, query_from, a.query_stride, d, part.row, part.queries, [](u32 row) { return row; });
     load_keys(0);
     load_keys(1);
-    Added added{by_distance, 0.0f};
+    Added added{part, by_distance, 0.0f, head};
     if (BIAS) a.fill_bias(by_distance, added.slope, head, LOG2_E);
 
     const u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -254,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
                         for (int e = 0; e < 4; e++) {
                             const u32 column = key + column_at(n, e % 2, q), at = query + 16 * m + 8 * (e / 2) + g;
                             float &score = scores[m][n][e];
-                            if (BIAS) score = added(a, score, scaled, (int)column - (int)at - part.shift);
+                            if (BIAS) score = added(a, score, scaled, at, column);
                             if (!whole && !seen.one(at, column)) score = -INFINITE;
                         }
                     }
@@ -370,6 +377,16 @@ constexpr int BACKWARD_BLOCKS = D <= 64 ? 2 : 1;
 // Between the numbers of neighbouring rows, so that neither rows nor diagonals meet in a bank.
 constexpr int PITCH = STEP + 1;
 
+#ifdef POSITIONS
+// Keeps two neighbouring gradients of scores of a row, of queries or of keys, where there are such. Rows have room for an even number.
+__device__ __forceinline__ void write_dscores(const Arguments &a, u32 head, u32 first, u32 row, u32 rows, u32 column, u32 columns,
+                                              const float (&ds)[2], float factor) {
+    if (row >= rows || column >= columns) return;
+    u16 *to = a.dscores + ((u64)(first + row) * a.heads + head) * a.reach + column;
+    *(u32 *)to = pack(ds[0] * factor, ds[1] * factor);
+}
+#endif
+
 // The queries' gradients, as the forward: a block has queries and goes over keys. Also the share of the bias' table: the sums of the
 // scores' gradients along diagonals, which belong to one distance each.
 extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
@@ -410,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
     load_rows<PLAIN, ROWS>(gradients, gradient_from, width, d, part.row, part.queries, as_is);
     load_keys(0);
     load_keys(1);
-    Added added{by_distance, 0.0f};
+    Added added{part, by_distance, 0.0f, head};
     if (BIAS) a.fill_bias(by_distance, added.slope, head, LOG2_E);
     const u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     if (with_dbias) {
@@ -465,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
                         for (int b = 0; b < 2; b++) {
                             const u32 column = key + column_at(n, b, q);
                             float score = scores[m][n][2 * r + b];
-                            if (BIAS) score = added(a, score, scaled, (int)column - (int)at - part.shift);
+                            if (BIAS) score = added(a, score, scaled, at, column);
                             if (!whole && !seen.one(at, column)) score = -INFINITE;
                             const float p = exp2_fast(fmaf(score, factor, terms[m][r].x));
                             const float dw = dweights[m][n][2 * r + b], delta = terms[m][r].y;
@@ -477,6 +494,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
                             if (with_dbias) dscores[(16 * m + 8 * r + g) * PITCH + column_at(n, b, q)] = ds[b];
                         }
                         slopes[n / 2][m][n % 2 * 2 + r] = pack(ds[0], ds[1]);
+#ifdef POSITIONS
+                        write_dscores(a, head, part.first_query, at, part.queries, key + column_at(n, 0, q), part.keys, ds, keep_scale);
+#endif
                     }
                 }
             }
@@ -562,9 +582,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
     const u32 warp_row = warp_number() * 16 * M, key = part.row + warp_row, group_key = part.row + warp_row / GROUP * GROUP;
     const bool active = group_key < part.keys;
     const Seen seen(a, part);
-    const float scaled = a.scale * LOG2_E, factor = BIAS ? 1.0f : scaled;
+    const float scaled = a.scale * LOG2_E, factor = BIAS ? 1.0f : scaled, keep_scale = DROPOUT ? a.dropout.scale : 1.0f;
     Draws draws;
-    Added added{by_distance, 0.0f};
+    Added added{part, by_distance, 0.0f, 0};
     float dkeys[M][N][4], dvalues[M][N][4];
     clear(dkeys);
     clear(dvalues);
@@ -574,6 +594,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
             if (DROPOUT) draws = draws_of(a, part.number, head, part.keys);
             // All have left the last head's steps: see the end of the loop.
             if (BIAS) a.fill_bias(by_distance, added.slope, head, LOG2_E);
+            added.head = head;
         }
         copies_wait<1>();
         copied();
@@ -598,7 +619,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
                         for (int e = 0; e < 4; e++) {
                             const u32 at = key + key_row_at(m, e / 2, g), column = query + 8 * n + 2 * q + e % 2;
                             float &score = scores[m][n][e];
-                            if (BIAS) score = added(a, score, scaled, (int)at - (int)column - part.shift);
+                            if (BIAS) score = added(a, score, scaled, column, at);
                             if (!whole && !seen.one(column, at)) score = -INFINITE;
                         }
                     }
@@ -632,6 +653,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
                             }
                             weights[half][m][2 * n + r] = pack(w[0], w[1]);
                             slopes[half][m][2 * n + r] = pack(ds[0], ds[1]);
+#ifdef POSITIONS
+                            write_dscores(a, head, part.first_key, key + key_row_at(m, r, g), part.keys,
+                                          query + 8 * (2 * half + n) + 2 * q, part.queries, ds, keep_scale);
+#endif
                         }
                     }
                 }
@@ -645,7 +670,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
         load_queries(block + 2);
     }
     if (key >= part.keys) return;
-    const float keep_scale = DROPOUT ? a.dropout.scale : 1.0f;
     const u64 first = part.first_key + key;
     float factors[M][2];
     fill<M>(factors, keep_scale);

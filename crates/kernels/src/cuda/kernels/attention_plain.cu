@@ -1,7 +1,7 @@
 // Attention by a description (described.cuh) for every head size up to 256, in f32 or bf16: a warp for each row, no tensor cores. The
 // measure for the fast kernels, and what runs where those do not apply.
 //
-// Compiled for a storage type STORE, and with a BIAS or not.
+// Compiled for a storage type STORE, and with a BIAS or not; with one also for POSITIONS that contents are scored against.
 
 typedef STORE E;
 typedef Described<E> Arguments;
@@ -67,6 +67,9 @@ struct Head {
 
     __device__ __forceinline__ float score(float product, u32 query, u32 key) const {
         if (!BIAS) return product * a.scale;
+#ifdef POSITIONS
+        return product * a.scale + part.by_position(a, by_distance, head, query, key);
+#endif
         const int distance = (int)key - (int)query - part.shift;
         return product * a.scale + fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
     }
@@ -147,6 +150,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_queries(const 
             const float slope = p * (dot(dout, v) * head.kept(query, key, bits, group) - delta);
 #pragma unroll
             for (int i = 0; i < OWN; i++) sums[i] = fmaf(slope, k[i], sums[i]);
+#ifdef POSITIONS
+            const u64 row = (u64)(part.first_query + query) * a.heads + head.head;
+            if (threadIdx.x % 32 == 0) a.dscores[row * a.reach + key] = narrow<E>(slope);
+#endif
             if (BIAS && a.dbias && threadIdx.x % 32 == 0) {
                 sums_by_distance[a.near((int)key - (int)query - part.shift)] += slope;
             }
@@ -181,6 +188,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_keys(const __g
                 const Terms terms = a.terms[head.sums(query)];
                 const float p = expf(head.score(dot(q, k), query, key) - terms.x);
                 const float slope = p * (dot(dout, v) * kept - terms.y);
+#ifdef POSITIONS
+                const u64 row = (u64)(part.first_key + key) * a.heads + head.head;
+                if (threadIdx.x % 32 == 0) a.dscores[row * a.reach + query] = narrow<E>(slope);
+#endif
 #pragma unroll
                 for (int i = 0; i < OWN; i++) {
                     dkey[i] = fmaf(slope, q[i], dkey[i]);

@@ -30,6 +30,12 @@ template <class E> struct Described {
     const u32 *numbers;            // The sequences' numbers, where there are two layouts.
     // Where keys and values lie in pages: see cache.rs.
     const u32 *pages, *page_offsets, *lengths;
+    // Where contents are scored against positions (POSITIONS): the scaled products of each query, and of each key, with all of them, rows
+    // × A × positions, either of which may be absent; where gradients of scores go, rows × A × reach; and the position of each
+    // distance from −reach to reach.
+    const E *by_query, *by_key;
+    E *dscores;
+    const u32 *distance_rows;
     u32 page_size;
     u32 sequences;
     u32 query_stride, key_stride, value_stride;
@@ -45,7 +51,7 @@ template <class E> struct Described {
     u32 least_queries, most_queries;  // Sequences with fewer or more are left to another kernel.
     u32 thresholds[LEVELS];        // The least distance of each bucket of a side but the first.
     u32 keys[14];                  // Philox' keys of its seven rounds.
-    u32 unused;
+    u32 positions;
     Dropout dropout;
 
     // The bucket of a key that stands `distance` after the query.
@@ -60,6 +66,10 @@ template <class E> struct Described {
 
     // What is added to the scores of a head at distances of −reach to reach, times `factor`; `slope` where it grows with the distance.
     __device__ __forceinline__ void fill_bias(float *by_distance, float &slope, u32 head, float factor) const {
+#ifdef POSITIONS
+        for (int i = threadIdx.x; i <= 2 * reach; i += blockDim.x) by_distance[i] = __uint_as_float(distance_rows[i]);
+        return;
+#endif
         slope = bias_kind == SLOPES ? -bias[head] * factor : 0.0f;
         for (int i = threadIdx.x; i <= 2 * reach; i += blockDim.x) {
             by_distance[i] = bias_kind == RELATIVE ? bias[bucket(i - reach) * heads + head] * factor : 0.0f;
@@ -92,6 +102,9 @@ template <class E> struct Described {
         }
     }
 };
+
+template <class E> __device__ __forceinline__ float stored(E x) { return widen(x); }
+template <> __device__ __forceinline__ float stored<u16>(u16 x) { return __uint_as_float((u32)x << 16); }
 
 // What the backward needs of a query: −(its log-sum), 0 where it sees nothing, and −Σ out·dout.
 typedef float2 Terms;
@@ -152,6 +165,23 @@ struct Part {
     template <class E> __device__ __forceinline__ u32 key_row(const Described<E> &a, u32 key) const {
         if (!a.pages) return first_key + key;
         return a.pages[a.page_offsets[index] + key / a.page_size] * a.page_size + key % a.page_size;
+    }
+
+    // What positions add to the score of a query and a key. `rows` holds the position of each distance, as `fill_bias` left it. Beyond
+    // the end of the sequence it is that of the last.
+    template <class E>
+    __device__ __forceinline__ float by_position(const Described<E> &a, const float *rows, u32 head, u32 query, u32 key) const {
+        const int distance = (int)key - (int)query - shift;
+        float sum = 0.0f;
+        if (a.by_query) {
+            const u64 row = (u64)(first_query + min(query, queries - 1)) * a.heads + head;
+            sum += stored(a.by_query[row * a.positions + __float_as_uint(rows[a.near(-distance)])]);
+        }
+        if (a.by_key) {
+            const u64 row = (u64)(first_key + min(key, keys - 1)) * a.heads + head;
+            sum += stored(a.by_key[row * a.positions + __float_as_uint(rows[a.near(-distance)])]);
+        }
+        return sum;
     }
 
     // The keys that one of these queries sees at least, and the end of them.
