@@ -69,6 +69,9 @@ pub struct TrainedReading {
     /// Texts with classes or numbers: whether they came in pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<bool>,
+    /// Marked spans: how many an example has. Labels are then pairs of a role and a class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spans: Option<usize>,
 }
 
 impl Config {
@@ -172,6 +175,7 @@ mod tests {
             max_question: None,
             document_context: false,
             pairs: None,
+            spans: None,
         };
         config.task.reading = Some(reading);
         config.task.no_answer_threshold = Some(-1.5);

@@ -41,21 +41,27 @@ impl Sums {
 
     /// Reads the files for which `is_meant` is true and compares them.
     pub fn check(&self, directory: &Path, is_meant: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
-        let mut buffer = vec![0; 1 << 16];
         for (name, expected) in self.0.iter().filter(|(name, _)| is_meant(name)) {
             let path = directory.join(name);
-            let io = || CheckpointError::io("read", &path);
-            let mut file = open_regular(&path, "read")?;
-            let mut hash = XxHash3_64::new();
-            loop {
-                match file.read(&mut buffer).map_err(io())? {
-                    0 => break,
-                    read => hash.write(&buffer[..read]),
-                }
-            }
-            compare(&path, expected, &hash)?;
+            compare(&path, expected, &hash_of(&path)?)?;
         }
         Ok(())
+    }
+
+    /// The checksum of a file.
+    pub fn of_file(path: &Path) -> Result<String, CheckpointError> {
+        Ok(written(hash_of(path)?.finish()))
+    }
+}
+
+fn hash_of(path: &Path) -> Result<XxHash3_64, CheckpointError> {
+    let mut file = open_regular(path, "read")?;
+    let (mut hash, mut buffer) = (XxHash3_64::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut buffer).map_err(CheckpointError::io("read", path))? {
+            0 => return Ok(hash),
+            read => hash.write(&buffer[..read]),
+        }
     }
 }
 

@@ -398,3 +398,69 @@ fn no_held_out_text_is_left_with_the_model_unless_asked_for() {
     let (_, found) = run("own", &["--set", "samples=['they zqxwvk [MASK]']"]);
     assert!(["recipe.toml", "report.html"].iter().all(|name| found.contains(&(*name).to_owned())), "{found:?}");
 }
+
+/// Models of two families, fine-tuned on two tasks: one table, the same after an interruption, and nothing done twice.
+#[test]
+fn a_set_is_fine_tuned_and_resumes() {
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    for directory in ["set", "glue", "glue/RTE", "squad"] {
+        std::fs::create_dir(at(directory)).unwrap();
+    }
+    let base = "steps = 2\nbatch_size = 2\nsequence_length = 16\neval_sequences = 2\n";
+    std::fs::write(at("set/base.toml"), base).unwrap();
+    std::fs::write(at("set/bert.toml"), "model = \"bert-tiny\"\n").unwrap();
+    let small = "model = \"distilbert-base\"\nconfig = { n_layers = 1, dim = 32, n_heads = 2, hidden_dim = 64 }\n";
+    std::fs::write(at("set/distil.toml"), format!("{small}objective = \"mlm\"\n")).unwrap();
+    let rows: String = (0..8)
+        .map(|i| format!("{i}\tthe house is {i}\tit is old\t{}entailment\n", if i % 2 == 0 { "" } else { "not_" }))
+        .collect();
+    for name in ["train", "dev"] {
+        std::fs::write(at(&format!("glue/RTE/{name}.tsv")), format!("index\tsentence1\tsentence2\tlabel\n{rows}")).unwrap();
+        let qas = r#"[{"id": "a", "question": "who sang?", "answers": [{"text": "the man", "answer_start": 0}]}]"#;
+        let squad = format!(r#"{{"data": [{{"paragraphs": [{{"context": "the man sang.", "qas": {qas}}}]}}]}}"#);
+        std::fs::write(at(&format!("squad/{name}-v1.1.json")), squad).unwrap();
+    }
+    let ablate = |out: &str, restarts: &str, more: &[&str]| -> Vec<String> {
+        let (set, glue, squad, out) = (at("set"), at("glue"), at("squad"), at(out));
+        let common = ["ablate", &set, "--data", shards(), "--threads", "1", "--out", &out, "--restarts", restarts];
+        let tasks = ["--finetune", "rte,squad1", "--finetune-data", &glue, "--finetune-data", &squad];
+        let sets = ["--finetune-set", "epochs=1", "--finetune-set", "rte.limit=4", "--finetune-set", "linear_head=false"];
+        common.iter().chain(&tasks).chain(&sets).chain(more).map(|argument| (*argument).to_owned()).collect()
+    };
+    fails(1, &borrowed(&ablate("out", "1", &["--finetune", "cola"])), &["training file of task cola", "CoLA"]);
+    fails(1, &borrowed(&ablate("out", "1", &["--finetune-set", "mrpc.epochs=1"])), &["does not have the task mrpc"]);
+    fails(1, &borrowed(&ablate("out", "1", &["--finetune-set", "epoch=1"])), &["epoch"]);
+    assert!(!Path::new(&at("out")).exists(), "nothing was begun");
+    let table = works(&borrowed(&ablate("out", "2", &[])));
+    for part in ["rte accuracy", "squad1 f1", "average", "| bert ", "| distil ", " ± "] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let results = |out: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(at(&format!("{out}/results.json"))).unwrap()).unwrap()
+    };
+    let scores = |out: &str| -> Vec<Value> {
+        results(out).as_array().unwrap().iter().map(|row| row["finetune"].clone()).collect()
+    };
+    let first = results("out");
+    assert_eq!(first[0]["finetune"][0]["values"].as_array().unwrap().len(), 2);
+    assert!(std::fs::read_to_string(at("out/report.html")).unwrap().contains("squad1 f1"));
+    // A part that is missing is made again, what is there stays as it is.
+    let kept = at("out/finetune/bert/rte/runs/seed-0/results.json");
+    let before = std::fs::metadata(&kept).unwrap().modified().unwrap();
+    std::fs::remove_dir_all(at("out/finetune/distil/rte/runs/seed-1")).unwrap();
+    std::fs::remove_file(at("out/results.json")).unwrap();
+    assert_eq!(works(&borrowed(&ablate("out", "2", &[]))), table);
+    assert_eq!(results("out"), first);
+    assert_eq!(std::fs::metadata(&kept).unwrap().modified().unwrap(), before);
+    // One run of each first, then the second ones: the same scores.
+    works(&borrowed(&ablate("other", "1", &[])));
+    works(&borrowed(&ablate("other", "2", &[])));
+    assert_eq!(scores("other"), scores("out"));
+    // A model that is not the one that was fine-tuned.
+    let weights = at("out/bert/model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    fails(1, &borrowed(&ablate("out", "2", &[])), &["finetune/bert", "another model"]);
+}

@@ -111,6 +111,9 @@ fn described(config: &Config, head: Head) -> String {
         Head::PreTraining | Head::MaskedLm => "a masked language model",
         Head::Sequence { .. } => "a classifier of texts",
         Head::ReplacedTokens => "a discriminator of replaced tokens",
+        Head::Token { .. } if config.task.reading.is_some_and(|reading| reading.spans.is_some()) => {
+            "a classifier of marked spans, for `henson predict`"
+        }
         Head::Token { .. } => "a tagger of words",
         Head::Span => "a question answerer",
         Head::Choice => "a multiple-choice model",
@@ -121,7 +124,9 @@ fn described(config: &Config, head: Head) -> String {
 impl Model {
     /// What its head can be asked; nothing where it has none, or was opened without.
     pub fn task(&self) -> Option<Task> {
-        Task::of_head(self.network().head())
+        // One for marked spans has a head for tokens, and knows nothing of tags.
+        let knows_tags = self.config().task.reading.is_none_or(|reading| reading.spans.is_none());
+        Task::of_head(self.network().head()).filter(|task| *task != Task::Tag || knows_tags)
     }
 
     /// All that it can be asked.

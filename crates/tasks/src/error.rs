@@ -83,6 +83,19 @@ pub enum TaskError {
         looked: String,
     },
 
+    /// A task that is only there to be scored.
+    #[error(
+        "task {task} has no {split} file: fine-tune a model with --task {other}, then `henson eval --task {task} --model RUN --data FILE`, or predict"
+    )]
+    OnlyScored {
+        /// The task.
+        task: &'static str,
+        /// Which part of the set.
+        split: &'static str,
+        /// The task whose models are asked.
+        other: &'static str,
+    },
+
     /// A directory has several files that could be meant.
     #[error("{} has several {split} files ({found}): name the one that is meant", directory.display())]
     SeveralFiles {

@@ -135,6 +135,42 @@ pub enum Input {
         /// One that means something else than the first, to learn from.
         unlike: Option<String>,
     },
+    /// An answer to a question about a passage, to be judged by itself.
+    Answered {
+        /// The passage, which many answers share.
+        passage: Arc<str>,
+        /// The question.
+        question: String,
+        /// The answer.
+        answer: String,
+    },
+    /// A sentence with a gap, about a passage, and what may fill it.
+    Cloze {
+        /// The passage, which many sentences share.
+        passage: Arc<str>,
+        /// The sentence.
+        query: String,
+        /// What may fill the gap, all different.
+        candidates: Vec<String>,
+    },
+    /// A text or two, in which spans are marked.
+    Marked {
+        /// The text, or the first of two.
+        first: String,
+        /// The second one.
+        second: Option<String>,
+        /// The spans, as many in each example of a set.
+        spans: Vec<Span>,
+    },
+}
+
+/// A marked span of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Whether it is in the second text.
+    pub in_second: bool,
+    /// Its bytes there.
+    pub bytes: Range<usize>,
 }
 
 /// The words of a sentence, and where they stand in their document: its other sentences are context for them.

@@ -31,11 +31,11 @@ mod tags;
 mod task;
 
 pub use error::TaskError;
-pub use example::{Answer, Example, Input, Set, Target, Words};
+pub use example::{Answer, Example, Input, Set, Span, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
     Cell, Dev, Ended, FineTuneRecipe, FoldScores, Learner, LearnerSettings, LinearScore, Plan, Results, Search,
-    SearchEnded, Table, finetune, missing_documents, search,
+    SearchEnded, Table, finetune, mean_and_deviation, missing_documents, search,
 };
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};

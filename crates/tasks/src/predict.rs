@@ -33,7 +33,8 @@ pub struct PredictSettings {
 pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
     let learned = reading.task.form.fewest_labels > 0 && reading.task.labels.is_empty();
     if learned && reading.files.labels.is_empty() {
-        (reading.files.labels, reading.labels_of_model) = (model.labels(), true);
+        let labels = reading.task.form.class_names(model.labels());
+        (reading.files.labels, reading.labels_of_model) = (labels, true);
     }
     reading
 }
@@ -151,9 +152,15 @@ fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
             data: format!("those of task {}", set.task.name),
         });
     }
+    form.fits(model.config().task.reading, set).map_err(|model_is| TaskError::OtherLabels {
+        path: model.path().to_owned(),
+        model: model_is,
+        data: format!("those of task {}", set.task.name),
+    })?;
     if form.fewest_labels == 0 {
         return Ok(Vec::new());
     }
+    let labels = form.class_names(labels);
     let task: &'static Task = set.task;
     let place =
         |i: usize| labels.iter().position(|label| *label == set.labels[i] || label == task.meaning(&set.labels, i));

@@ -52,10 +52,14 @@ pub(crate) enum Prepared {
     Words(WordWindows),
     /// A question.
     Question(QuestionWindows),
+    /// A sequence for each of some candidates.
+    Candidates(Vec<Features>, Vec<String>),
+    /// One sequence, and the positions of each of its roles: the first token, then every marked span.
+    Marked(Features, Vec<Vec<u32>>),
 }
 
 /// One thing to learn from.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Instance {
     /// Token ids and segments of its sequence; of its sequences, for choices and for texts that are alike.
     pub sequences: Vec<(Vec<u32>, Vec<u32>)>,
@@ -65,6 +69,8 @@ pub struct Instance {
     /// The right number, or 0 or 1 for each label. Where there are neither labels nor numbers, the first two sequences are
     /// alike, and the third, if there is one, is unlike them.
     pub numbers: Vec<f32>,
+    /// The positions of the first token and of each marked span, where spans are marked.
+    pub spans: Vec<Vec<u32>>,
 }
 
 /// What a model says about an example, so that models can be averaged: rows, whose meaning its form knows.
@@ -77,6 +83,8 @@ impl Prepared {
             Self::Plain(sequences) => sequences,
             Self::Words(words) => &words.windows,
             Self::Question(question) => &question.windows,
+            Self::Candidates(sequences, _) => sequences,
+            Self::Marked(sequence, _) => std::slice::from_ref(sequence),
         }
     }
 
@@ -86,6 +94,8 @@ impl Prepared {
             Self::Plain(sequences) => sequences,
             Self::Words(words) => words.windows,
             Self::Question(question) => question.windows,
+            Self::Candidates(sequences, _) => sequences,
+            Self::Marked(sequence, _) => vec![sequence],
         };
         sequences.into_iter().map(|sequence| (sequence.ids, sequence.segments))
     }
@@ -94,7 +104,7 @@ impl Prepared {
     pub(crate) fn apart(self, target: impl Fn(usize) -> (Vec<Option<u32>>, Vec<f32>)) -> Vec<Instance> {
         let each = self.into_sequences().enumerate().map(|(number, sequence)| {
             let (labels, numbers) = target(number);
-            Instance { sequences: vec![sequence], labels, numbers }
+            Instance { sequences: vec![sequence], labels, numbers, spans: Vec::new() }
         });
         each.collect()
     }

@@ -153,6 +153,12 @@ pub(crate) fn mistake(example: &Example, expected: String, predicted: String, we
         Input::Question { question, .. } => question.clone(),
         Input::Choices { context, .. } => context.clone(),
         Input::Alike { first, second, .. } => format!("{first} | {second}"),
+        Input::Answered { question, answer, .. } => format!("{question} | {answer}"),
+        Input::Cloze { query, .. } => query.clone(),
+        Input::Marked { first, second, .. } => match second {
+            Some(second) => format!("{first} | {second}"),
+            None => first.clone(),
+        },
     };
     let mut text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((cut, _)) = text.char_indices().nth(SHOWN) {

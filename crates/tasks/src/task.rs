@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use henson_infer::Task as Ability;
 
 use crate::error::TaskError;
-use crate::forms::{ANSWER, CHOOSE, CLASSIFY, EMBED, ENTITIES, Form, MULTILABEL, PAIR, REGRESS, WORDS};
+use crate::forms::{
+    ANSWER, CHOOSE, CLASSIFY, CLOZE, COMMITMENT, COPA, EMBED, ENTITIES, Form, JUDGE, MULTILABEL, PAIR, REGRESS, SPAN,
+    SPAN_PAIR, WINOGENDER, WORDS,
+};
 
 /// A part of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,10 @@ pub struct Task {
     pub(crate) columns: TaskColumns,
     /// Whether a question may be without answer.
     pub may_be_unanswerable: bool,
+    /// Tokens of a sequence in training, where nothing else is said and its texts are longer than those of its form.
+    pub(crate) length: Option<usize>,
+    /// The task whose models are asked, where it has no files to train on.
+    pub(crate) models_of: Option<&'static str>,
 }
 
 /// The names that columns may have in a task's own files, the first that is there wins.
@@ -88,6 +95,11 @@ impl Task {
         Ability::of_head(self.form.head(2))
     }
 
+    /// Whether longer texts can be divided into windows.
+    pub fn can_divide(&self) -> bool {
+        !self.form.reads_whole && self.ability().is_some()
+    }
+
     /// The task of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         TASKS.iter().find(|task| task.name == name)
@@ -118,6 +130,9 @@ impl Task {
                     }
                 }
             }
+        }
+        if let (true, Some(other)) = (patterns.is_empty(), self.models_of) {
+            return Err(TaskError::OnlyScored { task: self.name, split: split.name(), other });
         }
         let mut looked = patterns.replace(' ', ", ");
         if !self.directory.is_empty() {
@@ -167,6 +182,9 @@ const SENTENCES: [&str; 3] = [
      test.json",
 ];
 
+const SUPERGLUE_FILES: [&str; 3] =
+    ["train.jsonl train.parquet", "val.jsonl dev.jsonl validation.jsonl validation.parquet", "test.jsonl test.parquet"];
+
 const IDS: &[&str] = &["index", "id", "idx", "pairID", "pair_ID", "guid"];
 
 /// The general forms look for what such columns are usually called.
@@ -185,6 +203,9 @@ const NO_COLUMNS: TaskColumns = columns(&[], &[], &[], IDS);
 const ANY: TaskColumns = columns(ANY_FIRST, ANY_SECOND, ANY_LABEL, IDS);
 
 const BINARY: &[&str] = &["0", "1"];
+const TRUTH: &[&str] = &["false", "true"];
+/// In the order of the `datasets` library.
+const COMMITMENTS: &[&str] = &["entailment", "contradiction", "neutral"];
 const ENTAILS: &[&str] = &["entailment", "not_entailment"];
 const NLI: &[&str] = &["entailment", "neutral", "contradiction"];
 
@@ -197,6 +218,8 @@ const NLI_COLUMNS: TaskColumns = columns(
 
 const SENTENCE: TaskColumns = columns(&["sentence"], &[], &["label"], &["index", "idx"]);
 const SENTENCES_1_2: TaskColumns = columns(&["sentence1"], &["sentence2"], &["label"], &["index", "idx"]);
+
+const PREMISE_HYPOTHESIS: TaskColumns = columns(&["premise"], &["hypothesis"], &["label"], &["idx"]);
 
 /// What most tasks have in common.
 const fn task(name: &'static str, form: &'static Form, metric: &'static str) -> Task {
@@ -211,6 +234,8 @@ const fn task(name: &'static str, form: &'static Form, metric: &'static str) -> 
         submission: None,
         columns: ANY,
         may_be_unanswerable: false,
+        length: None,
+        models_of: None,
     }
 }
 
@@ -226,9 +251,22 @@ const fn glue(
     Task { directory, files: GLUE_FILES, labels, submission: Some(submission), columns, ..task(name, form, metric) }
 }
 
+/// A task of SuperGLUE, whose archive has a directory of JSON lines for each.
+const fn superglue(
+    name: &'static str,
+    form: &'static Form,
+    directory: &'static str,
+    labels: &'static [&'static str],
+    metric: &'static str,
+    submission: &'static str,
+) -> Task {
+    let (files, columns) = (SUPERGLUE_FILES, PREMISE_HYPOTHESIS);
+    Task { directory, files, labels, submission: Some(submission), columns, ..task(name, form, metric) }
+}
+
 /// All tasks. In dev and test files GLUE's columns have the same names as in those to train on, but for CoLA's, whose test
 /// file alone has a header.
-pub static TASKS: [Task; 24] = [
+pub static TASKS: [Task; 36] = [
     Task {
         meanings: &["unacceptable", "acceptable"],
         columns: TaskColumns { without_header: Some((3, 1, 4)), ..SENTENCE },
@@ -283,6 +321,50 @@ pub static TASKS: [Task; 24] = [
     },
     glue("rte", &PAIR, "RTE", ENTAILS, "accuracy", "RTE.tsv"),
     Task { meanings: &["not_entailment", "entailment"], ..glue("wnli", &PAIR, "WNLI", BINARY, "accuracy", "WNLI.tsv") },
+    // GLUE's diagnostics. The file that the server wants predictions for has no labels, that of the authors has.
+    Task {
+        files: ["", "diagnostic-full.tsv", "diagnostic.tsv AX.tsv"],
+        columns: columns(
+            &["sentence1", "Premise"],
+            &["sentence2", "Hypothesis"],
+            &["Label", "label"],
+            &["index", "idx"],
+        ),
+        models_of: Some("mnli"),
+        ..glue("ax", &PAIR, "diagnostic", NLI, "matthews", "AX.tsv")
+    },
+    // SuperGLUE. Texts stand in the order of jiant's; labels are written as the server takes them.
+    Task {
+        columns: columns(&["question"], &["passage"], &["label"], &["idx"]),
+        length: Some(256),
+        ..superglue("boolq", &PAIR, "BoolQ", TRUTH, "accuracy", "BoolQ.jsonl")
+    },
+    Task { length: Some(256), ..superglue("cb", &COMMITMENT, "CB", COMMITMENTS, "acc_and_f1", "CB.jsonl") },
+    superglue("copa", &COPA, "COPA", &[], "accuracy", "COPA.jsonl"),
+    Task {
+        columns: NO_COLUMNS,
+        length: Some(512),
+        ..superglue("multirc", &JUDGE, "MultiRC", BINARY, "f1_a", "MultiRC.jsonl")
+    },
+    Task { columns: NO_COLUMNS, length: Some(512), ..superglue("record", &CLOZE, "ReCoRD", &[], "f1", "ReCoRD.jsonl") },
+    superglue("superglue-rte", &PAIR, "RTE", ENTAILS, "accuracy", "RTE.jsonl"),
+    Task { columns: SENTENCES_1_2, ..superglue("wic", &SPAN_PAIR, "WiC", TRUTH, "accuracy", "WiC.jsonl") },
+    Task {
+        columns: columns(&["text"], &[], &["label"], &["idx"]),
+        meanings: TRUTH,
+        ..superglue("wsc", &SPAN, "WSC", &["False", "True"], "accuracy", "WSC.jsonl")
+    },
+    Task {
+        files: ["", "", "AX-b.jsonl"],
+        columns: SENTENCES_1_2,
+        models_of: Some("superglue-rte"),
+        ..superglue("axb", &PAIR, "AX-b", ENTAILS, "matthews", "AX-b.jsonl")
+    },
+    Task {
+        files: ["", "", "AX-g.jsonl"],
+        models_of: Some("superglue-rte"),
+        ..superglue("axg", &WINOGENDER, "AX-g", ENTAILS, "accuracy", "AX-g.jsonl")
+    },
     Task {
         directory: "snli_1.0",
         files: [
@@ -318,6 +400,7 @@ pub static TASKS: [Task; 24] = [
     task("pair", &PAIR, "accuracy"),
     task("regress", &REGRESS, "pearson"),
     task("multilabel", &MULTILABEL, "f1"),
+    task("span", &SPAN, "accuracy"),
     Task { files: SENTENCES, columns: NO_COLUMNS, ..task("tag", &ENTITIES, "f1") },
     Task {
         files: [

@@ -1,6 +1,8 @@
 //! `henson ablate`: runs the recipes of a set, one after the other, and tabulates what they gave. Variants that are
 //! finished are not run again, so an interrupted set can be resumed.
 
+mod tasks;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +17,8 @@ use crate::commands::pretrain::{Options, Show, plan, pretrain};
 use crate::flags::ablate::Ablate;
 use crate::output::{self, thousands};
 
+use tasks::{TaskScores, Tasks};
+
 /// What a variant gave.
 #[derive(Serialize)]
 struct Row {
@@ -27,6 +31,9 @@ struct Row {
     /// The last evaluation on held-out text, by name, and `blimp`.
     #[serde(flatten)]
     metrics: BTreeMap<String, f64>,
+    /// What fine-tuning gave, task by task.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    finetune: Vec<TaskScores>,
 }
 
 pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
@@ -40,6 +47,12 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
     }
     let sets = flags.settings.sets()?;
     let device = flags.machine.device()?;
+    let tasks = Tasks::new(flags)?;
+    anyhow::ensure!(
+        tasks.is_none() || !variants.contains_key(tasks::DIRECTORY),
+        "a variant is named {}, which is where fine-tuned models go: rename {0}.toml",
+        tasks::DIRECTORY
+    );
     // All is read before the first recipe is run: a mistake in the last shall not show after hours.
     let mut plans = Vec::new();
     for (name, layers) in &variants {
@@ -70,8 +83,9 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
             tokens: 0,
             seconds: 0.0,
             metrics: BTreeMap::new(),
+            finetune: Vec::new(),
         };
-        let run = report::Run::open(&out)?;
+        let mut run = report::Run::open(&out)?;
         run.skipped.iter().for_each(|text| output::warn(text));
         for line in &run.lines {
             match line {
@@ -83,6 +97,10 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
         if let Some(pairs) = &pairs {
             let accuracy = blimp_accuracy(&out, pairs, &device)?;
             row.metrics.insert("blimp".to_owned(), accuracy);
+        }
+        if let Some(tasks) = &tasks {
+            row.finetune = tasks.run(&out, &flags.out, &device)?;
+            run.results.extend(row.finetune.iter().map(TaskScores::written));
         }
         if flags.json {
             output::json(&row)?;
@@ -112,7 +130,9 @@ fn check_content(out: &Path) -> anyhow::Result<()> {
     // An empty directory is a run that was killed in its first moment.
     let is_empty = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
     let is_run = |path: &Path| path.join("recipe.toml").is_file() || path.join("run.lock").is_file() || is_empty(path);
-    let is_own = |path: &Path| path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
+    let is_own = |path: &Path| {
+        path.file_name().is_some_and(|name| name == tasks::DIRECTORY || FILES.iter().any(|file| name == *file))
+    };
     let of_a_set = paths.iter().all(|path| is_run(path) || is_own(path)) && paths.iter().any(|path| is_run(path));
     anyhow::ensure!(
         paths.is_empty() || of_a_set,
@@ -159,13 +179,14 @@ const COLUMNS: [Column; 5] = [
     ("blimp", "BLiMP", |x| format!("{:.1}%", 100.0 * x)),
 ];
 
-/// The rows as a Markdown table; several seeds of a variant as mean ± deviation.
+/// The rows as a Markdown table; several seeds of a variant, and several runs of a task, as mean ± standard deviation.
 fn table(rows: &[Row]) -> String {
     let columns: Vec<_> =
         COLUMNS.iter().filter(|(name, ..)| rows.iter().any(|r| r.metrics.contains_key(*name))).collect();
     let mut lines =
         vec![vec!["variant".to_owned(), "parameters".to_owned(), "tokens".to_owned(), "seconds".to_owned()]];
     lines[0].extend(columns.iter().map(|(_, heading, _)| (*heading).to_owned()));
+    lines[0].extend(tasks::headings(rows.first().map_or(&[], |row| &row.finetune)));
     let mut groups: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
         match groups.last_mut().filter(|group| group[0].variant == row.variant) {
@@ -186,6 +207,8 @@ fn table(rows: &[Row]) -> String {
             let values: Vec<f64> = group.iter().filter_map(|row| row.metrics.get(*name).copied()).collect();
             line.push(spread(&values, *write));
         }
+        let finetuned: Vec<&[TaskScores]> = group.iter().map(|row| row.finetune.as_slice()).collect();
+        line.extend(tasks::cells(&finetuned));
         lines.push(line);
     }
     let widths: Vec<usize> =
@@ -237,6 +260,7 @@ mod tests {
             tokens: 5000,
             seconds: 2.0,
             metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            finetune: Vec::new(),
         };
         let rows = [
             row("a", 0, &[("loss", 2.0), ("nsp_accuracy", 0.5)]),

@@ -246,7 +246,7 @@ fn introduce(plan: &Plan, device: &Device) {
     }
     if plan.cut > 0 {
         let longer = plan.config.task.reading.is_some_and(|reading| reading.max_length < most);
-        let windows = plan.task.ability().is_some();
+        let windows = plan.task.can_divide();
         let ways = [(longer, "raise max_length"), (windows, "--set windows=true")];
         let ways: Vec<&str> = ways.iter().filter(|(helps, _)| *helps).map(|(_, way)| *way).collect();
         output::warn(&format!(
@@ -286,9 +286,37 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         Some([]) => Search::papers_grid(),
         Some(lists) => lists.iter().map(|list| parse_list(list)).collect::<anyhow::Result<_>>()?,
     };
-    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-    let metric = recipe.metric.clone().unwrap_or_else(|| task.metric.to_owned());
     let wanted = Search { restarts: flags.restarts.unwrap_or(1) as u64, grid, recipe };
+    let table = searched(&wanted, device, &flags.out, flags.json, stop)?;
+    if flags.json {
+        output::json(&table)?;
+    } else {
+        print(task_of(&wanted.recipe)?, &table)?;
+    }
+    match &table.best {
+        Some(best) => output::message(&format!(
+            "the best model, that of {best}, is in {out}; `henson eval --model {out} --data FILE` shows its mistakes",
+            out = flags.out.display()
+        )),
+        None => output::warn("no run has a score"),
+    }
+    Ok(())
+}
+
+fn task_of(recipe: &FineTuneRecipe) -> Result<&'static Task, TaskError> {
+    Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })
+}
+
+/// Runs a search, and shows how it goes. An interrupted one is an error.
+pub(crate) fn searched(
+    wanted: &Search,
+    device: &Device,
+    out: &Path,
+    json: bool,
+    stop: &AtomicBool,
+) -> anyhow::Result<Table> {
+    let task = task_of(&wanted.recipe)?;
+    let metric = wanted.recipe.metric.clone().unwrap_or_else(|| task.metric.to_owned());
     let watcher: std::cell::RefCell<Option<Watcher>> = std::cell::RefCell::new(None);
     let mut on = |event: Event<'_>| {
         if let Some(watcher) = watcher.borrow_mut().as_mut() {
@@ -300,7 +328,7 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
             introduce(plan, device);
         }
         output::message(&format!("run {} of {count}: {}", number + 1, name_of(&cell.settings, cell.seed)));
-        *watcher.borrow_mut() = Some(Watcher { people: false, ..Watcher::new(plan, flags.json) });
+        *watcher.borrow_mut() = Some(Watcher { people: false, ..Watcher::new(plan, json) });
     };
     let mut ends = |cell: &Cell| {
         if let Some(watcher) = watcher.borrow_mut().take() {
@@ -310,24 +338,10 @@ fn run_search(flags: &Finetune, recipe: FineTuneRecipe, device: &Device, stop: &
         let failed = cell.failed.as_ref().map_or(String::new(), |reason| format!("  ({reason})"));
         output::message(&format!("  {value}{failed}"));
     };
-    let ended = search(&wanted, device, &flags.out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
+    let ended = search(wanted, device, out, &mut begins, &mut ends, &mut Watch { on: &mut on, stop })?;
     match ended {
         SearchEnded::Stopped(_, step) => Err(output::Interrupted::saved(step).into()),
-        SearchEnded::Finished(table) => {
-            if flags.json {
-                output::json(&table)?;
-            } else {
-                print(task, &table)?;
-            }
-            match &table.best {
-                Some(best) => output::message(&format!(
-                    "the best model, that of {best}, is in {out}; `henson eval --model {out} --data FILE` shows its mistakes",
-                    out = flags.out.display()
-                )),
-                None => output::warn("no run has a score"),
-            }
-            Ok(())
-        }
+        SearchEnded::Finished(table) => Ok(table),
     }
 }
 

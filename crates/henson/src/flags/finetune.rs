@@ -12,7 +12,7 @@ use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-DIR is where a benchmark was unpacked (GLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
+DIR is where a benchmark was unpacked (GLUE's or SuperGLUE's own layout), or has train.tsv and dev.tsv (or .csv, .jsonl, .parquet, CoNLL \
 columns, SQuAD's JSON); --train and --dev name files themselves, also JSON arrays, fastText's lines and spans of Prodigy, doccano \
 and spaCy. Without a dev file a part of the training rows is split off \
 (from 500 rows on; by label, by passage or document where rows belong together), or folds estimate the score. Labels are the official ones, or taken from the files.\n\n\
@@ -34,7 +34,7 @@ pub(crate) struct Finetune {
     #[arg(value_name = "RECIPE")]
     pub(crate) recipe: Option<PathBuf>,
 
-    /// What to learn: a benchmark, or classify, pair, regress, multilabel, tag, qa, choice, embed
+    /// What to learn: a benchmark, or classify, pair, regress, multilabel, span, tag, qa, choice, embed
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
     pub(crate) task: Option<String>,
 
@@ -165,7 +165,7 @@ fn parse_head(text: &str) -> Result<TaggerHead, String> {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The files are named as the benchmark names them: MRPC.tsv and so on for GLUE, predictions.json (with nbest_predictions.json \
+The files are named as the benchmark names them: MRPC.tsv and so on for GLUE, BoolQ.jsonl and so on for SuperGLUE, predictions.json (with nbest_predictions.json \
 and null_odds.json) for SQuAD, predictions.conll, predictions.csv for choices, predictions.jsonl for everything else. \
 `henson eval --predictions` scores them.\n\n\
 Examples:\n  henson predict --task mrpc --model run --data glue/MRPC/test.tsv --out submission\n  \

@@ -97,6 +97,9 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         ),
     };
     text += &format!("\n## Use\n\n```sh\nhenson {command}\n```\n\n```python\n{python}\n```\n");
+    if let Some(note) = plan.task.form.note() {
+        text += &format!("\n{note}\n");
+    }
     text
 }
 

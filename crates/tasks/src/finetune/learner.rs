@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use henson_kernels::philox::Stream;
-use henson_models::{Batch, Capture, Head, Model, ModelConfig};
+use henson_models::{Batch, Capture, Model, ModelConfig};
 use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tape, Tensor};
 use henson_text::Tokenizer;
 use henson_train::objective::Objective;
@@ -174,13 +174,7 @@ pub(crate) fn check_metric(metric: &str, task: &crate::Task, labels: &[String]) 
     let form = task.form;
     let (name, label) = metric.split_once(':').map_or((metric, None), |(name, label)| (name, Some(label)));
     let name = name.trim().to_lowercase().replace('-', "_");
-    // Of entities, their kinds.
-    let of_words = matches!(form.head(2), Head::Token { .. });
-    let kind = |label: &String| match label.split_once('-') {
-        Some((_, kind)) if of_words => kind.to_owned(),
-        _ => label.clone(),
-    };
-    let mut known: Vec<String> = labels.iter().filter(|label| !of_words || *label != "O").map(kind).collect();
+    let mut known = labels.to_vec();
     known.sort_unstable();
     known.dedup();
     let has_labels = form.fewest_labels > 0;
@@ -414,7 +408,7 @@ mod tests {
     #[test]
     fn every_epoch_sees_every_instance_once_in_another_order() {
         let instance =
-            |class| Instance { sequences: vec![(vec![1], vec![0])], labels: vec![Some(class)], numbers: Vec::new() };
+            |class| Instance { sequences: vec![(vec![1], vec![0])], labels: vec![Some(class)], ..Instance::default() };
         let settings = settings("classify", 4, 1);
         let mut learner = Learner::new((0..10).map(instance).collect(), None, settings).unwrap();
         let mut epoch = |e: u64| -> Vec<Option<u32>> {
@@ -433,7 +427,7 @@ mod tests {
         let instance = |choices: usize| Instance {
             sequences: vec![(vec![1], vec![0]); choices],
             labels: vec![Some(0)],
-            numbers: vec![],
+            ..Instance::default()
         };
         let all: Vec<Instance> = [4, 3, 4, 5, 4, 4].into_iter().map(instance).collect();
         let sizes = |accumulation| -> Vec<(usize, usize)> {
@@ -447,7 +441,7 @@ mod tests {
     /// Pairs with negatives are never alone, in no part of any batch; and each is learned from once an epoch.
     #[test]
     fn no_pair_is_alone() {
-        let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], labels: vec![], numbers: vec![] };
+        let pair = |i| Instance { sequences: vec![(vec![i], vec![0]); 2], ..Instance::default() };
         let epoch = |pairs: u32, batch_size, accumulation| -> Vec<Vec<Vec<u32>>> {
             let settings = settings("embed", batch_size, accumulation);
             let mut learner = Learner::new((0..pairs).map(pair).collect(), None, settings).unwrap();

@@ -19,5 +19,5 @@ pub use plan::missing_documents;
 pub(crate) use plan::{check_documents, read_both, thin};
 pub use recipe::FineTuneRecipe;
 pub(crate) use run::finished;
-pub use run::{Ended, FoldScores, LinearScore, Results, finetune};
+pub use run::{Ended, FoldScores, LinearScore, Results, finetune, mean_and_deviation};
 pub use search::{Cell, Search, SearchEnded, Table, search};

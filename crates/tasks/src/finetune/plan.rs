@@ -56,11 +56,16 @@ impl Plan {
         let (mut train, mut dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
         let path = recipe.directory().to_owned();
         task.form.check(&recipe, &path)?;
+        task.form.check_data(&train, dev.as_ref())?;
+        if recipe.windows && task.form.reads_whole {
+            let expected = format!("false: task {} reads an example as a whole", task.name);
+            return Err(TrainError::setting("windows", "true", expected).into());
+        }
         if recipe.document_context {
             check_documents(&train, dev.as_ref())?;
         }
         if let Some(metric) = &recipe.metric {
-            recipe.metric = Some(check_metric(metric, task, &task.form.label_names(&train))?);
+            recipe.metric = Some(check_metric(metric, task, &task.form.scored_names(&train))?);
         }
         defaults::choose_estimate(&mut recipe, &train)?;
         let whole = (recipe.folds > 0).then(|| Arc::new(train.clone()));
@@ -405,6 +410,7 @@ fn config_for(
         stride: None,
         max_question: None,
         document_context: recipe.document_context,
+        spans: None,
         pairs: train.examples.first().and_then(|example| match example.input {
             Input::One(_) => Some(false),
             Input::Pair(..) => Some(true),
@@ -419,7 +425,7 @@ fn config_for(
         label2id: names.iter().enumerate().map(|(i, name)| (name.clone(), i)).collect(),
         num_labels: None,
         problem_type: problem_type.map(str::to_owned),
-        reading: Some(task.form.reading(recipe, reading)),
+        reading: Some(task.form.reading(recipe, train, reading)),
         no_answer_threshold: may_say_so.then_some(0.0),
     };
     config.model.set_causal(false).map_err(TrainError::from)?;

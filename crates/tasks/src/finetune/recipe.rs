@@ -18,7 +18,7 @@ use crate::task::Task;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FineTuneRecipe {
-    /// The task: a benchmark, or `classify`, `pair`, `regress`, `multilabel`, `tag`, `qa`, `choice`, `embed`
+    /// The task: a benchmark, or `classify`, `pair`, `regress`, `multilabel`, `span`, `tag`, `qa`, `choice`, `embed`
     /// (`--task`).
     pub task: String,
     /// The model to start from: a directory, or the name of one (`--model`).
@@ -57,7 +57,8 @@ pub struct FineTuneRecipe {
     /// Train on this many examples, evenly spaced, for a quick look.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// Maximum sequence length in tokens, special tokens included; by default 128, and 384 for questions.
+    /// Maximum sequence length in tokens, special tokens included; by default 128, 384 for questions, 256
+    /// or 512 for passages of SuperGLUE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
     /// Divide longer texts into overlapping windows instead of cutting them. In training each window has the text's
@@ -220,7 +221,7 @@ impl FineTuneRecipe {
 
     /// Tokens of a sequence for a task, within what the model takes.
     pub(crate) fn length(&self, task: &Task, most: usize) -> usize {
-        self.max_length.unwrap_or(task.form.usual_length).min(most)
+        self.max_length.or(task.length).unwrap_or(task.form.usual_length).min(most)
     }
 
     pub(crate) fn optimizer(&self) -> OptimizerSettings {

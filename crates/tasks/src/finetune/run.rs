@@ -382,7 +382,7 @@ impl FoldScores {
 }
 
 /// The mean, where there are numbers, and the standard deviation of a sample, where there are several.
-pub(super) fn mean_and_deviation(numbers: &[f64]) -> (Option<f64>, Option<f64>) {
+pub fn mean_and_deviation(numbers: &[f64]) -> (Option<f64>, Option<f64>) {
     let n = numbers.len() as f64;
     let mean = numbers.iter().sum::<f64>() / n;
     let squares: f64 = numbers.iter().map(|number| (number - mean).powi(2)).sum();

@@ -151,7 +151,12 @@ fn groups(set: &Set, by_document: bool) -> Vec<Group> {
             Input::Pair(first, second) => vec![first, second],
             Input::Words { words, .. } if document.is_none() => words.iter().map(String::as_str).collect(),
             Input::Words { .. } => Vec::new(),
-            Input::Question { passage: text, .. } => vec![text],
+            Input::Question { passage: text, .. }
+            | Input::Answered { passage: text, .. }
+            | Input::Cloze { passage: text, .. } => vec![text],
+            Input::Marked { first, second, .. } => {
+                [Some(first), second.as_ref()].into_iter().flatten().map(String::as_str).collect()
+            }
             Input::One(text) | Input::Choices { context: text, .. } | Input::Alike { first: text, .. } => vec![text],
         };
         let together = (document, texts);

@@ -54,7 +54,7 @@ impl Steps for Questions {
         model.question_settings().max_length
     }
 
-    fn reading(&self, recipe: &FineTuneRecipe, reading: TrainedReading) -> TrainedReading {
+    fn reading(&self, recipe: &FineTuneRecipe, _train: &Set, reading: TrainedReading) -> TrainedReading {
         let (stride, max_question) = (Some(recipe.stride), Some(recipe.max_question));
         TrainedReading { stride, max_question, ..reading }
     }

@@ -8,16 +8,20 @@ use super::classify::class_pairs;
 use super::*;
 use crate::read::rows::{need, place};
 
-pub(crate) static CHOOSE: Form = Form::new(
-    Head::Choice,
-    "multiple-choice",
-    "AutoModelForMultipleChoice",
-    "choose --model DIR --context 'A beginning' 'an end' 'another end'",
-    &Choose,
-);
+pub(crate) static CHOOSE: Form = form(&Choose { asks: false });
+
+/// COPA: a column `question` says whether the cause or the effect is to be chosen.
+pub(crate) static COPA: Form = form(&Choose { asks: true });
+
+const fn form(steps: &'static Choose) -> Form {
+    let command = "choose --model DIR --context 'A beginning' 'an end' 'another end'";
+    Form::new(Head::Choice, "multiple-choice", "AutoModelForMultipleChoice", command, steps)
+}
 
 #[derive(Debug)]
-struct Choose;
+struct Choose {
+    asks: bool,
+}
 
 impl Steps for Choose {
     /// The second column holds the beginning of all continuations.
@@ -43,7 +47,11 @@ impl Steps for Choose {
         if texts.len() < 2 {
             return Err(cells.wrong(format!("{} choices in {column}: expected at least 2", texts.len())));
         }
-        Ok(Input::Choices { context: cells.first.clone(), endings: texts })
+        let context = match self.asks {
+            true => format!("{} {}", cells.first.trim_end(), asked(cells)?),
+            false => cells.first.clone(),
+        };
+        Ok(Input::Choices { context, endings: texts })
     }
 
     fn target(&self, cells: &Cells<'_>, _collector: &mut Collector<'_>) -> Result<Target, TaskError> {
@@ -67,7 +75,7 @@ impl Steps for Choose {
         vec![Instance {
             sequences: prepared.into_sequences().collect(),
             labels: vec![Some(*class)],
-            numbers: Vec::new(),
+            ..Instance::default()
         }]
     }
 
@@ -118,12 +126,29 @@ impl Steps for Choose {
     }
 
     fn prediction_files(&self, set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+        if set.task.submission.is_some() {
+            return predictions::lines(set, predictions, |prediction| match prediction {
+                Prediction::Class { class, .. } => Some(Value::from(*class)),
+                _ => None,
+            });
+        }
         let rows = set.examples.iter().zip(predictions).map(|(example, prediction)| match prediction {
             Prediction::Class { class, .. } => Ok(format!("{},{class}\n", quoted(&example.id))),
             _ => Err(wrong_kind(set, example)),
         });
         let text = "id,prediction\n".to_owned() + &rows.collect::<Result<String, _>>()?;
         Ok(vec![("predictions.csv".to_owned(), text.into_bytes())])
+    }
+}
+
+/// What COPA asks, in words, as jiant has them.
+fn asked(cells: &Cells<'_>) -> Result<&'static str, TaskError> {
+    let role = Role { what: "what is asked", flag: "--task copa", names: &["question"] };
+    let (_, value) = need(cells.path, cells.row, None, &role, None)?;
+    match value.as_str() {
+        Some("cause") => Ok("What was the cause of this?"),
+        Some("effect") => Ok("What happened as a result?"),
+        _ => Err(cells.wrong(format!("\"question\": expected \"cause\" or \"effect\", found {value}"))),
     }
 }
 

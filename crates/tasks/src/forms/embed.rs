@@ -58,7 +58,7 @@ impl Steps for Embed {
             Target::Number(cosine) => (sequences.take(2).collect(), vec![*cosine as f32]),
             _ => (sequences.collect(), Vec::new()),
         };
-        vec![Instance { sequences, labels: Vec::new(), numbers }]
+        vec![Instance { sequences, numbers, ..Instance::default() }]
     }
 
     fn digest(&self, instance: &Instance) -> String {
@@ -433,8 +433,7 @@ mod tests {
     fn only_texts_that_may_be_wrong_are_to_choose_from() {
         let instance = |texts: &[u32]| Instance {
             sequences: texts.iter().map(|text| (vec![1, *text], vec![0, 0])).collect(),
-            labels: Vec::new(),
-            numbers: Vec::new(),
+            ..Instance::default()
         };
         // The first text of two pairs is the second one of the last.
         let all = [instance(&[5, 6, 7]), instance(&[8, 9]), instance(&[5, 10, 6]), instance(&[11, 5])];

@@ -6,13 +6,16 @@
 mod answer;
 mod choose;
 mod classify;
+mod cloze;
 mod embed;
+mod judge;
 mod multilabel;
 mod regress;
+mod span;
 mod tag;
 
 use std::fmt::Debug;
-use std::ops::{ControlFlow, Deref};
+use std::ops::{ControlFlow, Deref, Range};
 use std::path::Path;
 
 use henson_checkpoint::TrainedReading;
@@ -34,11 +37,14 @@ use crate::read::{Collector, listed, text, texts};
 use crate::score::{LabelScore, Mistake, Score, mistake};
 
 pub(crate) use answer::ANSWER;
-pub(crate) use choose::CHOOSE;
-pub(crate) use classify::{CLASSIFY, PAIR};
+pub(crate) use choose::{CHOOSE, COPA};
+pub(crate) use classify::{CLASSIFY, COMMITMENT, PAIR, WINOGENDER};
+pub(crate) use cloze::CLOZE;
 pub(crate) use embed::EMBED;
+pub(crate) use judge::JUDGE;
 pub(crate) use multilabel::MULTILABEL;
 pub(crate) use regress::REGRESS;
+pub(crate) use span::{SPAN, SPAN_PAIR};
 pub(crate) use tag::{ENTITIES, WORDS, lay_out_words};
 
 /// A form of task: what is known about it, and what it does.
@@ -58,6 +64,8 @@ pub(crate) struct Form {
     pub(crate) usual_length: usize,
     /// Whether longer texts are always divided into windows.
     pub(crate) divides: bool,
+    /// Whether an example cannot be divided into windows.
+    pub(crate) reads_whole: bool,
     /// Whether models are averaged position by position, so that all must read the same windows.
     pub(crate) averages_positions: bool,
     /// Whether only some rows of a file are learned from, which are picked before any limit.
@@ -107,6 +115,7 @@ impl Form {
             second_text: SecondText::Usual,
             usual_length: 128,
             divides: false,
+            reads_whole: false,
             averages_positions: false,
             picks_rows: false,
             metrics: &["accuracy"],
@@ -192,19 +201,44 @@ pub(crate) trait Steps: Debug + Sync {
         Ok(())
     }
 
+    /// Refuses files that do not go together.
+    fn check_data(&self, _train: &Set, _dev: Option<&Set>) -> Result<(), TaskError> {
+        Ok(())
+    }
+
     /// Picks the rows to learn from; `dropout` says whether the model has any.
     fn pick_rows(&self, _train: &mut Set, _recipe: &FineTuneRecipe, _dropout: bool) -> Result<(), TaskError> {
         Ok(())
     }
 
-    /// The labels for config.json.
+    /// The labels for config.json, one for each logit.
     fn label_names(&self, train: &Set) -> Vec<String> {
-        (0..train.labels.len()).map(|i| train.task.meaning(&train.labels, i).to_owned()).collect()
+        meanings(train)
+    }
+
+    /// The classes that the labels of a config.json are about.
+    fn class_names(&self, labels: Vec<String>) -> Vec<String> {
+        labels
+    }
+
+    /// What scores of single labels may be about: labels, or kinds of entities.
+    fn scored_names(&self, train: &Set) -> Vec<String> {
+        meanings(train)
     }
 
     /// What config.json says about how texts are read, over what all forms have.
-    fn reading(&self, _recipe: &FineTuneRecipe, reading: TrainedReading) -> TrainedReading {
+    fn reading(&self, _recipe: &FineTuneRecipe, _train: &Set, reading: TrainedReading) -> TrainedReading {
         reading
+    }
+
+    /// What else there is to know about a model of this form, for its card.
+    fn note(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether a model that was trained so can be asked about these examples; if not, what it is instead.
+    fn fits(&self, _reading: Option<TrainedReading>, _set: &Set) -> Result<(), String> {
+        Ok(())
     }
 
     /// Adds to what is saved beside the weights.
@@ -344,6 +378,11 @@ fn balanced(counts: &[usize]) -> Vec<f32> {
     let present = counts.iter().filter(|count| **count > 0).count();
     let total: usize = counts.iter().sum();
     counts.iter().map(|count| if *count > 0 { total as f32 / (present * count) as f32 } else { 1.0 }).collect()
+}
+
+/// What a set's labels mean.
+fn meanings(set: &Set) -> Vec<String> {
+    (0..set.labels.len()).map(|i| set.task.meaning(&set.labels, i).to_owned()).collect()
 }
 
 /// A prediction of another form.

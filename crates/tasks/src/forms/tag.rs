@@ -94,6 +94,11 @@ impl Steps for Tag {
         class_loss(device, (labels, weights))
     }
 
+    fn scored_names(&self, train: &Set) -> Vec<String> {
+        let kind = |label: &String| label.split_once('-').map_or(label.clone(), |(_, kind)| kind.to_owned());
+        train.labels.iter().filter(|label| *label != "O").map(kind).collect()
+    }
+
     fn class_weights(&self, train: &Set) -> Option<Vec<f32>> {
         Some(balanced(&train.label_counts()))
     }

@@ -116,6 +116,7 @@ impl Prediction {
 /// - tags: `predictions.conll`, the word, the expected tag where there is one, and the predicted one, in the way that the
 ///   data's own file writes entities; conlleval reads it;
 /// - choices: `predictions.csv`, the number of the choice, from 0;
+/// - SuperGLUE: `BoolQ.jsonl` and so on, `idx` and `label` in the form that its server takes;
 /// - all others: `predictions.jsonl`, with the probabilities of all labels where they are known.
 pub fn prediction_files(set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
     if predictions.len() != set.examples.len() {
@@ -131,12 +132,30 @@ pub(crate) fn table(
     value: impl Fn(&Prediction) -> Option<String>,
 ) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
     let Some(name) = set.task.submission else { return json_lines(set, predictions) };
+    if name.ends_with(".jsonl") {
+        return lines(set, predictions, |prediction| value(prediction).map(Value::String));
+    }
     let rows = set.examples.iter().zip(predictions).map(|(example, prediction)| {
         let value = value(prediction).ok_or_else(|| wrong_kind(set, example))?;
         Ok::<_, TaskError>(format!("{}\t{value}\n", example.id))
     });
     let text = "index\tprediction\n".to_owned() + &rows.collect::<Result<String, _>>()?;
     Ok(vec![(name.to_owned(), text.into_bytes())])
+}
+
+/// SuperGLUE's JSON lines: an example's number and what is predicted.
+pub(crate) fn lines(
+    set: &Set,
+    predictions: &[Prediction],
+    value: impl Fn(&Prediction) -> Option<Value>,
+) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+    let rows = set.examples.iter().zip(predictions).map(|(example, prediction)| {
+        let value = value(prediction).ok_or_else(|| wrong_kind(set, example))?;
+        let idx = example.id.parse::<u64>().map_or_else(|_| json!(example.id), |number| json!(number));
+        Ok(format!("{}\n", json!({"idx": idx, "label": value})))
+    });
+    let name = set.task.submission.unwrap_or("predictions.jsonl");
+    Ok(vec![(name.to_owned(), rows.collect::<Result<String, TaskError>>()?.into_bytes())])
 }
 
 /// An object for each prediction.

@@ -143,6 +143,11 @@ fn match_up(path: &Path, set: &Set, found: &[Found]) -> Result<Vec<usize>, TaskE
 }
 
 impl Found {
+    /// A prediction for an example.
+    pub(crate) fn of(example: usize, value: Value) -> Self {
+        Self { id: None, place: String::new(), value, scores: None, example }
+    }
+
     /// The prediction as a word.
     pub(crate) fn word(&self) -> Result<String, String> {
         let word = text(&self.value)?.map(|word| word.trim().to_owned()).filter(|word| !word.is_empty());

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use henson_data::tables::{self, Column, Header, Row, TableFormat, TableOptions};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Collector, Files, listed, reading_with, text};
@@ -50,10 +51,10 @@ pub(crate) fn read(path: &Path, mut collector: Collector<'_>) -> Result<Set, Tas
 }
 
 /// Reads rows, and gives what `make` makes of them to the collector.
-pub(crate) fn each_row(
+pub(crate) fn each_row<I: IntoIterator<Item = Example>>(
     path: &Path,
     collector: &mut Collector<'_>,
-    mut make: impl FnMut(&mut Collector<'_>, Result<Row, TaskError>) -> Result<Option<Example>, TaskError>,
+    mut make: impl FnMut(&mut Collector<'_>, Result<Row, TaskError>) -> Result<I, TaskError>,
 ) -> Result<(), TaskError> {
     let reading = collector.reading;
     let task = &reading.task.columns;
@@ -74,8 +75,7 @@ pub(crate) fn each_row(
     reading_with(
         |each| tables::read_rows(path, &options, each),
         |row| match make(collector, row) {
-            Ok(None) => Ok(()),
-            Ok(Some(example)) => collector.take(Ok(example)),
+            Ok(examples) => examples.into_iter().try_for_each(|example| collector.take(Ok(example))),
             Err(problem) => collector.take(Err(problem)),
         },
     )
@@ -144,6 +144,11 @@ fn other_separator(names: &[&str]) -> &'static str {
         [one] if one.contains(';') => " (one cell with semicolons in it: write commas or tabs instead)",
         _ => "",
     }
+}
+
+/// What a cell with an object or a list holds; all that is not asked for is left alone.
+pub(crate) fn object_in<'v, T: Deserialize<'v>>(name: &str, value: &'v Value) -> Result<T, String> {
+    T::deserialize(value).map_err(|error| format!("{name:?}: {error}"))
 }
 
 /// The text of a cell, which must not be empty.

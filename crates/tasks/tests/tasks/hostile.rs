@@ -47,6 +47,15 @@ fn content() -> impl Strategy<Value = Vec<u8>> {
         "\u{a0}",
         "{\"words\": [\"a\"], \"tags\": [\"X\"]}\n",
         "PAR1",
+        "{\"text\": \"é a b\", \"span1\": [0, 1], \"label\": 1}\n",
+        "{\"text\": \"é a b\", \"target\": {\"span1_index\": ",
+        ", \"span1_text\": \"A\"}, ",
+        "{\"sentence1\": \"é\", \"sentence2\": \"b\", \"start1\": 0, \"end1\": ",
+        ", \"start2\": 0, \"end2\": 1, ",
+        "{\"idx\": 1, \"passage\": {\"text\": \"é.\", \"questions\": [",
+        "{\"question\": \"q\", \"idx\": 0, \"answers\": [{\"text\": \"a\", \"idx\": 0, \"label\": ",
+        "{\"idx\": 1, \"passage\": {\"text\": \"é.\", \"entities\": [{\"start\": 0, \"end\": ",
+        "\"qas\": [{\"idx\": 0, \"query\": \"@placeholder\", \"answers\": [{\"text\": \"é\"",
     ]);
     let part = prop_oneof![
         8 => parts.prop_map(|part| part.as_bytes().to_vec()),
@@ -63,6 +72,14 @@ fn promises(set: &Set) {
         let known = |label: &u32| (*label as usize) < set.labels.len();
         match (&example.target, &example.input) {
             (Target::Class(class), Input::Choices { endings, .. }) => assert!((*class as usize) < endings.len()),
+            (Target::Class(class), Input::Marked { first, second, spans }) => {
+                let part = |span: &henson_tasks::Span| match (span.in_second, second) {
+                    (true, Some(second)) => second.get(span.bytes.clone()),
+                    _ => first.get(span.bytes.clone()),
+                };
+                assert!(known(class) && !spans.is_empty());
+                assert!(spans.iter().all(|span| part(span).is_some_and(|part| !part.is_empty())));
+            }
             (Target::Class(class), _) => assert!(known(class)),
             (Target::Classes(classes), _) => assert!(classes.iter().all(known) && classes.is_sorted()),
             (Target::Tags(tags), Input::Words { words, .. }) => {
@@ -73,6 +90,9 @@ fn promises(set: &Set) {
                 for answer in answers {
                     assert_eq!(passage.get(answer.place.clone().unwrap()), Some(answer.text.as_str()));
                 }
+            }
+            (Target::Answers(answers), Input::Cloze { candidates, .. }) => {
+                assert!(!answers.is_empty() && !candidates.is_empty());
             }
             (Target::None, _) => {}
             other => panic!("{other:?}"),

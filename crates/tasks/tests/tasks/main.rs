@@ -10,4 +10,6 @@ mod hostile;
 mod metrics;
 mod predictions;
 mod readers;
+mod spans;
+mod superglue;
 mod support;

@@ -50,6 +50,14 @@ pub(crate) fn short(set: &Set, example: &Example) -> String {
         Input::Words { words, document } => format!("{} ({document})", words.join(" ")),
         Input::Question { question, passage } => format!("{question} | {passage}"),
         Input::Choices { context, endings } => format!("{context} | {}", endings.join(" / ")),
+        Input::Answered { passage, question, answer } => format!("{passage} | {question} | {answer}"),
+        Input::Cloze { passage, query, candidates } => format!("{passage} | {query} | {}", candidates.join(" / ")),
+        Input::Marked { first, second, spans } => {
+            let texts = [Some(first), second.as_ref()];
+            let marked = spans.iter().map(|span| &texts[usize::from(span.in_second)].unwrap()[span.bytes.clone()]);
+            let marked = marked.collect::<Vec<_>>().join(" / ");
+            format!("{} | {marked}", texts.into_iter().flatten().cloned().collect::<Vec<_>>().join(" | "))
+        }
         Input::Alike { first, second, unlike: None } => format!("{first} ~ {second}"),
         Input::Alike { first, second, unlike: Some(unlike) } => format!("{first} ~ {second} / {unlike}"),
     };

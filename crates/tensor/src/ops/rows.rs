@@ -102,10 +102,10 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// The mean of each sequence's tokens (T×H), in the pass's dtype: B×H.
+    /// The mean of each sequence's rows (T×H), in their dtype: B×H.
     pub fn means(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
         let exact = self.pooled(x, layout, Pooling::Mean)?;
-        let means = super::cast(self.device(), &exact, self.dtype())?;
+        let means = cast(self.device(), &exact, x.tensor().dtype())?;
         drop(exact);
         let y = self.var(means);
         if let Some(out) = y.slot() {
@@ -264,7 +264,7 @@ impl Means {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.x.slot() else { return Ok(()) };
-        let dy = super::cast(back.device(), &dy, DType::F32)?;
+        let dy = cast(back.device(), &dy, DType::F32)?;
         spread_means(back, &dy, &self.x, slot, &self.layout)
     }
 }
@@ -272,7 +272,8 @@ impl Means {
 /// Adds the gradient of sequences' means (B×H, f32) to that of their tokens.
 pub(super) fn spread_means(back: &mut Backward<'_>, dy: &Tensor, x: &Var, slot: Slot, layout: &Layout) -> Result<()> {
     let (mut dx, accumulate) = back.target(slot, x.tensor())?;
-    let h = dy.columns();
+    // Not the gradient's own columns: whoever used the means may have given them another shape.
+    let h = dx.columns();
     let _timer = back.device().timer(Kind::Rows, 0, &[dy, &dx]);
     match back.device() {
         Device::Cpu(cpu) => with_float!(dx.dtype(), E => {

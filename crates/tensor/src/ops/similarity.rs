@@ -157,9 +157,9 @@ mod tests {
         (0..QUERIES * candidates).map(|i| if i == candidates + 2 { OUT } else { 0.0 }).collect()
     }
 
-    /// The definition, in f64: a linear layer, means of unit length, similarities, and the mean −ln of the softmax where each
-    /// query's own candidate is the one of its number.
-    fn loss(x: &[f64], weight: &[f64]) -> f64 {
+    /// The definition, in f64: a linear layer, means (of unit length, or as they are), similarities, and the mean −ln of the
+    /// softmax where each query's own candidate is the one of its number.
+    fn loss(x: &[f64], weight: &[f64], unit: bool) -> f64 {
         let [h, k] = SIZES;
         let y: Vec<f64> = x
             .chunks(k)
@@ -175,7 +175,7 @@ mod tests {
                 for row in rows.by_ref().take(*length) {
                     mean.iter_mut().zip(row).for_each(|(m, x)| *m += x / *length as f64);
                 }
-                let norm = mean.iter().map(|m| m * m).sum::<f64>().sqrt();
+                let norm = if unit { mean.iter().map(|m| m * m).sum::<f64>().sqrt() } else { 3.0 };
                 mean.iter().map(|m| m / norm).collect()
             })
             .collect();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     /// The same by operations: the loss, and the weight's gradient.
-    fn computed(device: &Device, dtype: DType, x: &[f32], weight: &[f32]) -> (f64, Vec<f64>) {
+    fn computed(device: &Device, dtype: DType, x: &[f32], weight: &[f32], unit: bool) -> (f64, Vec<f64>) {
         let [h, k] = SIZES;
         let mut builder = Builder::new();
         let param = builder.matrix("weight", h, k, Init::Zeros);
@@ -206,9 +206,14 @@ mod tests {
         let x = Tensor::from_slice(device, [x.len() / k, k], x).unwrap();
         let x = pass.var(super::super::cast(device, &x, dtype).unwrap());
         let y = pass.linear(&x, param, None, Activation::None).unwrap();
-        let units = pass.unit_means(&y, &Layout::new(device, &LENGTHS, 0).unwrap()).unwrap();
+        let layout = Layout::new(device, &LENGTHS, 0).unwrap();
+        let (means, scale) = match unit {
+            true => (pass.unit_means(&y, &layout), SCALE),
+            false => (pass.means(&y, &layout), SCALE / 9.0),
+        };
+        let units = means.unwrap();
         let added = Tensor::from_slice(device, [QUERIES, LENGTHS.len() - QUERIES], &added()).unwrap();
-        let scores = pass.similarities(&units, SCALE, &added).unwrap();
+        let scores = pass.similarities(&units, scale, &added).unwrap();
         let targets = Tensor::from_slice(device, [QUERIES], &[0u32, 1, 2]).unwrap();
         let classes = scores.tensor().columns();
         let (loss, _) = pass.cross_entropy(scores, classes, &targets, None, 1.0 / QUERIES as f32).unwrap();
@@ -229,25 +234,28 @@ mod tests {
         let (x, weight) = (exact(numbers(1, LENGTHS.iter().sum::<usize>() * k)), exact(numbers(2, h * k)));
         let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
         let (wide_x, wide_weight) = (wide(&x), wide(&weight));
-        let expected_loss = loss(&wide_x, &wide_weight);
-        let difference = |i: usize| {
-            let at = |step: f64| {
-                let mut weight = wide_weight.clone();
-                weight[i] += step;
-                loss(&wide_x, &weight)
+        for unit in [true, false] {
+            let expected_loss = loss(&wide_x, &wide_weight, unit);
+            let difference = |i: usize| {
+                let at = |step: f64| {
+                    let mut weight = wide_weight.clone();
+                    weight[i] += step;
+                    loss(&wide_x, &weight, unit)
+                };
+                (at(1e-5) - at(-1e-5)) / 2e-5
             };
-            (at(1e-5) - at(-1e-5)) / 2e-5
-        };
-        let expected: Vec<f64> = (0..h * k).map(difference).collect();
-        let largest = expected.iter().fold(0.0, |m: f64, e| m.max(e.abs()));
-        assert!(largest > 1e-2, "there is something to compare");
-        for (device, dtype, tolerance) in
-            devices.iter().flat_map(|device| [(device, DType::F32, 1e-5), (device, DType::Bf16, 3e-2)])
-        {
-            let (loss, gradient) = computed(device, dtype, &x, &weight);
-            let off = gradient.iter().zip(&expected).fold(0.0, |m: f64, (g, e)| m.max((g - e).abs())) / largest;
-            assert!((loss - expected_loss).abs() < tolerance * expected_loss.abs().max(1.0), "{loss} {expected_loss}");
-            assert!(off < tolerance, "{dtype:?} on {device:?}: error {off:e}");
+            let expected: Vec<f64> = (0..h * k).map(difference).collect();
+            let largest = expected.iter().fold(0.0, |m: f64, e| m.max(e.abs()));
+            assert!(largest > 1e-2, "there is something to compare");
+            for (device, dtype, tolerance) in
+                devices.iter().flat_map(|device| [(device, DType::F32, 1e-5), (device, DType::Bf16, 3e-2)])
+            {
+                let (loss, gradient) = computed(device, dtype, &x, &weight, unit);
+                let off = gradient.iter().zip(&expected).fold(0.0, |m: f64, (g, e)| m.max((g - e).abs())) / largest;
+                let near = (loss - expected_loss).abs() < tolerance * expected_loss.abs().max(1.0);
+                assert!(near, "{loss} {expected_loss}");
+                assert!(off < tolerance, "{dtype:?} on {device:?}: error {off:e}");
+            }
         }
     }
 }

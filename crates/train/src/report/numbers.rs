@@ -50,7 +50,7 @@ pub fn duration(seconds: f64) -> String {
 
 /// Whether a metric is a share of something, and so shown in per cent.
 pub fn is_share(name: &str) -> bool {
-    let shares = ["accuracy", "f1", "precision", "recall", "exact_match"];
+    let shares = ["accuracy", "f1", "precision", "recall", "exact_match", "parity"];
     shares.iter().any(|share| name.contains(share)) && !name.contains("threshold")
 }
 
