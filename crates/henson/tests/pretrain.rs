@@ -416,7 +416,8 @@ fn a_set_is_fine_tuned_and_resumes() {
         .map(|i| format!("{i}\tthe house is {i}\tit is old\t{}entailment\n", if i % 2 == 0 { "" } else { "not_" }))
         .collect();
     for name in ["train", "dev"] {
-        std::fs::write(at(&format!("glue/RTE/{name}.tsv")), format!("index\tsentence1\tsentence2\tlabel\n{rows}")).unwrap();
+        std::fs::write(at(&format!("glue/RTE/{name}.tsv")), format!("index\tsentence1\tsentence2\tlabel\n{rows}"))
+            .unwrap();
         let qas = r#"[{"id": "a", "question": "who sang?", "answers": [{"text": "the man", "answer_start": 0}]}]"#;
         let squad = format!(r#"{{"data": [{{"paragraphs": [{{"context": "the man sang.", "qas": {qas}}}]}}]}}"#);
         std::fs::write(at(&format!("squad/{name}-v1.1.json")), squad).unwrap();
@@ -425,7 +426,8 @@ fn a_set_is_fine_tuned_and_resumes() {
         let (set, glue, squad, out) = (at("set"), at("glue"), at("squad"), at(out));
         let common = ["ablate", &set, "--data", shards(), "--threads", "1", "--out", &out, "--restarts", restarts];
         let tasks = ["--finetune", "rte,squad1", "--finetune-data", &glue, "--finetune-data", &squad];
-        let sets = ["--finetune-set", "epochs=1", "--finetune-set", "rte.limit=4", "--finetune-set", "linear_head=false"];
+        let sets =
+            ["--finetune-set", "epochs=1", "--finetune-set", "rte.limit=4", "--finetune-set", "linear_head=false"];
         common.iter().chain(&tasks).chain(&sets).chain(more).map(|argument| (*argument).to_owned()).collect()
     };
     fails(1, &borrowed(&ablate("out", "1", &["--finetune", "cola"])), &["training file of task cola", "CoLA"]);

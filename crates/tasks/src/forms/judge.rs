@@ -155,7 +155,7 @@ impl Steps for Judge {
 
     /// `MultiRC.jsonl`: passages with their questions with their answers.
     fn prediction_files(&self, set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
-        let mut passages: Vec<(u64, Vec<(u64, Vec<Value>)>)> = Vec::new();
+        let mut passages: Vec<(u64, Vec<Answers>)> = Vec::new();
         for (example, prediction) in set.examples.iter().zip(predictions) {
             let (Prediction::Class { class, .. }, Some([passage, question, answer])) =
                 (prediction, numbers_of(example))
@@ -253,6 +253,9 @@ struct PredictedAnswer {
     idx: u64,
     label: Value,
 }
+
+/// The number of a question, and what is predicted for its answers.
+type Answers = (u64, Vec<Value>);
 
 /// The numbers of passage and question.
 fn question_of(example: &Example) -> &str {
