@@ -129,12 +129,7 @@ fn passages_are_cut_and_questions_are_not() {
     let (found, cut) = instances(&set, &tokenizer, &henson_tasks::Lengths::new(16), 1).unwrap();
     let words = |i: usize| tokenizer.decode(&found[i].sequences[0].0, false).unwrap();
     assert_eq!((found.len(), cut), (6, 4));
-    assert_eq!(
-        words(2),
-        "[CLS] jim sat by the who sing by the see? [SEP] the old man [SEP]",
-        "{:?}",
-        found[2].sequences
-    );
+    assert_eq!(words(2), "[CLS] jim sat by the who [UNK] by the [UNK]? [SEP] the old man [SEP]");
     assert_eq!(words(4), "[CLS] a cat ran. what ran? [SEP] a cat [SEP]");
     assert_eq!(found[4].sequences[0].1, [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]);
 }
