@@ -415,7 +415,7 @@ fn build(b: &mut Builder, own: &DebertaV2Config, head: Head) -> Model {
             let hidden: Option<(Linear, Activation)> = Some((dense, own.pooler_hidden_act.into()));
             let out = Linear::build(b, "classifier", h, labels, task);
             let dropout = own.cls_dropout.map_or(dropout, |p| p as f32);
-            Some(Classifier { input_dropout: own.pooler_dropout as f32, hidden, dropout, out })
+            Some(Classifier { input_dropout: own.pooler_dropout as f32, hidden, ..Classifier::plain(dropout, out) })
         }
         Head::Token { labels } => Some(Classifier::plain(dropout, Linear::build(b, "classifier", h, labels, task))),
         Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, task))),

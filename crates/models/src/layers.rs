@@ -26,7 +26,7 @@ impl Linear {
     /// Some of its outputs.
     pub(crate) fn rows(&self, from: usize, to: usize) -> Self {
         let part = |x: Param| x.to_row(to).from_row(from);
-        Self { weight: part(self.weight), bias: part(self.bias) }
+        Self { weight: part(self.weight), bias: self.bias.map(part) }
     }
 
     pub(crate) fn forward(&self, pass: &mut Pass<'_>, x: &Var, activation: Activation) -> Result<Var> {

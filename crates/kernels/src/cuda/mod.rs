@@ -35,7 +35,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 16] = [
+pub static SOURCES: [&Source; 17] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,

@@ -113,8 +113,8 @@ impl Pass<'_> {
         let call = Call::new(self, heads, qkv, tables, positions, layout)?;
         self.reads(&call.attention);
         let (t, h) = (layout.tokens(), call.width());
-        let out = Tensor::empty(self.device(), [t, h], self.dtype())?;
-        let log_sums = Tensor::empty(self.device(), [heads, t], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [t, h], self.dtype())?;
+        let mut log_sums = Tensor::empty(self.device(), [heads, t], DType::F32)?;
         let dropout = self.dropout(p, site);
         let timer = self.device().timer(Kind::Attention, call.flops(), &[call.qkv.tensor(), &out]);
         match self.device() {
@@ -155,7 +155,7 @@ impl Pass<'_> {
     ) -> Result<Tensor> {
         let call = Call::new(self, heads, qkv.clone(), tables.clone(), positions, layout)?;
         let size = call.attention.content().probabilities(layout.offsets(), layout.offsets());
-        let out = Tensor::empty(self.device(), [size], DType::F32)?;
+        let mut out = Tensor::empty(self.device(), [size], DType::F32)?;
         match self.device() {
             Device::Cpu(cpu) => with_float!(self.dtype(), E => {
                 kernels::probabilities(&cpu.kernels, &call.attention, &call.inputs::<E>(), out.slice_mut());
@@ -296,7 +296,7 @@ impl Recorded {
         let Some(dout) = back.take(self.out) else { return Ok(()) };
         let (call, h) = (&self.call, self.call.width());
         let like = |x: &Var| Tensor::empty(back.device(), x.tensor().shape(), x.tensor().dtype());
-        let dqkv = like(&call.qkv)?;
+        let mut dqkv = like(&call.qkv)?;
         let mut dtables = [None, None];
         for (dtable, (table, _)) in dtables.iter_mut().zip(call.tables.vars(h)) {
             *dtable = Some(like(table)?);
@@ -312,7 +312,7 @@ impl Recorded {
                 call.dropout_on_cpu(self.dropout.as_ref()),
                 self.log_sums.slice(),
                 dout.slice::<E>(),
-                gradients::<E>(call, &dqkv, &dtables),
+                gradients::<E>(call, &mut dqkv, &mut dtables),
             )),
             Device::Cuda(cuda) => self.backward_on_gpu(&cuda.gpu, &dout, &dqkv, &dtables)?,
         }
@@ -340,12 +340,12 @@ impl Recorded {
 /// The gradients' tensors as the kernel takes them.
 fn gradients<'a, E: Native>(
     call: &Call,
-    dqkv: &'a Tensor,
-    [first, second]: &'a [Option<Tensor>; 2],
+    dqkv: &'a mut Tensor,
+    [first, second]: &'a mut [Option<Tensor>; 2],
 ) -> kernels::Gradients<'a, E> {
     let h = call.width();
     let [query, key, value] = ViewMut::split(dqkv.slice_mut::<E>(), [h, h, h]);
-    let slice = |x: &'a Option<Tensor>| x.as_ref().map(|x| x.slice_mut::<E>()).unwrap_or_default();
+    let slice = |x: &'a mut Option<Tensor>| x.as_mut().map(|x| x.slice_mut::<E>()).unwrap_or_default();
     let (position_key, position_query) = match call.tables {
         PositionTables::Both(_) => {
             let [query, key] = ViewMut::split(slice(first), [h, h]);
