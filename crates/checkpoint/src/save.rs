@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use henson_tensor::{Entry, Parameters};
+use henson_tensor::{Entry, Group, Parameters};
 use serde_json::{Value, json};
 
 use crate::CheckpointError;
@@ -219,7 +219,8 @@ fn write_weights(
     Ok(())
 }
 
-/// Divides the entries, sorted by name, among files: each is filled in turn up to the size.
+/// Divides the entries of a model, sorted by name, among files: each is filled in turn up to the size. What an objective alone
+/// needs is no part of a model.
 fn plan_shards(
     parameters: &Parameters,
     name: NameOf<'_>,
@@ -227,7 +228,8 @@ fn plan_shards(
     size: u64,
 ) -> Result<Vec<Shard>, CheckpointError> {
     let entries = parameters.entries();
-    let mut order: Shard = entries.iter().enumerate().filter_map(|(i, entry)| Some((name(entry)?, i))).collect();
+    let of_model = entries.iter().enumerate().filter(|(_, entry)| entry.group != Group::Objective);
+    let mut order: Shard = of_model.filter_map(|(i, entry)| Some((name(entry)?, i))).collect();
     order.sort();
     if let Some(pair) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         let name = pair[0].0.clone();

@@ -356,6 +356,21 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The id at a position of the whole corpus, whose documents lie in a row; an error where there is none.
+    pub(crate) fn piece(&mut self, position: u64) -> Result<u32, DataError> {
+        let (mut shard, mut first_piece) = (0, position);
+        while let Some(passed) = self.shards.get(shard).filter(|shard| shard.counts().pieces <= first_piece) {
+            first_piece -= passed.counts().pieces;
+            shard += 1;
+        }
+        let Some(from) = self.shards.get(shard) else { return Err(DataError::NoPieces) };
+        let first_piece = first_piece as usize;
+        let document = Document { shard, first_piece, pieces: 1, first_sentence: 0, sentences: 0 };
+        let mut found = Vec::with_capacity(1);
+        self.read(&document, 0..1, &mut found)?;
+        found.pop().ok_or_else(|| from.damaged("it ends too early"))
+    }
+
     /// Where the pieces and sentences of the documents before this one of a shard end, and those of itself.
     #[inline]
     fn borders(&mut self, shard: usize, here: usize) -> Result<[[u32; 2]; 2], DataError> {

@@ -135,6 +135,16 @@ pub enum DataError {
         needed: u64,
     },
 
+    /// All sentences were dropped.
+    #[error(
+        "no sentence fits into a sequence, which has room for {room} tokens of text: raise sequence_length, or set \
+         long_sentences to \"split\" or \"cut\""
+    )]
+    NothingFits {
+        /// How many tokens would.
+        room: usize,
+    },
+
     /// A place beyond the end of its epoch.
     #[error(
         "there is no instance {} in epoch {}, which has {count}: was the position saved with other data or settings?",

@@ -34,7 +34,10 @@ pub use build::{BuildOptions, BuildProgress, BuildReport, SourceFiles, build};
 pub use corpus::{Corpus, Document, Reader, Source, Split};
 pub use documents::{Documents, Format};
 pub use error::DataError;
-pub use instances::{Cut, Epoch, Instance, InstanceSettings, Instances, Masking, Objective, Packing, Predicted};
+pub use instances::{
+    Boundaries, Cut, Epoch, Instance, InstanceSettings, Instances, LongSentences, MaskCount, Masking, Objective,
+    Packing, Predicted, Separators,
+};
 pub use lines::Lines;
 pub use loader::{Loader, Part, Place, Step, part_of};
 pub use sentences::Sentences;

@@ -68,7 +68,8 @@ impl Task {
             Head::Token { .. } => Some(Task::Tag),
             Head::Span => Some(Task::Answer),
             Head::Choice => Some(Task::Choose),
-            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm | Head::ReplacedTokens => None,
+            Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => None,
+            Head::ReplacedTokens => None,
         }
     }
 
@@ -108,7 +109,7 @@ impl Task {
 fn described(config: &Config, head: Head) -> String {
     let words = match head {
         Head::Encoder | Head::Pooler => "an encoder without a head",
-        Head::PreTraining | Head::MaskedLm => "a masked language model",
+        Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => "a masked language model",
         Head::Sequence { .. } => "a classifier of texts",
         Head::ReplacedTokens => "a discriminator of replaced tokens",
         Head::Token { .. } if config.task.reading.is_some_and(|reading| reading.spans.is_some()) => {

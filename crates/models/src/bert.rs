@@ -6,6 +6,7 @@ use henson_tensor::{Activation, Builder, Group};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::boundary::BoundaryHead;
 use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_heads, check_only, check_sizes};
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
@@ -30,6 +31,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Encoder,
         Head::PreTraining,
         Head::MaskedLm,
+        Head::SpanBoundary,
         Head::Sequence { labels: 0 },
         Head::Token { labels: 0 },
         Head::Span,
@@ -264,7 +266,7 @@ fn build(b: &mut Builder, own: &BertConfig, head: Head) -> Model {
         (network, has_pooler.then(|| b.group(Group::Pooler, pooler)))
     });
     let mut parts = HeadParts { pooler, ..HeadParts::default() };
-    if matches!(head, Head::PreTraining | Head::MaskedLm) {
+    if matches!(head, Head::PreTraining | Head::MaskedLm | Head::SpanBoundary) {
         let names = VocabularyNames {
             transform: "cls.predictions.transform.dense",
             norm: "cls.predictions.transform.LayerNorm",
@@ -272,6 +274,10 @@ fn build(b: &mut Builder, own: &BertConfig, head: Head) -> Model {
         };
         let (sizes, act, epsilon) = ((own.vocab_size, h, h), own.hidden_act.into(), own.layer_norm_eps as f32);
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, act, epsilon, init));
+    }
+    if head == Head::SpanBoundary {
+        let build = |b: &mut Builder| BoundaryHead::build(b, "cls.pair_target_predictions", (own.vocab_size, h), init);
+        parts.boundary = Some(b.group(Group::Objective, build));
     }
     let dropout = own.classifier_dropout.unwrap_or(own.hidden_dropout_prob) as f32;
     let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));

@@ -35,6 +35,10 @@ pub(crate) trait FamilyConfig {
     fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
         None
     }
+    /// How models with a head are fine-tuned where nobody says otherwise.
+    fn fine_tuning(&self, _head: Head) -> FineTuning {
+        FineTuning::BERT
+    }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
     /// The generator that a discriminator of this config is trained with, where the family has such pairs: so many times its width,
@@ -46,6 +50,29 @@ pub(crate) trait FamilyConfig {
     fn build_pair(&self, _b: &mut Builder, _generator: &ModelConfig) -> Option<Model> {
         None
     }
+}
+
+/// How models of base and large sizes are fine-tuned where nobody says otherwise, as their authors did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FineTuning {
+    /// Peak learning rates of models up to 768 wide, and of wider ones.
+    pub learning_rates: [f64; 2],
+    /// Epochs.
+    pub epochs: f64,
+    /// The share of updates in which the rate rises.
+    pub warmup: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Adam's β₂.
+    pub beta2: f64,
+    /// The norm that gradients are clipped to; 0 for none.
+    pub clip: f64,
+}
+
+impl FineTuning {
+    /// BERT's (Devlin et al. 2019, appendix A.3).
+    pub const BERT: Self =
+        Self { learning_rates: [5e-5, 3e-5], epochs: 3.0, warmup: 0.1, weight_decay: 0.01, beta2: 0.999, clip: 1.0 };
 }
 
 /// A probability among keys that a family reads itself; one that is no number fails the check of dropouts.
@@ -194,6 +221,11 @@ impl ModelConfig {
     /// Sets the number of layers.
     pub fn set_layers(&mut self, layers: usize) {
         self.own_mut().set_layers(layers);
+    }
+
+    /// How models with a head are fine-tuned where nobody says otherwise.
+    pub fn fine_tuning(&self, head: Head) -> FineTuning {
+        self.own().fine_tuning(head)
     }
 
     /// Whether [`Model::average`] works for models with a layer more.

@@ -5,6 +5,7 @@
 
 use henson_tensor::{Activation, Builder, Init, Layout, Norm, Param, Pass, Result, Tensor, Var};
 
+use crate::boundary::BoundaryHead;
 use crate::layers::{Linear, layer_norm};
 
 /// Dropout sites of heads, beyond those of any encoder.
@@ -22,6 +23,9 @@ pub enum Head {
     PreTraining,
     /// Masked LM alone; of a left-to-right model, the next token.
     MaskedLm,
+    /// Masked LM, and masked spans from the tokens around them. The second is for training alone: what is saved is a
+    /// [`Head::MaskedLm`].
+    SpanBoundary,
     /// One vector of logits per sequence.
     Sequence {
         /// Logits; 1 for regression.
@@ -46,7 +50,7 @@ impl Head {
         match self {
             Head::Encoder | Head::Pooler => "Model",
             Head::PreTraining | Head::ReplacedTokens => "ForPreTraining",
-            Head::MaskedLm => "ForMaskedLM",
+            Head::MaskedLm | Head::SpanBoundary => "ForMaskedLM",
             Head::Sequence { .. } => "ForSequenceClassification",
             Head::Token { .. } => "ForTokenClassification",
             Head::Span => "ForQuestionAnswering",
@@ -213,6 +217,8 @@ pub(crate) struct HeadParts {
     pub(crate) pooler: Option<Linear>,
     /// Masked LM.
     pub(crate) vocabulary: Option<VocabularyHead>,
+    /// Masked spans from their boundaries.
+    pub(crate) boundary: Option<BoundaryHead>,
     /// Everything with labels: sequences, tokens, spans, choices, next sentence.
     pub(crate) classifier: Option<Classifier>,
 }

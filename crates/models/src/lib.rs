@@ -9,6 +9,7 @@ mod albert;
 mod batch;
 mod bert;
 pub mod blocks;
+mod boundary;
 mod config;
 mod deberta;
 mod distilbert;
@@ -23,7 +24,8 @@ mod naming;
 mod roberta;
 
 pub use batch::{Batch, InputError, Sequence};
-pub use config::{ConfigError, HiddenActivation, Sizes};
+pub use boundary::BOUNDARY_TARGETS;
+pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes};
 pub use family::{Family, NamedSize};
 pub use heads::Head;
 pub use model::{Capture, Encoded, LinearHead, Model, Network};

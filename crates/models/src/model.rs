@@ -154,6 +154,21 @@ impl Model {
         classifier.of_sequences(pass, pooled, layout)
     }
 
+    /// The vocabulary's logits of masked spans from the last hidden states: P×V, the columns padded. `ends` has two rows for each
+    /// target, those before and behind its span, `places` its place within the span, below
+    /// [`BOUNDARY_TARGETS`](crate::BOUNDARY_TARGETS).
+    pub fn boundary_logits(
+        &self,
+        pass: &mut Pass<'_>,
+        last: &Var,
+        layout: &Layout,
+        ends: &Tensor,
+        places: &Tensor,
+    ) -> Result<Var> {
+        let head = part(self.parts.boundary, "boundary_logits", "the model has no head for the boundaries of spans")?;
+        head.forward(pass, last, layout, (ends, places), self.network.word_table())
+    }
+
     fn classifier(&self) -> Result<Classifier> {
         part(self.parts.classifier, "logits", "the model has no classifier")
     }

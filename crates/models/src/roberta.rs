@@ -7,7 +7,7 @@ use henson_tensor::{Activation, Builder, Group};
 use serde_json::{Map, Value};
 
 use crate::bert::{BertConfig, encoder_settings};
-use crate::config::{FamilyConfig, as_bert};
+use crate::config::{FamilyConfig, FineTuning, as_bert};
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::Linear;
@@ -77,7 +77,21 @@ impl FamilyConfig for RobertaConfig {
     fn set_dropout(&mut self, p: f64) {
         self.0.set_dropout(p);
     }
+
+    fn fine_tuning(&self, head: Head) -> FineTuning {
+        match head {
+            // Vectors are no task of the paper's.
+            Head::Encoder => FineTuning::BERT,
+            Head::Span => FineTuning { learning_rates: [1.5e-5; 2], epochs: 2.0, weight_decay: 0.01, ..PUBLISHED },
+            Head::Choice => FineTuning { epochs: 4.0, ..PUBLISHED },
+            _ => PUBLISHED,
+        }
+    }
 }
+
+/// RoBERTa's own for GLUE (Liu et al. 2019, appendix; fairseq's examples/roberta), within their rates of 1e-5 to 3e-5.
+const PUBLISHED: FineTuning =
+    FineTuning { learning_rates: [2e-5, 1e-5], epochs: 10.0, warmup: 0.06, weight_decay: 0.1, beta2: 0.98, clip: 0.0 };
 
 /// With roberta-base's vocabulary.
 fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {

@@ -50,6 +50,8 @@ pub enum Group {
     Pooler,
     /// A head: what a task or an objective adds.
     Head,
+    /// What an objective needs in training alone: checkpoints keep it for the run to resume, models do not have it.
+    Objective,
 }
 
 impl Group {
@@ -320,6 +322,11 @@ impl Parameters {
     /// How many numbers a checkpoint holds.
     pub fn count(&self) -> usize {
         self.entries.iter().map(|entry| entry.shape.elements()).sum()
+    }
+
+    /// Lets weight decay apply to all of them, to biases and LayerNorm as well. For optimizers that are made afterwards.
+    pub fn decay_all(&mut self) {
+        self.entries.iter_mut().for_each(|entry| entry.decay = true);
     }
 
     /// Draws initial values: the same for a seed on every device.

@@ -20,6 +20,7 @@ pub mod report;
 mod run;
 mod schedule;
 mod settings;
+pub mod span_boundary;
 pub mod tensorboard;
 mod trainer;
 mod update;

@@ -41,6 +41,27 @@ pub struct Masked {
     pub weights: Option<Tensor>,
 }
 
+impl Masked {
+    /// Puts rows and targets on the device, each with this weight, filled up to what the device wants with such that count
+    /// nothing. Where there is none, the first row counts nothing.
+    pub(crate) fn new(device: &Device, rows: &[u32], targets: &[u32], weight: f32) -> Result<Self> {
+        let (mut rows, mut targets) = (rows.to_vec(), targets.to_vec());
+        let mut weights = vec![weight; rows.len()];
+        if rows.is_empty() {
+            (rows, targets, weights) = (vec![0], vec![0], vec![0.0]);
+        }
+        let rounded = device.rounded(rows.len());
+        rows.resize(rounded, Device::NOWHERE);
+        targets.resize(rounded, 0);
+        weights.resize(rounded, 0.0);
+        Ok(Self {
+            rows: Tensor::from_slice(device, [rounded], &rows)?,
+            targets: Tensor::from_slice(device, [rounded], &targets)?,
+            weights: Some(Tensor::from_slice(device, [rounded], &weights)?),
+        })
+    }
+}
+
 /// The two losses of BERT's pre-training; their plain sum is trained.
 #[derive(Debug)]
 pub struct PreTrainingLoss {

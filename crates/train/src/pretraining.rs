@@ -1,5 +1,5 @@
-//! BERT's pre-training: masked LM, next sentence, and left-to-right for the paper's ablation, from a recipe to a task
-//! for the loop.
+//! BERT's pre-training: masked LM, next sentence, SpanBERT's boundaries, and left-to-right for the paper's ablation, from a
+//! recipe to a task for the loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, Weights, difference, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
-use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
+use henson_models::{BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
 use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
 use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use crate::objective::{self, Masked, Objective as _, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
 use crate::replaced::{self, GeneratorSettings, PerPrediction};
 use crate::run::{GENERATOR, GeneratorFiles, ModelFiles, weights_of};
+use crate::span_boundary::{MaskedAndBoundary, PartWithBoundaries};
 use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
@@ -169,9 +170,13 @@ impl Plan {
         config.set_causal(recipe.objective == Objective::Causal)?;
         let mut config = Config::new(config);
         let head = head(recipe.objective);
-        if !config.model.family().has_head(head) && head == Head::PreTraining {
-            let expected = format!("mlm: {} is pre-trained without next sentence", config.model.model_type());
-            return Err(TrainError::setting("objective", "mlm-nsp", expected));
+        if !config.model.family().has_head(head) && head != Head::ReplacedTokens {
+            let (got, without) = match recipe.objective {
+                Objective::SpanBoundary => ("span-boundary", "the boundaries of spans"),
+                _ => ("mlm-nsp", "next sentence"),
+            };
+            let expected = format!("mlm: {} is pre-trained without {without}", config.model.model_type());
+            return Err(TrainError::setting("objective", got, expected));
         }
         let generator = generator_of(&config.model, &recipe, start.as_ref())?;
         config.set_head(head);
@@ -290,7 +295,7 @@ impl Plan {
         let dtype = DType::from(self.recipe.dtype);
         let mut builder = Builder::new();
         let model = build(&mut builder, &self.config.model, self.generator.as_ref(), head)?;
-        let parameters = match &self.start {
+        let mut parameters = match &self.start {
             None => {
                 let mut parameters = builder.finish(device, dtype)?;
                 parameters.initialise(self.recipe.seed)?;
@@ -298,6 +303,9 @@ impl Plan {
             }
             Some(start) => self.started_from(start, builder, device, dtype)?,
         };
+        if self.recipe.decay_all {
+            parameters.decay_all();
+        }
         let mut engine = Engine::new(model, parameters, self.recipe.optimizer(), self.recipe.seed)?;
         engine.tape.set_recompute(self.recipe.recompute);
         Ok(engine)
@@ -576,6 +584,7 @@ fn head(objective: Objective) -> Head {
     match objective {
         Objective::ReplacedTokens => Head::ReplacedTokens,
         Objective::MlmNsp => Head::PreTraining,
+        Objective::SpanBoundary => Head::SpanBoundary,
         Objective::Mlm | Objective::Causal => Head::MaskedLm,
     }
 }
@@ -660,6 +669,14 @@ impl Task for PreTraining {
         }
         // The rows' weights carry the scale of masked LM, which differs from step to step.
         let scale = 1.0 / data.predicted.max(1) as f32;
+        let number = self.place.phase;
+        if self.phases[number].instances.objective == Objective::SpanBoundary {
+            let boundaries = |part: &Part| self.instances[number].boundaries(part, BOUNDARY_TARGETS);
+            let parts = PartWithBoundaries::of_step(&data.parts, scale, boundaries);
+            let (objective, parts) = (MaskedAndBoundary, parts.iter());
+            let parts = parts.map(|part| engine.learn_part(step, objective, part)).collect::<Result<_>>()?;
+            return Ok(Underway { parts, losses: objective.names(), weights: EQUAL, tokens: data.tokens });
+        }
         let objective = MaskedAndNext { sequence: Bits::from(1.0 / data.pairs.max(1) as f32), pairs: data.pairs > 0 };
         let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, scale)));
         let (parts, losses) = (parts.collect::<Result<_>>()?, objective.names());
@@ -783,15 +800,15 @@ impl objective::Objective for MaskedAndNext {
 }
 
 /// A part of a step on the device.
-struct Inputs {
-    batch: Batch,
-    masked: Masked,
+pub(crate) struct Inputs {
+    pub(crate) batch: Batch,
+    pub(crate) masked: Masked,
     labels: Option<Tensor>,
 }
 
 impl Inputs {
     /// `weight` is what each prediction counts.
-    fn new(device: &Device, config: &ModelConfig, part: &Part, weight: f32) -> Result<Self> {
+    pub(crate) fn new(device: &Device, config: &ModelConfig, part: &Part, weight: f32) -> Result<Self> {
         let mut sequences = Vec::with_capacity(part.lengths.len());
         let mut start = 0;
         for length in &part.lengths {
@@ -800,17 +817,7 @@ impl Inputs {
             start += length;
         }
         let batch = Batch::new(device, config, &sequences, part.first_number)?;
-        let (mut rows, mut targets, mut weights) =
-            (part.rows.clone(), part.targets.clone(), vec![weight; part.rows.len()]);
-        let rounded = device.rounded(rows.len());
-        rows.resize(rounded, Device::NOWHERE);
-        targets.resize(rounded, 0);
-        weights.resize(rounded, 0.0);
-        let masked = Masked {
-            rows: Tensor::from_slice(device, [rounded], &rows)?,
-            targets: Tensor::from_slice(device, [rounded], &targets)?,
-            weights: Some(Tensor::from_slice(device, [rounded], &weights)?),
-        };
+        let masked = Masked::new(device, &part.rows, &part.targets, weight)?;
         let labels = part.next_sentence.as_ref().map(|labels| Tensor::from_slice(device, [labels.len()], labels));
         Ok(Self { batch, masked, labels: labels.transpose()? })
     }

@@ -5,7 +5,7 @@
 //! The learning rate's course spans the whole run, as in the paper; a phase that names its own `learning_rate` has a
 //! course of its own over its own steps, as in Google's second run with 512 tokens.
 
-use henson_data::{InstanceSettings, Masking, Objective, Packing};
+use henson_data::{InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Separators};
 use henson_tensor::{DType, Method};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -97,10 +97,18 @@ pub struct Recipe {
     pub objective: Objective,
     /// How single segments are filled.
     pub packing: Packing,
+    /// What becomes of sentences that do not fit into a sequence by themselves.
+    pub long_sentences: LongSentences,
+    /// Where separators stand in a sequence of several sentences.
+    pub separators: Separators,
     /// Which tokens are masked together.
     pub masking: Masking,
-    /// Share of the tokens to predict: max(1, round(length · probability)) of a sequence.
+    /// Share of the tokens to predict.
     pub mask_probability: f64,
+    /// How that share p becomes a number of tokens in a sequence of n.
+    pub mask_count: MaskCount,
+    /// Mask the special tokens of a sequence as well, `[CLS]` and `[SEP]`, as RoBERTa's training does.
+    pub mask_specials: bool,
     /// Maximum number of tokens to predict in a sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_predictions: Option<usize>,
@@ -139,6 +147,8 @@ pub struct Recipe {
     pub decay_steps: Option<u64>,
     /// Decoupled weight decay; biases and LayerNorm are not decayed.
     pub weight_decay: f64,
+    /// Decay biases and LayerNorm as well, as fairseq does (RoBERTa, SpanBERT).
+    pub decay_all: bool,
     /// Adam's β₁.
     pub beta1: f64,
     /// Adam's β₂.
@@ -245,8 +255,12 @@ impl Default for Recipe {
             dtype: Precision::F32,
             objective: instances.objective,
             packing: instances.packing,
+            long_sentences: instances.long_sentences,
+            separators: instances.separators,
             masking: instances.masking,
             mask_probability: instances.mask_probability,
+            mask_count: instances.mask_count,
+            mask_specials: instances.mask_specials,
             max_predictions: instances.max_predictions,
             mask_split: instances.mask_split,
             dupe_factor: instances.dupe_factor,
@@ -262,6 +276,7 @@ impl Default for Recipe {
             warmup_steps: None,
             decay_steps: None,
             weight_decay: 0.01,
+            decay_all: false,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-6,
@@ -420,8 +435,12 @@ impl Recipe {
             sequence_length: phase.sequence_length.unwrap_or(self.sequence_length),
             objective: self.objective,
             packing: self.packing,
+            long_sentences: self.long_sentences,
+            separators: self.separators,
             short_sequences: self.short_sequences,
             masking: self.masking,
+            mask_count: self.mask_count,
+            mask_specials: self.mask_specials,
             mask_probability: phase.mask_probability.unwrap_or(self.mask_probability),
             max_predictions: phase.max_predictions.or(self.max_predictions),
             mask_split: self.mask_split,

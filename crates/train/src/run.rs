@@ -13,7 +13,7 @@ use henson_checkpoint::{
     parse_json, read_limited, remove_temporaries, save_with, write_atomic,
 };
 use henson_models::{Model, Naming};
-use henson_tensor::{Entry, Parameters};
+use henson_tensor::{Entry, Group, Parameters};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -29,6 +29,8 @@ const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Names the moments of a parameter in [`OPTIMIZER`].
 const MOMENTS: [&str; 2] = ["first", "second"];
+/// Names the numbers of a parameter there that is no part of the model.
+const VALUE: &str = "value";
 
 /// The largest state.json that is read.
 const STATE_LIMIT: u64 = 1 << 20;
@@ -138,6 +140,11 @@ impl Noted {
 struct Damage {
     step: u64,
     problem: String,
+}
+
+/// Whether a parameter is no part of the model.
+fn is_of_objective(entry: &Entry) -> bool {
+    entry.group == Group::Objective
 }
 
 /// A recipe as the directory of its run keeps it.
@@ -337,7 +344,15 @@ impl RunDirectory {
         let mut moments = Weights::open_file(&directory.join(OPTIMIZER))?;
         moments.expect(&sums)?;
         sums.check(&directory, |name| !name.ends_with(".safetensors"))?;
-        load(&weights, &Naming::PLAIN, parameters, &LoadOptions::strict())?;
+        load(&weights, &Naming::PLAIN, parameters, &LoadOptions::new_head(&is_of_objective))?;
+        for i in 0..parameters.entries().len() {
+            let entry = &parameters.entries()[i];
+            if is_of_objective(entry) {
+                let numbers = moments.read_f32(&format!("{}.{VALUE}", entry.name))?;
+                parameters.write(i, &numbers)?;
+            }
+        }
+        parameters.refresh()?;
         updater.restore(state.step, parameters, |entry| {
             let [first, second] = MOMENTS.map(|moment| moments.read_f32(&format!("{}.{moment}", entry.name)));
             Ok::<_, TrainError>([first?, second?])
@@ -412,17 +427,26 @@ impl RunDirectory {
     /// Writes the checkpoint of a step: weights, moments, state, all or nothing.
     pub fn save(&self, state: &State, model: &ModelFiles, parameters: &Parameters, updater: &Updater) -> Result<()> {
         // Sorted by name, like weights.
-        let mut entries: Vec<&Entry> = parameters.entries().iter().collect();
-        entries.sort_by_key(|entry| &entry.name);
-        let shapes = |entry: &&Entry| {
-            let shape = entry.shape.sizes().to_vec();
-            MOMENTS.map(|moment| (format!("{}.{moment}", entry.name), shape.clone()))
+        let entries = parameters.entries();
+        let mut order: Vec<usize> = (0..entries.len()).collect();
+        order.sort_by_key(|&i| &entries[i].name);
+        let (mut tensors, mut sources) = (Vec::new(), Vec::new());
+        for i in order {
+            let value = is_of_objective(&entries[i]).then_some(VALUE);
+            for what in MOMENTS.into_iter().chain(value) {
+                tensors.push((format!("{}.{what}", entries[i].name), entries[i].shape.sizes().to_vec()));
+                sources.push((i, what));
+            }
+        }
+        let read = |place: usize| {
+            let (i, what) = sources[place];
+            if what == VALUE {
+                return parameters.read(i);
+            }
+            let [first, second] = updater.moments(&entries[i])?;
+            Ok(if what == MOMENTS[0] { first } else { second })
         };
-        let read = |i: usize| {
-            let [first, second] = updater.moments(entries[i / 2])?;
-            Ok(if i.is_multiple_of(2) { first } else { second })
-        };
-        let moments = TensorFile { name: OPTIMIZER, tensors: entries.iter().flat_map(shapes).collect(), read: &read };
+        let moments = TensorFile { name: OPTIMIZER, tensors, read: &read };
         let last = |sums: &Sums| Noted { state: state.clone(), files: Some(sums.clone()), sum: None }.to_json();
         let beside = Beside { tensors: vec![moments], last: Some((STATE, &last)), ..Beside::default() };
         let options = SaveOptions { existing: Existing::Replace, ..SaveOptions::default() };

@@ -119,6 +119,124 @@ fn a_run_in_legs_gives_the_bits_of_one_that_was_never_stopped() {
     assert!(whole.join("report.html").is_file() && whole.join("vocab.txt").is_file());
 }
 
+/// Every file in `recipes/` is a recipe; one in a set is one on top of the set's base.toml.
+#[test]
+fn all_recipes_are_read() {
+    fn recipes(directory: &Path, found: &mut Vec<String>) {
+        let read = |path: &Path| (fs::read_to_string(path).unwrap_or_default(), path.display().to_string());
+        let base = read(&directory.join("base.toml"));
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                recipes(&path, found);
+            } else if path.extension().is_some_and(|ending| ending == "toml") {
+                let own = read(&path);
+                let layers = [(base.0.as_str(), base.1.as_str()), (own.0.as_str(), own.1.as_str())];
+                Recipe::parse_layers(&layers, &[]).unwrap_or_else(|error| panic!("{error}"));
+                found.push(own.1);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    recipes(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes"), &mut found);
+    assert!(found.len() > 40, "{found:?}");
+}
+
+const SPANBERT: [&str; 8] = [
+    "objective=span-boundary",
+    "masking=spanbert",
+    "long_sentences=drop",
+    "short_sequences=0.0",
+    "accumulation=2",
+    "decay_all=true",
+    "epsilon=1e-8",
+    "clip=0.0",
+];
+
+/// The head of the boundaries is in checkpoints, for the run to resume with the same bits, and in no model.
+#[test]
+fn spanbert_resumes_with_the_same_bits_and_leaves_a_plain_model() {
+    let plan = plan(&SPANBERT);
+    let directory = tempfile::tempdir().unwrap();
+    let (whole, legs) = (directory.path().join("whole"), directory.path().join("legs"));
+    assert_eq!(run(&plan, &whole, 2, None).unwrap(), Outcome::Finished);
+    for (threads, stop_at) in [(1, Some(4)), (2, Some(9)), (1, None)] {
+        run(&plan, &legs, threads, stop_at).unwrap();
+    }
+    assert_eq!(run(&plan, &legs, 1, None).unwrap(), Outcome::WasFinished);
+    assert_eq!(weights(&whole), weights(&legs));
+    let moments = |run: &Path| fs::read(run.join("checkpoints/step-20/optimizer.safetensors")).unwrap();
+    assert_eq!(moments(&whole), moments(&legs));
+    assert_eq!(losses(&whole), losses(&legs));
+    let names = |bytes: &[u8]| -> Vec<String> {
+        let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
+        file.names().into_iter().map(|name| name.to_owned()).collect()
+    };
+    for model in [weights(&whole), fs::read(whole.join("checkpoints/step-14/model.safetensors")).unwrap()] {
+        let names = names(&model);
+        assert!(names.iter().any(|name| name == "cls.predictions.transform.dense.weight"));
+        assert!(!names.iter().any(|name| name.contains("pair_target")), "{names:?}");
+    }
+    assert!(names(&moments(&whole)).iter().any(|name| name.ends_with("mlp_layer_norm.linear2.weight.value")));
+    let config = fs::read_to_string(whole.join("config.json")).unwrap();
+    assert!(config.contains("BertForMaskedLM"), "{config}");
+    // Both losses start where the words are all as likely, and both fall.
+    let lines = metrics::read(&whole.join("metrics.jsonl")).unwrap().lines;
+    let of_step = |step: u64| {
+        let line = lines.iter().find_map(|line| match line {
+            Line::Train(line) if line.step == step => Some(line),
+            _ => None,
+        });
+        let line = line.unwrap();
+        ["mlm_loss", "sbo_loss"].map(|name| line.losses.iter().find(|(found, _)| *found == name).unwrap().1)
+    };
+    let words = (plan.config.model.sizes().vocab_size as f64).ln();
+    let (first, last) = (of_step(1), of_step(20));
+    assert!(first.into_iter().all(|loss| (loss - words).abs() < 0.3), "{first:?} not {words}");
+    assert!(last.into_iter().zip(first).all(|(last, first)| last < first - 0.1), "{first:?} {last:?}");
+}
+
+/// Sequences so short that in some parts nothing is masked.
+#[test]
+fn parts_without_a_masked_token_count_nothing() {
+    for rule in ["mask_count=bernoulli", "mask_count=stochastic"] {
+        let plan = plan(&[
+            "objective=mlm",
+            rule,
+            "mask_probability=0.02",
+            "sequence_length=8",
+            "batch_size=4",
+            "accumulation=4",
+        ]);
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(run(&plan, directory.path(), 1, None).unwrap(), Outcome::Finished);
+        let losses = losses(directory.path());
+        assert!(
+            losses.iter().any(|(_, loss)| *loss == 0.0) && losses.iter().any(|(_, loss)| *loss > 3.0),
+            "{losses:?}"
+        );
+    }
+}
+
+/// Three updates of the same size, with and without: the difference is the decay.
+#[test]
+fn decay_of_all_parameters_reaches_norms() {
+    let norm_after = |sets: &[&str]| {
+        let plan = plan(&[&["objective=mlm", "steps=3", "weight_decay=0.5", "warmup_steps=0"], sets].concat());
+        let directory = tempfile::tempdir().unwrap();
+        run(&plan, directory.path(), 1, None).unwrap();
+        let bytes = weights(directory.path());
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let norm = file.tensor("bert.embeddings.LayerNorm.weight").unwrap();
+        let numbers: Vec<f32> =
+            norm.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        numbers.iter().sum::<f32>() / numbers.len() as f32
+    };
+    let (plain, all) = (norm_after(&[]), norm_after(&["decay_all=true"]));
+    // Rates of 1e-3, 2/3 and 1/3 of it.
+    assert!((plain - all - 1e-3).abs() < 2e-4, "{plain} {all}");
+}
+
 #[test]
 fn the_last_checkpoints_and_the_best_are_kept() {
     let plan = plan(&["checkpoint_every=2", "keep_checkpoints=3", "steps=12", "learning_rate=0.0"]);

@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use henson_kernels::philox::Stream;
 use henson_kernels::threads::in_threads;
 use henson_text::Slot;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
-use super::walk::{Chunk, Consecutive, Cursor, Second, Walk};
+use super::walk::{Chunk, Consecutive, Cursor, Second, Walk, read_sentences};
 use super::{Corruption, GROUP, Instance, Instances, Predicted};
 use crate::{DataError, Document, Reader};
 
@@ -126,6 +127,9 @@ impl Epoch {
                 return Err(DataError::EpochTooSmall { epoch, documents: units, needed });
             }
         }
+        if this.count == 0 {
+            return Err(DataError::NothingFits { room: instances.room });
+        }
         this.order = Permutation::new(draws::key(seed, epoch, Purpose::Order), this.count);
         Ok(this)
     }
@@ -167,7 +171,8 @@ impl Epoch {
         instance.predicted = match corruption {
             Corruption::Masks(masks) => {
                 let mut draws = draws::of_chunk(self.keys.masks, found.at, found.number());
-                masks.hide(settings, corpus.vocabulary(), &mut draws, &mut instance.ids, scratch)
+                let anywhere = &mut |draws: &mut Stream| reader.piece(draws::below(draws, corpus.pieces()));
+                masks.hide(settings, corpus.vocabulary(), &mut draws, &mut instance.ids, scratch, anywhere)?
             }
             Corruption::None => {
                 let next = (0..).zip(instance.ids.iter().skip(1));
@@ -185,7 +190,7 @@ impl Epoch {
         chunk: &Chunk,
         reader: &mut Reader<'_>,
     ) -> Result<Instance, DataError> {
-        let Instances { settings, template, .. } = &*self.instances;
+        let Instances { settings, template, rules, .. } = &*self.instances;
         let mut first = chunk.first.clone();
         let (mut second_document, mut second, mut random_document) = (*document, 0..0, None);
         let next_sentence = match &chunk.second {
@@ -211,7 +216,7 @@ impl Epoch {
         }
         let slots = if chunk.second == Second::None { template.single_slots() } else { template.pair_slots() };
         let (ids, segments) = lay_out(slots, settings.sequence_length, |text, ids| match text {
-            Text::First => reader.read(document, first.clone(), ids),
+            Text::First => read_sentences(reader, document, (chunk.sentence, first.clone()), rules.separator, ids),
             Text::Second => reader.read(&second_document, second.clone(), ids),
         })?;
         let predicted = Vec::new();
@@ -340,9 +345,9 @@ impl Epoch {
     }
 
     fn walk(&self, document: Document, at: Copy, cursor: Cursor) -> Walk {
-        let Instances { settings, room, template, .. } = &*self.instances;
-        let room = (*room, Consecutive::new(settings, template));
-        Walk::new(document, settings, room, self.keys.walk, at, cursor)
+        let Instances { settings, room, rules, template, .. } = &*self.instances;
+        let how = (*room, *rules, Consecutive::new(settings, template));
+        Walk::new(document, settings, how, self.keys.walk, at, cursor)
     }
 
     /// The document that a unit is, unless it is a sequence of a row.

@@ -4,7 +4,8 @@ use henson_kernels::philox::Stream;
 use henson_text::Template;
 
 use super::Predicted;
-use super::settings::{InstanceSettings, Masking, Objective};
+use super::draws::happens;
+use super::settings::{InstanceSettings, MaskCount, Masking, Objective};
 use crate::{DataError, Vocabulary};
 
 /// SpanBERT (Joshi and others, 2020, section 3.1): lengths of spans are geometric with this parameter, cut at this many
@@ -30,7 +31,12 @@ pub(crate) struct Scratch {
     /// What is hidden together, as ranges of positions.
     units: Vec<(u32, u32)>,
     hidden: Vec<bool>,
+    /// Of each piece that can be hidden, its position and the number of its unit.
+    pieces: Vec<(u32, u32)>,
 }
+
+/// Draws a piece from a random place of the corpus.
+pub(super) type Anywhere<'a> = &'a mut dyn FnMut(&mut Stream) -> Result<u32, DataError>;
 
 impl Masks {
     pub(super) fn new(vocabulary: &Vocabulary, template: &Template, objective: Objective) -> Result<Self, DataError> {
@@ -51,8 +57,14 @@ impl Masks {
         Ok(Self { mask, layout, ordinary, ordinary_below })
     }
 
+    /// Whether an id is one of the layout's special tokens.
+    pub(super) fn is_layout(&self, id: u32) -> bool {
+        // In most vocabularies special ids are the lowest, so that one comparison is enough.
+        self.layout.last().is_some_and(|last| id <= *last) && self.layout.contains(&id)
+    }
+
     /// Hides pieces of a sequence and returns what they were, by position. Special tokens of the layout, such as
-    /// `[CLS]` and `[SEP]`, are never hidden.
+    /// `[CLS]` and `[SEP]`, are never hidden, unless the settings say so.
     ///
     /// Pieces and whole words go as in create_pretraining_data.py: in random order until there are enough; a word that
     /// would be one too many is passed over. Two differences, neither of which touches the counts: a random piece is
@@ -64,16 +76,57 @@ impl Masks {
         draws: &mut Stream,
         ids: &mut [u32],
         scratch: &mut Scratch,
-    ) -> Vec<Predicted> {
-        let budget = settings.predictions(ids.len());
-        self.find_units(vocabulary, settings.masking != Masking::Pieces, ids, &mut scratch.units);
+        anywhere: Anywhere<'_>,
+    ) -> Result<Vec<Predicted>, DataError> {
+        self.find_units(vocabulary, settings, ids, &mut scratch.units);
+        let budget = match settings.mask_count {
+            MaskCount::Rounded => settings.predictions(ids.len()),
+            // fairseq, mask_tokens_dataset.py.
+            MaskCount::Stochastic => {
+                let count = ids.len() as f64 * settings.mask_probability + unit_interval(draws);
+                (count as usize).min(settings.max_predictions.unwrap_or(usize::MAX))
+            }
+            MaskCount::Bernoulli => return Ok(self.hide_by_coins(settings, draws, ids, &scratch.units)),
+        };
         match settings.masking {
             Masking::Pieces if settings.repeated_draws => {
-                self.hide_repeatedly(settings, budget, draws, ids, &scratch.units)
+                Ok(self.hide_repeatedly(settings, budget, draws, ids, &scratch.units))
             }
-            Masking::Pieces | Masking::Words => self.hide_units(settings, budget, draws, ids, &mut scratch.units),
-            Masking::Spans => self.hide_spans(settings, budget, draws, ids, scratch),
+            Masking::Pieces | Masking::Words => Ok(self.hide_units(settings, budget, draws, ids, &mut scratch.units)),
+            Masking::Spans => {
+                self.choose_spans(budget, draws, ids.len(), scratch);
+                let ordinary = &mut |draws: &mut Stream| Ok(self.ordinary(draws));
+                self.replace_runs(settings, draws, ids, &scratch.hidden, ordinary)
+            }
+            Masking::SpanBert => {
+                self.choose_spanbert_spans(settings, draws, ids.len(), scratch);
+                self.replace_runs(settings, draws, ids, &scratch.hidden, anywhere)
+            }
         }
+    }
+
+    /// Each unit by a draw of its own.
+    fn hide_by_coins(
+        &self,
+        settings: &InstanceSettings,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        units: &[(u32, u32)],
+    ) -> Vec<Predicted> {
+        let mut predicted = Vec::with_capacity(ids.len() / 4);
+        for (start, end) in units {
+            if happens(draws, settings.mask_probability) {
+                (*start..*end).for_each(|position| predicted.push(self.replace(settings, draws, ids, position)));
+            }
+        }
+        predicted
+    }
+
+    /// Hides one piece, by a draw of its own.
+    fn replace(&self, settings: &InstanceSettings, draws: &mut Stream, ids: &mut [u32], position: u32) -> Predicted {
+        let id = &mut ids[position as usize];
+        let target = std::mem::replace(id, self.instead(self.fate(settings, draws), *id, draws));
+        Predicted { position, target }
     }
 
     fn hide_units(
@@ -95,11 +148,7 @@ impl Masks {
             if predicted.len() + (end - start) as usize > budget {
                 continue;
             }
-            for position in start..end {
-                let id = &mut ids[position as usize];
-                predicted.push(Predicted { position, target: *id });
-                *id = self.instead(self.fate(settings, draws), *id, draws);
-            }
+            (start..end).for_each(|position| predicted.push(self.replace(settings, draws, ids, position)));
         }
         predicted.sort_unstable_by_key(|p| p.position);
         predicted
@@ -133,20 +182,12 @@ impl Masks {
     }
 
     /// Spans of whole words, until the budget is used up or no word fits into its rest. As in SpanBERT, a span begins
-    /// with the word around a piece that is not hidden yet, stays within a segment, may run into words that are hidden
-    /// already, and those that meet count as one, of which all pieces become `[MASK]`, random ones, or stay.
-    /// SpanBERT's own code also cuts words in two at the end of the budget; here words stay whole.
-    fn hide_spans(
-        &self,
-        settings: &InstanceSettings,
-        budget: usize,
-        draws: &mut Stream,
-        ids: &mut [u32],
-        scratch: &mut Scratch,
-    ) -> Vec<Predicted> {
-        let Scratch { units: words, hidden } = scratch;
+    /// with the word around a piece that is not hidden yet, stays within a segment, and may run into words that are hidden
+    /// already. SpanBERT's own code also cuts words in two at the end of the budget; here words stay whole.
+    fn choose_spans(&self, budget: usize, draws: &mut Stream, length: usize, scratch: &mut Scratch) {
+        let Scratch { units: words, hidden, .. } = scratch;
         hidden.clear();
-        hidden.resize(ids.len(), false);
+        hidden.resize(length, false);
         let mut left = budget;
         loop {
             // A word is as likely as it has pieces.
@@ -175,7 +216,60 @@ impl Masks {
                 before = *end;
             }
         }
-        let mut predicted = Vec::with_capacity(budget.min(ids.len()));
+    }
+
+    /// SpanBERT's own spans (facebookresearch/SpanBERT, pretraining/fairseq/data/masking.py): a length in words and an anchor
+    /// among all pieces are drawn; an anchor that is hidden already is refused. The span begins with the anchor's word and
+    /// goes on until it has its length, the text ends, or ⌈p·n⌉ of n pieces are hidden, even inside of a word.
+    fn choose_spanbert_spans(
+        &self,
+        settings: &InstanceSettings,
+        draws: &mut Stream,
+        length: usize,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { units: words, hidden, pieces } = scratch;
+        hidden.clear();
+        hidden.resize(length, false);
+        pieces.clear();
+        for (word, (start, end)) in (0..).zip(words.iter()) {
+            pieces.extend((*start..*end).map(|position| (position, word)));
+        }
+        let budget = (pieces.len() as f64 * settings.mask_probability).ceil() as usize;
+        let mut left = budget.min(pieces.len()).min(settings.max_predictions.unwrap_or(usize::MAX));
+        while left > 0 {
+            let most_words = span_length(draws);
+            let (anchor, word) = pieces[draws.below(pieces.len() as u32) as usize];
+            if hidden[anchor as usize] {
+                continue;
+            }
+            let mut before = words[word as usize].0;
+            for (start, end) in words[word as usize..].iter().take(most_words) {
+                // A special token ends the text.
+                if *start != before {
+                    break;
+                }
+                for piece in &mut hidden[*start as usize..*end as usize] {
+                    if left > 0 && !*piece {
+                        (*piece, left) = (true, left - 1);
+                    }
+                }
+                before = *end;
+            }
+        }
+    }
+
+    /// Replaces what was chosen. Spans that meet count as one, of which all pieces become `[MASK]`, become random ones, or
+    /// stay.
+    fn replace_runs(
+        &self,
+        settings: &InstanceSettings,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        hidden: &[bool],
+        random: Anywhere<'_>,
+    ) -> Result<Vec<Predicted>, DataError> {
+        let mut predicted = Vec::with_capacity(hidden.iter().filter(|hidden| **hidden).count());
         let mut fate = Fate::Same;
         for position in 0..ids.len() {
             if !hidden[position] {
@@ -186,14 +280,18 @@ impl Masks {
             }
             let id = &mut ids[position];
             predicted.push(Predicted { position: position as u32, target: *id });
-            *id = self.instead(fate, *id, draws);
+            *id = match fate {
+                Fate::Mask => self.mask,
+                Fate::Random => random(draws)?,
+                Fate::Same => *id,
+            };
         }
-        predicted
+        Ok(predicted)
     }
 
     fn fate(&self, settings: &InstanceSettings, draws: &mut Stream) -> Fate {
         let [mask, random, same] = settings.mask_split;
-        let draw = f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64;
+        let draw = unit_interval(draws);
         if draw < mask {
             Fate::Mask
         } else if draw < mask + random || same == 0.0 {
@@ -208,21 +306,33 @@ impl Masks {
         match fate {
             Fate::Mask => self.mask,
             Fate::Same => id,
-            Fate::Random => {
-                let draw = draws.below(self.ordinary);
-                draw + self.ordinary_below.partition_point(|below| *below <= draw) as u32
-            }
+            Fate::Random => self.ordinary(draws),
         }
     }
 
-    /// The words of a sequence, or its pieces one by one; no special token of the layout is part of any.
-    fn find_units(&self, vocabulary: &Vocabulary, words: bool, ids: &[u32], units: &mut Vec<(u32, u32)>) {
+    /// An id that is not special, each as likely.
+    fn ordinary(&self, draws: &mut Stream) -> u32 {
+        let draw = draws.below(self.ordinary);
+        draw + self.ordinary_below.partition_point(|below| *below <= draw) as u32
+    }
+
+    /// The words of a sequence, or its pieces one by one. A special token of the layout is never a part of one; it is one
+    /// itself where it may be hidden.
+    fn find_units(
+        &self,
+        vocabulary: &Vocabulary,
+        settings: &InstanceSettings,
+        ids: &[u32],
+        units: &mut Vec<(u32, u32)>,
+    ) {
         units.clear();
-        // In most vocabularies special ids are the lowest, so that one comparison is enough.
-        let last = self.layout.last().copied().unwrap_or(0);
+        let words = settings.masking != Masking::Pieces;
         let mut previous = None;
         for (position, id) in ids.iter().enumerate() {
-            if *id <= last && self.layout.contains(id) {
+            if self.is_layout(*id) {
+                if settings.mask_specials {
+                    units.push((position as u32, position as u32 + 1));
+                }
                 previous = None;
                 continue;
             }
@@ -244,10 +354,15 @@ enum Fate {
     Same,
 }
 
+/// A number in [0, 1).
+fn unit_interval(draws: &mut Stream) -> f64 {
+    f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64
+}
+
 /// A number of words.
 fn span_length(draws: &mut Stream) -> usize {
     let all = 1.0 - (1.0 - SPAN_STOPS).powi(LONGEST_SPAN as i32);
-    let mut draw = f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64 * all;
+    let mut draw = unit_interval(draws) * all;
     let mut share = SPAN_STOPS;
     for length in 1..LONGEST_SPAN {
         if draw < share {
@@ -309,7 +424,8 @@ mod tests {
         for i in 0..20_000 {
             let mut ids = ids.clone();
             let mut draws = Stream::new(5, 0, i);
-            let predicted = masks.hide(&settings, &vocabulary, &mut draws, &mut ids, &mut scratch);
+            let anywhere = &mut |_: &mut Stream| unreachable!("these spans draw from the vocabulary");
+            let predicted = masks.hide(&settings, &vocabulary, &mut draws, &mut ids, &mut scratch, anywhere).unwrap();
             assert_eq!(predicted.len(), 2);
             both += usize::from(predicted[0].target == 5 && predicted[1].target == 6);
         }

@@ -8,6 +8,7 @@
 //! Deliberately absent: a list of instances, a shuffled copy, any state. The number of instances differs from epoch to
 //! epoch, because pairs are drawn anew; so training counts steps.
 
+mod boundaries;
 mod draws;
 mod epoch;
 mod masks;
@@ -22,13 +23,15 @@ use std::sync::Arc;
 
 use henson_text::Template;
 
+pub use boundaries::Boundaries;
 pub use epoch::Epoch;
 pub(crate) use epoch::Maker;
-pub use settings::{Cut, InstanceSettings, Masking, Objective, Packing};
+pub use settings::{Cut, InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Separators};
 
 use crate::{Corpus, DataError};
 use masks::Masks;
 use row::Row;
+use walk::SentenceRules;
 use weights::Weights;
 
 /// How many documents are counted as one: between two marks lie at most so many.
@@ -44,6 +47,7 @@ pub struct Instances {
     cut: Cut,
     /// How many pieces of text a sequence takes.
     room: usize,
+    rules: SentenceRules,
     seed: u64,
     weights: Weights,
     /// Where text is packed across documents.
@@ -125,15 +129,17 @@ impl Instances {
             return Err(DataError::TooFewDocuments { documents, needed });
         }
         drop(reader);
+        let rules = SentenceRules::new(&settings, corpus.vocabulary().sep);
         let row = match cut {
             Cut::Pairs | Cut::Documents | Cut::Consecutive => None,
-            Cut::FullSentences | Cut::Blocks => Some(Row::new(&corpus, &weights, room, cut == Cut::FullSentences)?),
+            Cut::FullSentences => Some(Row::new(&corpus, &weights, room, Some(rules))?),
+            Cut::Blocks => Some(Row::new(&corpus, &weights, room, None)?),
         };
         let corruption = match settings.objective.masks() {
             true => Corruption::Masks(Masks::new(corpus.vocabulary(), &template, settings.objective)?),
             false => Corruption::None,
         };
-        Ok(Self { corpus, template, settings, cut, room, seed, weights, row, corruption })
+        Ok(Self { corpus, template, settings, cut, room, rules, seed, weights, row, corruption })
     }
 
     /// Counts an epoch on so many threads. Takes some nanoseconds a sentence; afterwards every instance is at hand.

@@ -1,13 +1,13 @@
 //! Single segments across documents: all documents in a row, with a separator between them, cut once and for all epochs.
 //!
 //! Either into blocks of one length, of which only the last may be shorter, or into as many whole sentences as fit:
-//! FULL-SENTENCES of RoBERTa (Liu and others, 2019, section 4.2). There, too, a sentence that does not fit into a sequence
-//! is cut, and the next sequence goes on with its rest. fairseq also ends every line of its input with a separator; here,
-//! as in the paper's text, one stands between documents alone.
+//! FULL-SENTENCES of RoBERTa (Liu and others, 2019, section 4.2). In the paper's text one separator stands between documents;
+//! fairseq also ends every sentence with one, so that there are two between documents. Both are there ([`SentenceRules`]). In
+//! neither does a separator of documents stand at the beginning or the end of a sequence, where the template has its own.
 
 use std::ops::Range;
 
-use super::walk::whole_sentences;
+use super::walk::{SentenceRules, Sentences, read_sentences, whole_sentences};
 use super::weights::Weights;
 use crate::{Corpus, DataError, Document, Reader};
 
@@ -17,7 +17,8 @@ const BETWEEN_MARKS: usize = 16;
 /// Where sequences begin and end. Memory: two bytes a sequence.
 #[derive(Debug)]
 pub(super) struct Row {
-    whole_sentences: bool,
+    /// None where it is cut into blocks.
+    rules: Option<SentenceRules>,
     /// The most pieces of a sequence.
     room: usize,
     /// Where every 16th sequence begins.
@@ -43,6 +44,8 @@ struct Start {
 struct Part {
     number: usize,
     document: Document,
+    /// The sentence that the first piece belongs to; of blocks always 0.
+    sentence: usize,
     pieces: Range<usize>,
     /// Whether a separator stands before it.
     separated: bool,
@@ -53,14 +56,14 @@ impl Row {
         corpus: &Corpus,
         weights: &Weights,
         room: usize,
-        whole_sentences: bool,
+        rules: Option<SentenceRules>,
     ) -> Result<Self, DataError> {
-        let mut row = Self { whole_sentences, room, marks: Vec::new(), count: 0, source_ends: Vec::new() };
+        let mut row = Self { rules, room, marks: Vec::new(), count: 0, source_ends: Vec::new() };
         let mut documents = Documents { reader: &mut corpus.reader(), weights, end: corpus.documents() };
         let (mut next, mut parts) = (documents.from(0)?.map(|start| Start { separated: true, ..start }), Vec::new());
         while let Some(start) = next {
             next = row.walk(start, &mut documents, &mut parts)?;
-            // Only a damaged document has pieces and no sentences.
+            // The rest was dropped; or a damaged document has pieces and no sentences.
             let Some(first) = parts.first() else { break };
             if row.count.is_multiple_of(BETWEEN_MARKS) {
                 row.marks.push(start);
@@ -97,13 +100,20 @@ impl Row {
             let Some(start) = next else { return Err(corpus.changed()) };
             next = self.walk(start, &mut documents, &mut parts)?;
         }
+        let separator = self.rules.and_then(|rules| rules.separator);
         for part in &parts {
             if part.separated {
-                ids.push(corpus.vocabulary().sep);
+                ids.extend(std::iter::repeat_n(corpus.vocabulary().sep, self.border()));
             }
-            documents.reader.read(&part.document, part.pieces.clone(), ids)?;
+            let from = (part.sentence, part.pieces.clone());
+            read_sentences(documents.reader, &part.document, from, separator, ids)?;
         }
         parts.first().map(|part| part.number).ok_or_else(|| corpus.changed())
+    }
+
+    /// How many separators stand between two documents of a sequence.
+    fn border(&self) -> usize {
+        1 + self.rules.map_or(0, SentenceRules::gap)
     }
 
     /// Finds the parts of the sequence that begins at `start`; returns where the next begins.
@@ -118,9 +128,9 @@ impl Row {
         loop {
             let document = documents.reader.document(start.document)?;
             let separated = !parts.is_empty();
-            let (sentence, end) = if self.whole_sentences {
-                let (target, alone) = if separated { (left - 1, 0) } else { (left, left) };
-                whole_sentences(documents.reader, &document, (start.sentence, start.position), target, alone)?
+            let found = if let Some(rules) = self.rules {
+                let sizes = if separated { (left - self.border(), 0) } else { (left, left) };
+                whole_sentences(documents.reader, &document, (start.sentence, start.position), sizes, rules)?
             } else {
                 if !start.separated {
                     // A separator that would be the first or the last of a block is left out, as a special token stands
@@ -128,21 +138,26 @@ impl Row {
                     left -= 1;
                     start.separated = true;
                 }
-                (0, document.len().min(start.position + left))
+                let end = document.len().min(start.position + left);
+                Sentences { first: 0, pieces: start.position..end, gaps: 0, next: (0, end) }
             };
-            if end > start.position {
-                let pieces = start.position..end;
-                left -= pieces.len() + usize::from(separated && self.whole_sentences);
-                parts.push(Part { number: start.document, document, pieces, separated });
+            let Sentences { first, pieces, gaps, next: (sentence, position) } = found;
+            if !pieces.is_empty() {
+                let border = if separated && self.rules.is_some() { self.border() } else { 0 };
+                left -= pieces.len() + gaps + border;
+                parts.push(Part { number: start.document, document, sentence: first, pieces, separated });
             }
-            let ended = if self.whole_sentences { sentence == document.sentences() } else { end == document.len() };
+            let ended = match self.rules {
+                Some(_) => sentence == document.sentences(),
+                None => position == document.len(),
+            };
             if !ended {
-                return Ok(Some(Start { sentence, position: end, ..start }));
+                return Ok(Some(Start { sentence, position, ..start }));
             }
             let Some(next) = documents.from(start.document + 1)? else { return Ok(None) };
             start = next;
-            // Whole sentences need room for a separator and a piece; a block ends when it is full.
-            if left <= usize::from(self.whole_sentences) {
+            // Whole sentences need room for the separators and a piece; a block ends when it is full.
+            if left <= self.rules.map_or(0, |_| self.border()) {
                 return Ok(Some(start));
             }
         }

@@ -16,8 +16,13 @@ pub struct InstanceSettings {
     pub sequence_length: usize,
     /// What is to be learnt.
     pub objective: Objective,
-    /// How single segments are cut; sentence pairs never leave their document, so that they know only `documents`.
+    /// How single segments are cut; pairs never leave their document, so that they know only `documents` and
+    /// `sentence-pairs`.
     pub packing: Packing,
+    /// What becomes of sentences that do not fit into a sequence by themselves.
+    pub long_sentences: LongSentences,
+    /// Where separators stand in a sequence of several sentences.
+    pub separators: Separators,
     /// The share of documents that are cut for a shorter length, drawn from 2 up to the full one, so that a model also
     /// sees short sequences. Blocks are all of one length.
     pub short_sequences: f64,
@@ -25,6 +30,10 @@ pub struct InstanceSettings {
     pub masking: Masking,
     /// The share of pieces that are hidden.
     pub mask_probability: f64,
+    /// How that share becomes a number of pieces.
+    pub mask_count: MaskCount,
+    /// Whether the special tokens of the layout, such as `[CLS]` and `[SEP]`, may be hidden too.
+    pub mask_specials: bool,
     /// The most pieces that are hidden in a sequence, if there is such a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_predictions: Option<usize>,
@@ -48,6 +57,8 @@ pub enum Objective {
     MlmNsp,
     /// Masked LM on single segments.
     Mlm,
+    /// Masked LM on single segments, and each masked span from the two tokens around it, as in SpanBERT.
+    SpanBoundary,
     /// Left to right: predict every next token.
     Causal,
     /// Detect which tokens a small generator replaced, on two segments of consecutive text, as in ELECTRA.
@@ -67,6 +78,46 @@ pub enum Packing {
     FullSentences,
     /// All documents in a row with `[SEP]` between them, cut into blocks of the full length.
     Blocks,
+    /// For `mlm-nsp`: two single sentences instead of two long segments (SENTENCE-PAIR in RoBERTa).
+    SentencePairs,
+}
+
+/// What becomes of sentences that do not fit into a sequence by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LongSentences {
+    /// They are cut, and the next sequence continues with the rest.
+    #[default]
+    Split,
+    /// They are cut, and the rest is lost, as in RoBERTa.
+    Cut,
+    /// They are left out, as in SpanBERT, and the sequence before ends there.
+    Drop,
+}
+
+/// Where separators stand in a sequence of several sentences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Separators {
+    /// One between documents, as the text of Liu et al. (2019) has it.
+    #[default]
+    Documents,
+    /// One after every sentence and one more between documents, as fairseq trains RoBERTa. At the end of a sequence the
+    /// template's own is the last.
+    Sentences,
+}
+
+/// How a share of pieces becomes a number of them in a sequence of n pieces, special tokens included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MaskCount {
+    /// max(1, round(p·n)), as in BERT.
+    #[default]
+    Rounded,
+    /// ⌊p·n + u⌋ with a u drawn from 0 to 1, as in RoBERTa: p·n on average.
+    Stochastic,
+    /// Each token, or word, by a draw of its own, as in ModernBERT.
+    Bernoulli,
 }
 
 /// How documents become sequences: what an objective and a packing amount to.
@@ -104,7 +155,7 @@ impl Objective {
     /// Whether tokens are masked and predicted; else nothing is changed, and each token predicts the next.
     pub fn masks(self) -> bool {
         match self {
-            Objective::MlmNsp | Objective::Mlm | Objective::ReplacedTokens => true,
+            Objective::MlmNsp | Objective::Mlm | Objective::SpanBoundary | Objective::ReplacedTokens => true,
             Objective::Causal => false,
         }
     }
@@ -120,8 +171,12 @@ pub enum Masking {
     /// All tokens of a word together.
     #[serde(rename = "whole-words")]
     Words,
-    /// Up to ten words in a row, as in SpanBERT.
+    /// Up to ten words in a row, which stay whole.
     Spans,
+    /// Spans as SpanBERT draws them: ⌈p·n⌉ of the n tokens that are not special, so that the last span may end inside a
+    /// word, and random tokens from random places of the corpus.
+    #[serde(rename = "spanbert")]
+    SpanBert,
 }
 
 /// Longer sequences than any model takes; it keeps positions within 32 bits.
@@ -133,9 +188,13 @@ impl Default for InstanceSettings {
             sequence_length: 128,
             objective: Objective::default(),
             packing: Packing::default(),
+            long_sentences: LongSentences::default(),
+            separators: Separators::default(),
             short_sequences: 0.1,
             masking: Masking::default(),
             mask_probability: 0.15,
+            mask_count: MaskCount::default(),
+            mask_specials: false,
             max_predictions: None,
             mask_split: [0.8, 0.1, 0.1],
             dupe_factor: 0,
@@ -148,7 +207,7 @@ impl InstanceSettings {
     /// Refuses what makes no sense.
     pub fn check(&self) -> Result<(), DataError> {
         let refuse = |name, value: String, problem| Err(DataError::InstanceSetting { name, value, problem });
-        if self.objective == Objective::MlmNsp && self.packing != Packing::Documents {
+        if self.objective == Objective::MlmNsp && matches!(self.packing, Packing::FullSentences | Packing::Blocks) {
             let name = if self.packing == Packing::Blocks { "blocks" } else { "full-sentences" };
             let problem =
                 "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
@@ -159,10 +218,14 @@ impl InstanceSettings {
                 "no random token is put into what a generator reads: expected such as [0.85, 0.0, 0.15]".to_owned();
             return refuse("mask_split", format!("{:?}", self.mask_split), problem);
         }
-        if self.repeated_draws && self.masking != Masking::Pieces {
-            let problem = "tokens are drawn with replacement one by one: use masking = \"pieces\"".to_owned();
+        if self.repeated_draws && (self.masking != Masking::Pieces || self.mask_count == MaskCount::Bernoulli) {
+            let problem = "tokens are drawn with replacement one by one, and so many: use masking = \"pieces\", and no \
+                           mask_count = \"bernoulli\""
+                .to_owned();
             return refuse("repeated_draws", "true".to_owned(), problem);
         }
+        self.check_cut()?;
+        self.check_masks()?;
         if !(0.0..=1.0).contains(&self.short_sequences) {
             return refuse("short_sequences", self.short_sequences.to_string(), "expected a share, 0 to 1".to_owned());
         }
@@ -193,9 +256,54 @@ impl InstanceSettings {
         match (self.objective, self.packing) {
             (Objective::MlmNsp, _) => Cut::Pairs,
             (Objective::ReplacedTokens, Packing::Documents) => Cut::Consecutive,
-            (Objective::Mlm | Objective::Causal, Packing::Documents) => Cut::Documents,
+            (_, Packing::Documents | Packing::SentencePairs) => Cut::Documents,
             (_, Packing::FullSentences) => Cut::FullSentences,
             (_, Packing::Blocks) => Cut::Blocks,
+        }
+    }
+
+    /// Refuses rules about sentences where none are cut.
+    fn check_cut(&self) -> Result<(), DataError> {
+        let refuse = |name, value: &str, problem: &str| {
+            Err(DataError::InstanceSetting { name, value: value.to_owned(), problem: problem.to_owned() })
+        };
+        if self.packing == Packing::SentencePairs && self.objective != Objective::MlmNsp {
+            return refuse("packing", "sentence-pairs", "expected objective = \"mlm-nsp\", which has pairs");
+        }
+        let whole_sentences = matches!(self.cut(), Cut::Documents | Cut::FullSentences);
+        let expected = "expected single segments of whole sentences: objective = \"mlm\" with packing = \"documents\" \
+                        or \"full-sentences\"";
+        match (self.long_sentences, self.separators) {
+            (LongSentences::Split, Separators::Documents) => Ok(()),
+            _ if whole_sentences => Ok(()),
+            (LongSentences::Cut, _) => refuse("long_sentences", "cut", expected),
+            (LongSentences::Drop, _) => refuse("long_sentences", "drop", expected),
+            (_, Separators::Sentences) => refuse("separators", "sentences", expected),
+        }
+    }
+
+    /// Refuses rules about the number of masks, and masked special tokens, where spans have rules of their own.
+    fn check_masks(&self) -> Result<(), DataError> {
+        let refuse = |name, value: &str, problem: &str| {
+            Err(DataError::InstanceSetting { name, value: value.to_owned(), problem: problem.to_owned() })
+        };
+        let spans = matches!(self.masking, Masking::Spans | Masking::SpanBert);
+        match self.mask_count {
+            MaskCount::Stochastic if self.masking == Masking::SpanBert => refuse(
+                "mask_count",
+                "stochastic",
+                "masking = \"spanbert\" has a number of its own, ⌈p·n⌉: leave it out",
+            ),
+            MaskCount::Bernoulli if spans => {
+                refuse("mask_count", "bernoulli", "expected masking = \"pieces\" or \"whole-words\"")
+            }
+            MaskCount::Bernoulli if self.max_predictions.is_some() => {
+                refuse("mask_count", "bernoulli", "it has no limit: leave out max_predictions")
+            }
+            _ if self.mask_specials && (spans || self.objective == Objective::SpanBoundary) => {
+                refuse("mask_specials", "true", "spans lie between special tokens: expected false")
+            }
+            _ => Ok(()),
         }
     }
 

@@ -6,7 +6,7 @@ use henson_kernels::philox::Stream;
 use henson_text::Template;
 
 use super::draws::Copy;
-use super::walk::{Cursor, Second, Walk};
+use super::walk::{Cursor, Second, SentenceRules, Walk};
 use super::weights::Weights;
 use super::{Epoch, Instance, InstanceSettings, Instances, Objective, Packing};
 use crate::{Corpus, DataError, Loader, Place, Vocabulary, WordMarks};
@@ -36,8 +36,9 @@ fn a_walk_consumes_every_sentence_once() {
             (0..document.sentences()).map(|i| reader.sentence(&document, i).unwrap().end).collect();
         for objective in [Objective::MlmNsp, Objective::Mlm] {
             let settings = InstanceSettings { sequence_length: 24, objective, ..InstanceSettings::default() };
-            let (room, copy) = (settings.room(&bert()).unwrap(), Copy { unit: case, copy: 0 });
-            let mut walk = Walk::new(document, &settings, (room, None), 77, copy, Cursor::default());
+            let room = (settings.room(&bert()).unwrap(), SentenceRules::new(&settings, 3), None);
+            let copy = Copy { unit: case, copy: 0 };
+            let mut walk = Walk::new(document, &settings, room, 77, copy, Cursor::default());
             let mut consumed = 0;
             while let Some(chunk) = walk.next(&mut reader).unwrap() {
                 assert!(!chunk.first.is_empty() && chunk.first.start == consumed);
@@ -53,8 +54,8 @@ fn a_walk_consumes_every_sentence_once() {
                 }
                 assert_eq!(walk.cursor.position, consumed);
                 // A walk that goes on from here is the same.
-                let mut again = Walk::new(document, &settings, (room, None), 77, copy, walk.cursor);
-                let mut rest = Walk::new(document, &settings, (room, None), 77, copy, Cursor::default());
+                let mut again = Walk::new(document, &settings, room, 77, copy, walk.cursor);
+                let mut rest = Walk::new(document, &settings, room, 77, copy, Cursor::default());
                 for _ in 0..=chunk.number {
                     rest.next(&mut reader).unwrap();
                 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use henson_text::Template;
 
 use super::draws::{self, Copy};
-use super::{Cut, InstanceSettings};
+use super::{Cut, InstanceSettings, LongSentences, Packing, Separators};
 use crate::{DataError, Document, Reader};
 
 /// Where a walk stands in its document: everything that is needed to go on from there.
@@ -26,6 +26,8 @@ pub(super) struct Cursor {
 pub(super) struct Chunk {
     /// Its number in its document.
     pub(super) number: u32,
+    /// The sentence that the first piece belongs to.
+    pub(super) sentence: usize,
     pub(super) first: Range<usize>,
     pub(super) second: Second,
 }
@@ -76,6 +78,9 @@ pub(super) struct Walk {
     key: u64,
     pairs: bool,
     consecutive: Option<Consecutive>,
+    /// Whether each segment of a pair is one sentence.
+    sentence_pairs: bool,
+    rules: SentenceRules,
     /// The most pieces of a chunk of single segments.
     room: usize,
     /// The length that chunks aim at.
@@ -88,7 +93,7 @@ impl Walk {
     pub(super) fn new(
         document: Document,
         settings: &InstanceSettings,
-        (room, consecutive): (usize, Option<Consecutive>),
+        (room, rules, consecutive): (usize, SentenceRules, Option<Consecutive>),
         key: u64,
         copy: Copy,
         cursor: Cursor,
@@ -98,16 +103,21 @@ impl Walk {
         if draws::happens(&mut draws, settings.short_sequences) {
             target = 2 + draws.below(room as u32 - 1) as usize;
         }
-        Self { document, copy, key, pairs: settings.cut() == Cut::Pairs, consecutive, room, target, cursor }
+        let (pairs, sentence_pairs) = (settings.cut() == Cut::Pairs, settings.packing == Packing::SentencePairs);
+        Self { document, copy, key, pairs, sentence_pairs, consecutive, rules, room, target, cursor }
     }
 
     /// BERT's pairs (create_pretraining_data.py, create_instances_from_document): sentences are collected until the
     /// target is reached or passed. A ends after a random one of them. B is the rest, or half of the time a part of
-    /// another document, and then the rest is put back. A chunk of one sentence always has a random B.
+    /// another document, and then the rest is put back. A chunk of one sentence always has a random B. Of sentence pairs,
+    /// two sentences are collected.
     fn pair(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
         let begin = self.cursor;
         let (mut sentence, mut end, mut sentences) = (begin.sentence, begin.position, 0);
-        let is_open = |end: usize, sentences: u32| sentences == 0 || end - begin.position < self.target;
+        let is_open = |end: usize, sentences: u32| match self.sentence_pairs {
+            true => sentences < 2,
+            false => sentences == 0 || end - begin.position < self.target,
+        };
         while sentence < self.document.sentences() && is_open(end, sentences) {
             for &stop in reader.ends(&self.document, sentence)? {
                 sentence += 1;
@@ -144,12 +154,14 @@ impl Walk {
         let chunk = begin.chunk + 1;
         let second = if random {
             self.cursor = Cursor { sentence: after_first, position: first_end, chunk };
-            Second::Random { target: self.target }
+            // One sentence is drawn in any case.
+            Second::Random { target: if self.sentence_pairs { 0 } else { self.target } }
         } else {
             self.cursor = Cursor { sentence, position: end, chunk };
             Second::Next(first_end..end)
         };
-        Ok(Some(Chunk { number: begin.chunk, first: begin.position..first_end, second }))
+        let (number, sentence) = (begin.chunk, begin.sentence);
+        Ok(Some(Chunk { number, sentence, first: begin.position..first_end, second }))
     }
 
     /// ELECTRA's segments (build_pretraining_dataset.py): sentences are collected until the target is reached or passed. The first one
@@ -195,19 +207,19 @@ impl Walk {
         let second = first_end..end.min(first_end + room);
         self.cursor = Cursor { sentence, position: end, chunk: begin.chunk + 1 };
         let second = if second.is_empty() { Second::None } else { Second::More(second) };
-        Ok(Some(Chunk { number: begin.chunk, first, second }))
+        Ok(Some(Chunk { number: begin.chunk, sentence: begin.sentence, first, second }))
     }
 
     /// Whole sentences until the target is reached or would be passed. One that is longer than the target stands
-    /// alone; one that does not even fit into a sequence is cut, and the next chunk goes on with its rest.
+    /// alone; what becomes of one that does not even fit into a sequence, the rules say.
     fn single(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
-        let Cursor { sentence, position, chunk } = self.cursor;
-        let (sentence, end) = whole_sentences(reader, &self.document, (sentence, position), self.target, self.room)?;
-        if end == position {
-            return Ok(None);
-        }
-        self.cursor = Cursor { sentence, position: end, chunk: chunk + 1 };
-        Ok(Some(Chunk { number: chunk, first: position..end, second: Second::None }))
+        let Cursor { sentence, position, chunk: number } = self.cursor;
+        let from = (sentence, position);
+        let found = whole_sentences(reader, &self.document, from, (self.target, self.room), self.rules)?;
+        let (sentence, position) = found.next;
+        self.cursor = Cursor { sentence, position, chunk: number + 1 };
+        let Sentences { first, pieces, .. } = found;
+        Ok((!pieces.is_empty()).then_some(Chunk { number, sentence: first, first: pieces, second: Second::None }))
     }
 
     /// The next chunk, if there is one.
@@ -220,33 +232,102 @@ impl Walk {
     }
 }
 
-/// How far whole sentences from (sentence, piece) on reach within `target` pieces, as (sentence, piece). Where even the
-/// first is longer than that, it is taken nevertheless, but of it at most `alone` pieces.
+/// How sentences are put into single segments.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentenceRules {
+    long: LongSentences,
+    /// What stands between two sentences, if anything.
+    pub(super) separator: Option<u32>,
+}
+
+impl SentenceRules {
+    pub(super) fn new(settings: &InstanceSettings, separator: u32) -> Self {
+        let separator = (settings.separators == Separators::Sentences).then_some(separator);
+        Self { long: settings.long_sentences, separator }
+    }
+
+    /// What a border between sentences takes.
+    pub(super) fn gap(self) -> usize {
+        usize::from(self.separator.is_some())
+    }
+}
+
+/// Whole sentences of a document that follow each other, or a part of a long one.
+pub(super) struct Sentences {
+    /// The sentence that the first piece belongs to.
+    pub(super) first: usize,
+    pub(super) pieces: Range<usize>,
+    /// How many separators stand among them.
+    pub(super) gaps: usize,
+    /// The sentence and the piece that come next.
+    pub(super) next: (usize, usize),
+}
+
+/// The whole sentences from (sentence, piece) on that have room in `target` pieces. Where even the first is longer than that,
+/// it is taken nevertheless if it has no more than `alone` pieces; what becomes of a longer one is a rule. Where `alone` is 0,
+/// nothing is taken then.
 pub(super) fn whole_sentences(
     reader: &mut Reader<'_>,
     document: &Document,
-    (mut sentence, begin): (usize, usize),
-    target: usize,
-    alone: usize,
-) -> Result<(usize, usize), DataError> {
-    let mut end = begin;
-    'sentences: while sentence < document.sentences() && end - begin < target {
+    (mut sentence, mut begin): (usize, usize),
+    (target, alone): (usize, usize),
+    rules: SentenceRules,
+) -> Result<Sentences, DataError> {
+    let (mut first, mut end, mut gaps) = (sentence, begin, 0);
+    let mut next = None;
+    'sentences: while sentence < document.sentences() && end - begin + gaps < target {
         for &stop in reader.ends(document, sentence)? {
-            let length = (stop as usize).saturating_sub(begin);
+            let stop = stop as usize;
+            let gap = if end > begin && stop > end { rules.gap() } else { 0 };
+            let length = stop.saturating_sub(begin) + gaps + gap;
             if end == begin && length > target.max(alone) {
+                if rules.long == LongSentences::Drop && alone > 0 {
+                    sentence += 1;
+                    (first, begin, end) = (sentence, stop, stop);
+                    continue;
+                }
                 end = begin + alone;
+                if rules.long == LongSentences::Cut && alone > 0 {
+                    next = Some((sentence + 1, stop));
+                }
                 break 'sentences;
             }
             if end > begin && length > target {
                 break 'sentences;
             }
-            end = end.max(stop as usize);
+            (end, gaps) = (end.max(stop), gaps + gap);
             sentence += 1;
-            if end - begin >= target {
+            if end - begin + gaps >= target {
                 break;
             }
         }
     }
-    reader.check(document, end)?;
-    Ok((sentence, end))
+    let next = next.unwrap_or((sentence, end));
+    reader.check(document, next.1)?;
+    Ok(Sentences { first, pieces: begin..end, gaps, next })
+}
+
+/// Appends pieces of a document, with the rules' separator between those of different sentences. `sentence` is that of the
+/// first of them.
+pub(super) fn read_sentences(
+    reader: &mut Reader<'_>,
+    document: &Document,
+    (mut sentence, pieces): (usize, Range<usize>),
+    separator: Option<u32>,
+    ids: &mut Vec<u32>,
+) -> Result<(), DataError> {
+    let Some(separator) = separator else { return reader.read(document, pieces, ids) };
+    let mut begin = pieces.start;
+    while begin < pieces.end && sentence < document.sentences() {
+        let end = reader.sentence_end(document, sentence)?.min(pieces.end);
+        if end > begin {
+            if begin > pieces.start {
+                ids.push(separator);
+            }
+            reader.read(document, begin..end, ids)?;
+            begin = end;
+        }
+        sentence += 1;
+    }
+    Ok(())
 }

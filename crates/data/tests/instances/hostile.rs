@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use henson_data::{
-    Corpus, Cut, DataError, InstanceSettings, Instances, Loader, Masking, Objective, Packing, Place, Predicted,
-    Vocabulary,
+    Corpus, Cut, DataError, InstanceSettings, Instances, Loader, LongSentences, MaskCount, Masking, Objective, Packing,
+    Place, Predicted, Separators, Vocabulary, part_of,
 };
 use henson_text::Template;
 use proptest::prelude::*;
@@ -16,24 +16,41 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
         prop_oneof![
             Just(Objective::MlmNsp),
             Just(Objective::Mlm),
+            Just(Objective::SpanBoundary),
             Just(Objective::Causal),
             Just(Objective::ReplacedTokens)
         ],
-        prop_oneof![Just(Packing::Documents), Just(Packing::FullSentences), Just(Packing::Blocks)],
-        prop_oneof![Just(Masking::Pieces), Just(Masking::Words), Just(Masking::Spans)],
+        prop_oneof![
+            Just(Packing::Documents),
+            Just(Packing::FullSentences),
+            Just(Packing::Blocks),
+            Just(Packing::SentencePairs)
+        ],
+        prop_oneof![Just(Masking::Pieces), Just(Masking::Words), Just(Masking::Spans), Just(Masking::SpanBert)],
         prop_oneof![Just([0.8, 0.1, 0.1]), Just([0.0, 0.0, 1.0]), Just([0.0, 1.0, 0.0]), Just([1.0, 0.0, 0.0])],
     );
     let numbers = (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3, any::<bool>());
-    (names, numbers).prop_map(|((objective, packing, masking, mask_split), numbers)| {
+    let rules = (
+        prop_oneof![Just(LongSentences::Split), Just(LongSentences::Cut), Just(LongSentences::Drop)],
+        prop_oneof![Just(Separators::Documents), Just(Separators::Sentences)],
+        prop_oneof![3 => Just(MaskCount::Rounded), 1 => Just(MaskCount::Stochastic), 1 => Just(MaskCount::Bernoulli)],
+        proptest::bool::weighted(0.3),
+    );
+    (names, rules, numbers).prop_map(|((objective, packing, masking, mask_split), rules, numbers)| {
+        let (long_sentences, separators, mask_count, mask_specials) = rules;
         let (sequence_length, short_sequences, mask_probability, max_predictions, dupe_factor, repeated_draws) =
             numbers;
         InstanceSettings {
             sequence_length,
             objective,
             packing,
+            long_sentences,
+            separators,
             short_sequences,
             masking,
             mask_probability,
+            mask_count,
+            mask_specials,
             max_predictions,
             mask_split,
             dupe_factor,
@@ -53,7 +70,7 @@ fn any_documents() -> impl Strategy<Value = Vec<Vec<Vec<u32>>>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_panics(settings in any_settings(), documents in any_documents(), seed: u64, epoch: u64) {
@@ -67,23 +84,37 @@ proptest! {
             return Ok(());
         };
         let instances = Arc::new(instances);
-        let epoch = instances.epoch(epoch, 1).unwrap();
+        let epoch = match instances.epoch(epoch, 1) {
+            Ok(epoch) => epoch,
+            Err(error) => {
+                prop_assert!(settings.long_sentences == LongSentences::Drop, "{}", error);
+                return Ok(());
+            }
+        };
         prop_assert!(epoch.count() >= 1);
         for index in 0..epoch.count() {
             let instance = epoch.get(index).unwrap();
             let length = instance.ids.len();
             prop_assert!((shortest..=settings.sequence_length).contains(&length));
             prop_assert_eq!(instance.segments.len(), length);
-            prop_assert_eq!([instance.ids[0], instance.ids[length - 1]], [CLS, SEP]);
+            let mut ids = instance.ids.clone();
+            if settings.objective != Objective::Causal {
+                instance.predicted.iter().for_each(|predicted| ids[predicted.position as usize] = predicted.target);
+            }
+            prop_assert_eq!([ids[0], ids[length - 1]], [CLS, SEP]);
             prop_assert_eq!(instance.next_sentence.is_some(), pairs);
             let again = |pair: &[Predicted]| settings.repeated_draws && pair[0] == pair[1];
             prop_assert!(instance.predicted.windows(2).all(|pair| pair[0].position < pair[1].position || again(pair)));
             if settings.objective != Objective::Causal {
-                prop_assert!(instance.predicted.len() <= settings.predictions(length));
+                let most = settings.predictions(length) + usize::from(settings.mask_count == MaskCount::Stochastic);
+                let by_length = settings.mask_count != MaskCount::Bernoulli && settings.masking != Masking::SpanBert;
+                prop_assert!(instance.predicted.len() <= most || !by_length);
                 for predicted in &instance.predicted {
                     prop_assert!((predicted.position as usize) < length);
-                    prop_assert!(![CLS, SEP].contains(&predicted.target));
+                    prop_assert!(settings.mask_specials || ![CLS, SEP].contains(&predicted.target));
                 }
+                let boundaries = instances.boundaries(&part_of(&[instance], 0), 15);
+                prop_assert!(boundaries.ends.iter().all(|row| ![CLS, SEP].contains(&ids[*row as usize])));
             }
         }
         let mut loader = Loader::new(instances, Place::default(), 4, 2, 2, 2).unwrap();
@@ -160,7 +191,11 @@ fn settings_in_words() {
     };
     assert_eq!(settings, expected);
     let written: serde_json::Value = serde_json::to_value(&settings).unwrap();
-    assert_eq!(written, serde_json::from_str::<serde_json::Value>(text).unwrap());
+    let mut all = serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let more = [("long_sentences", "split"), ("separators", "documents"), ("mask_count", "rounded")];
+    more.into_iter().for_each(|(key, word)| all[key] = word.into());
+    all["mask_specials"] = false.into();
+    assert_eq!(written, all);
     let words = |text: &str| serde_json::from_str::<InstanceSettings>(text);
     assert_eq!(
         words(r#"{"masking":"spans","objective":"causal","packing":"blocks"}"#).unwrap().masking,
@@ -168,6 +203,10 @@ fn settings_in_words() {
     );
     assert_eq!(words(r#"{"packing":"full-sentences"}"#).unwrap().packing, Packing::FullSentences);
     assert_eq!(words(r#"{"packing":"doc-sentences"}"#).unwrap().packing, Packing::Documents);
+    let spanbert = words(r#"{"masking":"spanbert","objective":"span-boundary","long_sentences":"drop"}"#).unwrap();
+    assert_eq!((spanbert.masking, spanbert.objective), (Masking::SpanBert, Objective::SpanBoundary));
+    let roberta = words(r#"{"separators":"sentences","mask_count":"stochastic","packing":"sentence-pairs"}"#).unwrap();
+    assert_eq!((roberta.separators, roberta.mask_count), (Separators::Sentences, MaskCount::Stochastic));
     assert_eq!(words("{}").unwrap(), InstanceSettings::default());
     assert!(words(r#"{"masking":"words"}"#).is_err());
 }

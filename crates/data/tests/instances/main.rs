@@ -7,5 +7,6 @@ mod loader;
 mod masks;
 mod pairs;
 mod reference;
+mod relatives;
 mod roberta;
 mod singles;

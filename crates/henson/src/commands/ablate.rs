@@ -59,7 +59,10 @@ pub(crate) fn run(flags: &Ablate) -> anyhow::Result<()> {
         let layers: Vec<(&str, &str)> = layers.iter().map(|(text, place)| (text.as_str(), place.as_str())).collect();
         for &seed in &flags.seeds {
             let mut recipe = Recipe::parse_layers(&layers, &sets)?;
-            (recipe.data, recipe.seed) = (flags.data.clone(), seed);
+            // A variant's own data lies within that of the set: the same text with another tokenizer, for example.
+            let own = std::mem::take(&mut recipe.data);
+            let data = if own.is_empty() { PathBuf::from(&flags.data) } else { Path::new(&flags.data).join(own) };
+            (recipe.data, recipe.seed) = (data.display().to_string(), seed);
             let directory = if flags.seeds.len() > 1 { format!("{name}-seed{seed}") } else { name.clone() };
             let plan = plan(recipe, device.threads()).with_context(|| format!("the variant {name}"))?;
             plans.push((name.clone(), flags.out.join(directory), plan));

@@ -170,7 +170,7 @@ impl<'a> Facts<'a> {
                 henson_tensor::Group::Embeddings => 0,
                 henson_tensor::Group::Layer(_) => 1,
                 henson_tensor::Group::Pooler => 2,
-                henson_tensor::Group::Head => 3,
+                henson_tensor::Group::Head | henson_tensor::Group::Objective => 3,
             };
             groups[group].parameters += entry.shape.elements();
         }

@@ -19,7 +19,7 @@ pub(crate) struct Ablate {
     #[arg(value_name = "SET")]
     pub(crate) set: PathBuf,
 
-    /// The directory that `henson data build` made
+    /// The directory that `henson data build` made; for variants with a `data` of their own, the one that holds theirs
     #[arg(long, value_name = "DIR")]
     pub(crate) data: String,
 

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use henson_data::{Format, InstanceSettings, Masking, Objective, Packing, Sentences, SourceFiles};
+use henson_data::{
+    Format, InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Sentences, Separators, SourceFiles,
+};
 
 use super::{parse_count, parse_threads, parse_within};
 
@@ -194,6 +196,36 @@ pub(crate) enum PackingName {
     FullSentences,
     /// Blocks of one length, across documents
     Blocks,
+    /// Pairs of single sentences, with `--objective mlm-nsp`
+    SentencePairs,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LongSentencesName {
+    /// Cut; the next sequence continues with the rest
+    Split,
+    /// Cut; the rest is lost
+    Cut,
+    /// Left out
+    Drop,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SeparatorsName {
+    /// One between documents
+    Documents,
+    /// One after every sentence, one more between documents
+    Sentences,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaskCountName {
+    /// Rounded, at least one, as in BERT
+    Rounded,
+    /// Rounded up or down by chance, as in RoBERTa
+    Stochastic,
+    /// Each token by a draw of its own, as in ModernBERT
+    Bernoulli,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,8 +234,10 @@ pub(crate) enum MaskingName {
     Pieces,
     /// All tokens of a word
     WholeWords,
-    /// Up to ten words in a row, as in SpanBERT
+    /// Up to ten words in a row
     Spans,
+    /// Spans as SpanBERT draws them
+    Spanbert,
 }
 
 /// How instances are made. The names are those of recipes, and so are the defaults.
@@ -221,6 +255,14 @@ pub(crate) struct InstanceFlags {
     #[arg(long, value_enum, default_value = "documents")]
     pub(crate) packing: PackingName,
 
+    /// What becomes of sentences that do not fit into a sequence
+    #[arg(long, value_enum, default_value = "split")]
+    pub(crate) long_sentences: LongSentencesName,
+
+    /// Where separators stand among sentences
+    #[arg(long, value_enum, default_value = "documents")]
+    pub(crate) separators: SeparatorsName,
+
     /// The share of documents that are cut into shorter sequences
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     pub(crate) short_sequences: f64,
@@ -232,6 +274,14 @@ pub(crate) struct InstanceFlags {
     /// The share of tokens that are masked
     #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
     pub(crate) mask_probability: f64,
+
+    /// How that share becomes a number of tokens
+    #[arg(long, value_enum, default_value = "rounded")]
+    pub(crate) mask_count: MaskCountName,
+
+    /// Mask special tokens as well
+    #[arg(long)]
+    pub(crate) mask_specials: bool,
 
     /// Maximum number of masked tokens per sequence [default: no limit]
     #[arg(long, value_name = "PIECES", value_parser = parse_count)]
@@ -269,14 +319,31 @@ impl InstanceFlags {
                 PackingName::Documents => Packing::Documents,
                 PackingName::FullSentences => Packing::FullSentences,
                 PackingName::Blocks => Packing::Blocks,
+                PackingName::SentencePairs => Packing::SentencePairs,
+            },
+            long_sentences: match self.long_sentences {
+                LongSentencesName::Split => LongSentences::Split,
+                LongSentencesName::Cut => LongSentences::Cut,
+                LongSentencesName::Drop => LongSentences::Drop,
+            },
+            separators: match self.separators {
+                SeparatorsName::Documents => Separators::Documents,
+                SeparatorsName::Sentences => Separators::Sentences,
             },
             short_sequences: self.short_sequences,
             masking: match self.masking {
                 MaskingName::Pieces => Masking::Pieces,
                 MaskingName::WholeWords => Masking::Words,
                 MaskingName::Spans => Masking::Spans,
+                MaskingName::Spanbert => Masking::SpanBert,
             },
             mask_probability: self.mask_probability,
+            mask_count: match self.mask_count {
+                MaskCountName::Rounded => MaskCount::Rounded,
+                MaskCountName::Stochastic => MaskCount::Stochastic,
+                MaskCountName::Bernoulli => MaskCount::Bernoulli,
+            },
+            mask_specials: self.mask_specials,
             max_predictions: self.max_predictions,
             mask_split: self.mask_split.unwrap_or(match self.objective {
                 ObjectiveName::ReplacedTokens => [0.85, 0.0, 0.15],

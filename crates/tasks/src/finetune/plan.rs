@@ -483,7 +483,7 @@ fn differs(weights: &Weights, entry: &Entry) -> bool {
 /// The factor on the learning rate of a parameter: one `layer_decay` more for each layer further down.
 fn rate_of(group: Group, layers: usize, recipe: &FineTuneRecipe) -> f32 {
     let below = match group {
-        Group::Pooler | Group::Head => return 1.0,
+        Group::Pooler | Group::Head | Group::Objective => return 1.0,
         _ if recipe.freeze => return 0.0,
         Group::Layer(layer) => layers - (layer + 1).min(layers),
         Group::Embeddings => layers,

@@ -1,6 +1,7 @@
 //! The coarse operations of a pass, one file a kind: what goes in and out, the choice of kernel by device and dtype,
 //! and the backward next to it.
 
+mod activation;
 mod attention;
 mod cache;
 mod disentangled;
@@ -56,6 +57,7 @@ pub(crate) use with_float;
 
 /// A recorded operation.
 pub(crate) enum Op {
+    Activation(activation::Activated),
     Attention(attention::Recorded),
     Disentangled(disentangled::Recorded),
     Dropout(rows::Dropped),
@@ -76,6 +78,7 @@ impl Op {
     /// Turns the gradient of the output into gradients of inputs and parameters.
     pub(crate) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         match self {
+            Op::Activation(op) => op.backward(back),
             Op::Attention(op) => op.backward(back),
             Op::Disentangled(op) => op.backward(back),
             Op::Dropout(op) => op.backward(back),
