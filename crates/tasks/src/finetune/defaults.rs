@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use henson_models::Head;
+use henson_models::{FineTuning, Head};
 use henson_train::{Result, Setting, TrainError, parse_settings};
 use toml::Table;
 
@@ -16,6 +16,9 @@ use crate::example::Set;
 /// The settings that are chosen.
 const BY_SIZE: [&str; 7] =
     ["dev_rows", "folds", "batch_size", "epochs", "learning_rate", "evals_per_epoch", "linear_head"];
+
+/// Those that depend on the model's family.
+const BY_FAMILY: [&str; 4] = ["warmup", "weight_decay", "beta2", "clip"];
 
 /// Up to this width a model is small: it takes, and needs, a higher learning rate than those of the paper.
 const SMALL_WIDTH: usize = 512;
@@ -50,6 +53,9 @@ impl FineTuneRecipe {
             setting.default = None;
             setting.meaning += " By default chosen by the size of the data and the model.";
         }
+        for setting in settings.iter_mut().filter(|setting| BY_FAMILY.contains(&setting.key.as_str())) {
+            setting.meaning += " Some families of models have a default of their own.";
+        }
         settings
     }
 
@@ -58,7 +64,7 @@ impl FineTuneRecipe {
     pub fn parse(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {
         let mut recipe: Self = parse_settings(layers, sets)?;
         let given: Table = parse_settings(layers, sets)?;
-        recipe.by_size = BY_SIZE.into_iter().filter(|key| !given.contains_key(*key)).collect();
+        recipe.by_size = BY_SIZE.into_iter().chain(BY_FAMILY).filter(|key| !given.contains_key(*key)).collect();
         // Whoever writes an empty name, as recipes of version 0.1 do, wants no dev data.
         if recipe.dev == "none" || (given.contains_key("dev") && recipe.dev.is_empty()) {
             recipe.dev.clear();
@@ -138,6 +144,9 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     let (sequences, width, form) = (plan.instances(), plan.config.model.sizes().hidden_size, plan.task.form);
     let has_estimate = plan.dev.is_some() || plan.recipe.folds > 0;
     let can_average = plan.config.model.can_average();
+    // What is published is for base and large sizes.
+    let small = width <= SMALL_WIDTH;
+    let own = if small { FineTuning::BERT } else { plan.config.model.fine_tuning(form.head(1)) };
     let recipe = &mut plan.recipe;
     let has_head = can_average && form.problem.is_some();
     if recipe.linear_head && !(has_head && has_estimate) {
@@ -149,7 +158,6 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     if recipe.is_chosen("linear_head") && recipe.is_chosen("epochs") && recipe.is_chosen("learning_rate") {
         recipe.linear_head = has_head && has_estimate && !recipe.freeze && sequences < LINEAR_BELOW;
     }
-    let small = width <= SMALL_WIDTH;
     let mut chosen = Vec::new();
     // Of pairs, few updates are better than many: the model's vectors are good before.
     let trains_head = form.head(1) != Head::Encoder;
@@ -158,7 +166,7 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
         chosen.push(format!("batches of {TINY_BATCH}, for fewer than {TINY} sequences"));
     }
     if recipe.is_chosen("epochs") {
-        let usual = if small && sequences < SMALL_EPOCHS.1 { SMALL_EPOCHS.0 } else { recipe.epochs };
+        let usual = if small && sequences < SMALL_EPOCHS.1 { SMALL_EPOCHS.0 } else { own.epochs };
         let per_epoch = sequences.div_ceil(recipe.batch_size).max(1) as f64;
         let least = if trains_head { (LEAST_UPDATES / per_epoch).ceil().min(MOST_EPOCHS) } else { 0.0 };
         recipe.epochs = usual.max(least);
@@ -170,11 +178,12 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     if recipe.is_chosen("learning_rate") {
         recipe.learning_rate = match width {
             _ if small => 1e-4,
-            _ if width <= BASE_WIDTH => 5e-5,
-            _ => 3e-5,
+            _ if width <= BASE_WIDTH => own.learning_rates[0],
+            _ => own.learning_rates[1],
         };
         chosen.push(format!("learning rate {:e}, for a width of {width}", recipe.learning_rate));
     }
+    chosen.extend(choose_by_family(recipe, own));
     if recipe.is_chosen("evals_per_epoch") && recipe.epochs > EVALUATIONS {
         recipe.evals_per_epoch = EVALUATIONS / recipe.epochs;
     }
@@ -196,6 +205,25 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
         ));
     }
     Ok(reasons)
+}
+
+/// Chooses what depends on the model's family, and says so where that is not as for BERT.
+fn choose_by_family(recipe: &mut FineTuneRecipe, own: FineTuning) -> Option<String> {
+    let [warmup, weight_decay, beta2, clip] = BY_FAMILY.map(|key| recipe.is_chosen(key));
+    let fields = [
+        (warmup, &mut recipe.warmup, own.warmup, "warm-up"),
+        (weight_decay, &mut recipe.weight_decay, own.weight_decay, "weight decay"),
+        (beta2, &mut recipe.beta2, own.beta2, "β₂"),
+        (clip, &mut recipe.clip, own.clip, "clip"),
+    ];
+    let mut chosen = Vec::new();
+    for (is_chosen, field, value, name) in fields {
+        if is_chosen {
+            *field = value;
+            chosen.push(format!("{name} {value}"));
+        }
+    }
+    (own != FineTuning::BERT && !chosen.is_empty()).then(|| format!("{}, as for the model's family", chosen.join(", ")))
 }
 
 /// What the model is scored on where there is no dev file, in a sentence.

@@ -64,6 +64,28 @@ fn rates_are_by_width() {
     }
 }
 
+/// RoBERTa's published values, for its base and large sizes; what is given stays, and BERT's are what they were.
+#[test]
+fn families_have_their_own() {
+    let of = |kind: &str, width: usize, task: &str, sets: &[&str]| {
+        let (head, inner) = (width / 64, 4 * width);
+        let keys = json!({
+            "model_type": kind, "hidden_size": width, "num_attention_heads": head, "intermediate_size": inner
+        });
+        let recipe = chosen(20_000, task, model("sequence", &keys).path(), sets);
+        let FineTuneRecipe { learning_rate, epochs, warmup, weight_decay, beta2, clip, .. } = recipe;
+        [learning_rate, epochs, warmup, weight_decay, beta2, clip]
+    };
+    let berts = [5e-5, 3.0, 0.1, 0.01, 0.999, 1.0];
+    assert_eq!(of("bert", 768, "classify", &[]), berts);
+    assert_eq!(of("roberta", 768, "classify", &[]), [2e-5, 10.0, 0.06, 0.1, 0.98, 0.0]);
+    assert_eq!(of("xlm-roberta", 1024, "classify", &[]), [1e-5, 10.0, 0.06, 0.1, 0.98, 0.0]);
+    assert_eq!(of("roberta", 768, "embed", &[]), berts);
+    assert_eq!(of("roberta", 512, "classify", &[]), [1e-4, 3.0, 0.1, 0.01, 0.999, 1.0]);
+    let given = ["weight_decay=0.01", "beta2=0.999", "epochs=3", "clip=1"];
+    assert_eq!(of("roberta", 768, "classify", &given), [2e-5, 3.0, 0.06, 0.01, 0.999, 1.0]);
+}
+
 /// A model that fine-tuning does not change loses against a linear head: the head is then the model, in a plain directory.
 #[test]
 fn a_linear_head_is_kept_where_it_is_better() {
