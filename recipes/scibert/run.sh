@@ -32,7 +32,7 @@ shards() { # TOKENIZER NAME
 # with letters and goes on with what was merged first).
 [[ -d $out/tokenizer-own ]] || "$henson" tokenizer train --kind wordpiece --vocab-size $words --out "$out/tokenizer-own" "$out/science.txt"
 if [[ ! -d $out/tokenizer-extended ]]; then
-  awk 'NR == FNR { known[$0]; next } !($0 in known) && /^[a-z]{4,}$/' \
+  awk 'NR == FNR { known[$0]; next } !($0 in known) && length($0) > 3 && /^[a-z]+$/' \
     "$general/vocab.txt" "$out/tokenizer-own/vocab.txt" > "$out/words.all"
   head -n $new "$out/words.all" > "$out/words.txt"
   "$henson" tokenizer extend --model "$general" --pieces "$out/words.txt" --out "$out/tokenizer-extended"
