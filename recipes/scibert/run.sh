@@ -4,7 +4,7 @@
 #
 #   HENSON=target/release/henson recipes/scibert/run.sh SCITLDR.jsonl.gz TRAIN.conll DEV.conll OUT [key=value…]
 #
-# GENERAL names the general model (models/henson-12m), SCALE=tiny tries all commands in a minute, DEVICE=cuda uses a GPU, SEEDS
+# GENERAL names the general model (models/henson-12m), SCALE=tiny tries all commands in a few minutes, DEVICE=cuda uses a GPU, SEEDS
 # are those of fine-tuning. What is in OUT is not computed again. Further arguments are settings of every pre-training.
 set -euo pipefail
 abstracts=$1 train=$2 dev=$3 out=$4
@@ -19,6 +19,10 @@ if [[ ${SCALE:-} == tiny ]]; then
   finetune+=(--set limit=64 --set epochs=1)
 fi
 mkdir -p "$out"
+if [[ ${SCALE:-} == tiny ]]; then
+  head -n 1000 "$dev" > "$out/dev.conll"
+  dev=$out/dev.conll
+fi
 
 if [[ ! -f $out/science.txt ]]; then
   python3 "$here/text.py" "$abstracts" "$train" > "$out/science.part"
