@@ -1,4 +1,4 @@
-"""PyTorch's attention on the shapes of `cuda_check bench --only described`: scaled_dot_product_attention with its flash and cuDNN
+"""PyTorch's attention on the shapes of the `cuda` test's `bench --only described`: scaled_dot_product_attention with its flash and cuDNN
 kernels, FlexAttention (compiled) for a window and for T5's bias. bf16, 16,384 tokens of 2,048 numbers, forward and backward.
 
 Prints `name | form | head size | tokens | dropout | forward us | TFLOP/s | backward us | TFLOP/s`, TFLOP/s by what queries see."""

@@ -1,4 +1,4 @@
-"""PyTorch on the shapes of `cuda_check bench`: eager and compiled, bf16, the sum of the kernels' times.
+"""PyTorch on the shapes of the `cuda` test's `bench`: eager and compiled, bf16, the sum of the kernels' times.
 
 Prints one line a measurement. Forward and backward are timed apart where that is simple (the backward of a compiled
 function is timed as the difference between forward + backward and forward)."""

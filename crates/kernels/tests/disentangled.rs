@@ -24,9 +24,7 @@ fn reference_has_the_right_gradients() {
         let sizes = [s * d, s * d, s * d, rows * d, rows * d];
         let inputs: Vec<Vec<f64>> = (1..).zip(sizes).map(|(seed, n)| exact(&numbers::<f32>(seed, n))).collect();
         for (tables, mask) in [([true, true], Some(&mask[..])), ([true, false], None), ([false, true], None)] {
-            let of = |x: &[Vec<f64>]| -> Vec<f64> {
-                reference::forward(&of_tables(x, tables, d, buckets), mask).out
-            };
+            let of = |x: &[Vec<f64>]| -> Vec<f64> { reference::forward(&of_tables(x, tables, d, buckets), mask).out };
             let x = of_tables(&inputs, tables, d, buckets);
             let mut gradients = reference::backward(&x, &reference::forward(&x, mask), mask, &w);
             for (i, there) in tables.iter().enumerate() {

@@ -188,12 +188,7 @@ impl Network for PostNormEncoder {
 }
 
 /// The rows of a table of relative positions that a batch needs, as layers take them: P×H.
-fn normed_rows(
-    pass: &mut Pass<'_>,
-    table: Param,
-    norm: Option<Norm>,
-    positions: &RelativePositions,
-) -> Result<Var> {
+fn normed_rows(pass: &mut Pass<'_>, table: Param, norm: Option<Norm>, positions: &RelativePositions) -> Result<Var> {
     let rows = positions.range();
     let x = pass.table(table.to_row(rows.end).from_row(rows.start));
     match norm {

@@ -136,9 +136,7 @@ impl PositionLayers {
         let mut of = |layer: Linear| layer.forward(pass, &x, Activation::None);
         Ok(match (self.both, self.keys, self.queries) {
             (Some(both), ..) => Some(PositionTables::Both(of(both)?)),
-            (None, Some(keys), Some(queries)) => {
-                Some(PositionTables::Apart { keys: of(keys)?, queries: of(queries)? })
-            }
+            (None, Some(keys), Some(queries)) => Some(PositionTables::Apart { keys: of(keys)?, queries: of(queries)? }),
             (None, Some(keys), None) => Some(PositionTables::Keys(of(keys)?)),
             (None, None, Some(queries)) => Some(PositionTables::Queries(of(queries)?)),
             (None, None, None) => None,
@@ -186,12 +184,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn build(
-        b: &mut Builder,
-        names: &BlockNames,
-        settings: BlockSettings,
-        distances: Distances,
-    ) -> Self {
+    pub(crate) fn build(b: &mut Builder, names: &BlockNames, settings: BlockSettings, distances: Distances) -> Self {
         let BlockSettings { hidden: h, intermediate, epsilon, init, .. } = settings;
         let weights = names.query_key_value.map(|name| format!("{name}.weight"));
         let biases = names.query_key_value.map(|name| format!("{name}.bias"));

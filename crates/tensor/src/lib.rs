@@ -35,8 +35,8 @@ pub use henson_kernels::philox;
 pub use layout::Layout;
 pub use memory::Memory;
 pub use ops::{
-    BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, PositionTables, QueryKeyValue,
-    RelativePositions, RotaryTable,
+    BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, PositionTables,
+    QueryKeyValue, RelativePositions, RotaryTable,
 };
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};

@@ -219,9 +219,10 @@ impl InstanceSettings {
             return refuse("mask_split", format!("{:?}", self.mask_split), problem);
         }
         if self.repeated_draws && (self.masking != Masking::Pieces || self.mask_count == MaskCount::Bernoulli) {
-            let problem = "tokens are drawn with replacement one by one, and so many: use masking = \"pieces\", and no \
+            let problem =
+                "tokens are drawn with replacement one by one, and so many: use masking = \"pieces\", and no \
                            mask_count = \"bernoulli\""
-                .to_owned();
+                    .to_owned();
             return refuse("repeated_draws", "true".to_owned(), problem);
         }
         self.check_cut()?;

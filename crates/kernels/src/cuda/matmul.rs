@@ -314,7 +314,8 @@ impl FromStr for Shape {
 
     fn from_str(s: &str) -> std::result::Result<Self, String> {
         let fields: Vec<&str> = s.split_whitespace().collect();
-        let [m, n, k, a0, a1, a2, b0, b1, b2, o0, o1, f0, f1, fusion, accumulate, tf32, ref batch @ ..] = fields[..] else {
+        let [m, n, k, a0, a1, a2, b0, b1, b2, o0, o1, f0, f1, fusion, accumulate, tf32, ref batch @ ..] = fields[..]
+        else {
             return Err(format!("a shape has 16 fields, this has {}", fields.len()));
         };
         let number = |s: &str| s.parse::<usize>().map_err(|_| format!("`{s}` is not a number"));
@@ -575,7 +576,8 @@ impl Blas {
         // A row-major rows×columns matrix is a column-major columns×rows one. `rows` and `columns` are those in memory.
         let layout = |dtype, transposed: bool, rows: usize, columns: usize, stride: usize, step: usize| {
             let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
-            let layout = result::create_matrix_layout(dtype, columns as u64, rows as u64, stride as i64).map_err(wrong)?;
+            let layout =
+                result::create_matrix_layout(dtype, columns as u64, rows as u64, stride as i64).map_err(wrong)?;
             set_batch(layout, shape.batch.count, step).map_err(wrong)?;
             Ok(layout)
         };

@@ -245,16 +245,7 @@ impl Call {
             return Err(TensorError::Unsupported { operation: "disentangled attention", why });
         };
         let (sequences, distances, longest) = (self.layout.attention_table()?, distances.on_gpu(), *longest);
-        Ok(cuda_kernels::Inputs {
-            query,
-            key,
-            value,
-            sequences,
-            position_key,
-            position_query,
-            distances,
-            longest,
-        })
+        Ok(cuda_kernels::Inputs { query, key, value, sequences, position_key, position_query, distances, longest })
     }
 
     /// What queries, and what keys, are compared with, in tensors that lie as the tables do.

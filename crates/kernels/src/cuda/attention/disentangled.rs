@@ -139,12 +139,7 @@ impl<'a> Call<'a> {
     }
 
     /// All heads' products of one part with others at once: those of a head lie D, or P, columns behind the head's before.
-    fn multiply(
-        &self,
-        gpu: &Gpu,
-        [a, b, out]: [Operand<'_>; 3],
-        accumulate: bool,
-    ) -> Result<()> {
+    fn multiply(&self, gpu: &Gpu, [a, b, out]: [Operand<'_>; 3], accumulate: bool) -> Result<()> {
         let finish = Finish { scale: self.attention.scale, accumulate, ..Finish::default() };
         let batch = Batch { count: self.attention.heads, steps: [a.step, b.step, out.step] };
         products(gpu, batch, a.matrix, b.matrix, out.matrix, finish)
@@ -270,7 +265,10 @@ pub fn backward(
         assert!(x.is_some() == dx.is_some(), "attention: a table without a gradient, or the reverse");
         if let (Some(x), Some(dx)) = (x, dx) {
             dx.expect("a gradient", x.rows(), x.width, dtype);
-            assert!((dx.stride, dx.offset) == (x.stride, x.offset), "attention: a gradient lies otherwise than its number");
+            assert!(
+                (dx.stride, dx.offset) == (x.stride, x.offset),
+                "attention: a gradient lies otherwise than its number"
+            );
         }
     }
     let (described, content) = (attention.content(), inputs.content());
@@ -365,7 +363,8 @@ mod tests {
     /// As `contract` of attention_disentangled.cu reads the second part.
     #[test]
     fn both_parts_of_the_table_agree() {
-        for (count, max_distance, rows) in [(8, 24, 16), (256, 512, 512), (256, 512, 64), (0, 20, 40), (256, 300, 512)] {
+        for (count, max_distance, rows) in [(8, 24, 16), (256, 512, 512), (256, 512, 64), (0, 20, 40), (256, 300, 512)]
+        {
             let (buckets, longest) = (LogBuckets { count, max_distance }, 640);
             let table = distance_table(buckets, rows, longest);
             let (of, starts) = table.split_at(2 * longest + 1);

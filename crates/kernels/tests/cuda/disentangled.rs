@@ -172,8 +172,7 @@ fn case<E: Number>(checks: &mut Checks<'_>, case: &Case<'_>) -> Result<()> {
         kernels::forward(gpu, attention, &inputs, dropout, out.view(), log_sums.view())?;
         let [query, key, value] = Columns::split(dqkv.view(), [h, h, h]);
         let [position_key, position_query] = Columns::split(dpositions.view(), [h, h]);
-        let (position_key, position_query) =
-            (tables[0].then_some(position_key), tables[1].then_some(position_query));
+        let (position_key, position_query) = (tables[0].then_some(position_key), tables[1].then_some(position_query));
         let to = Gradients { query, key, value, position_key, position_query };
         kernels::backward(gpu, attention, &inputs, dropout, out.view(), log_sums.view(), dout.view(), to)?;
         let all = [bits::<E>(gpu, &out)?, bits::<E>(gpu, &dqkv)?, bits::<E>(gpu, &dpositions)?];
