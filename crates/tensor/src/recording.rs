@@ -271,7 +271,8 @@ mod tests {
         };
         let pick = |other: bool, a: f32, b: f32| if other { b } else { a };
         type Case<'a> = (&'a str, &'a dyn Fn(&mut Pass<'_>, Var, bool));
-        let cases: [Case<'_>; 14] = [
+        let drawn_at = Training { seed: 0, step: 7 };
+        let cases: [Case<'_>; 16] = [
             ("classes", &|p, x, o| drop(p.cross_entropy(x, 4 - usize::from(o), &classes, None, 1.0).unwrap())),
             ("smoothing", &|p, x, o| {
                 drop(p.smoothed_cross_entropy(x, 4, &classes, None, pick(o, 0.0, 0.1), 1.0).unwrap());
@@ -284,6 +285,13 @@ mod tests {
                 drop(p.span_cross_entropy(x, &f.layout, &spans, &ones, pick(o, 1.0, 0.5)).unwrap());
             }),
             ("counted", &|p, x, o| drop(p.count_correct(&x, 4 - usize::from(o), &classes, None).unwrap())),
+            ("draws", &|p, x, o| {
+                drop(p.sample(&x, 4, pick(o, 1.0, 0.5), (&f.layout, &classes), None, (drawn_at, 0)).unwrap());
+            }),
+            ("draws of another step", &|p, x, o| {
+                let from = Training { seed: 1, step: 7 + u32::from(o) };
+                drop(p.sample(&x, 4, 1.0, (&f.layout, &classes), None, (from, 0)).unwrap());
+            }),
             ("softmax", &|p, x, o| drop(p.softmax(&x, 4 - usize::from(o)).unwrap())),
             ("similarities", &|p, x, o| drop(p.similarities(&x, pick(o, 1.0, 20.0), &added).unwrap())),
             ("dropout", &|p, x, o| drop(p.dropout_tokens(x, &f.layout, (pick(o, 0.1, 0.2), 0)).unwrap())),

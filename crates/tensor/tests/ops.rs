@@ -423,6 +423,36 @@ fn samples_do_not_depend_on_their_company_on(device: &Device) {
     assert_ne!(all, draw(&(0..t as u32).collect::<Vec<_>>(), Training { step: 4, ..TRAINING }));
 }
 
+/// What a generator drew is put in, labelled, and found or not; a training pass draws from its own step.
+#[test]
+fn drawn_tokens_are_put_in_and_found() {
+    for device in &devices() {
+        let parameters = Builder::new().finish(device, DType::F32).unwrap();
+        let mut tape = Tape::new();
+        let tensor = |ids: &[u32]| Tensor::from_slice(device, [ids.len()], ids).unwrap();
+        let (ids, rows) = (tensor(&[7, 8, 9, 8, 7]), tensor(&[1, 3, 4]));
+        let mut pass = Pass::inference(&mut tape, &parameters);
+        let (out, labels) = pass.replace_tokens(&ids, &rows, &tensor(&[5, 8, 6])).unwrap();
+        assert_eq!(out.to_vec::<u32>().unwrap(), [7, 5, 9, 8, 6]);
+        assert_eq!(labels.to_vec::<f32>().unwrap(), [0.0, 1.0, 0.0, 0.0, 1.0]);
+        assert!(pass.replace_tokens(&ids, &rows, &tensor(&[5, 8])).is_err());
+        if let Device::Cpu(_) = device {
+            let error = pass.replace_tokens(&ids, &tensor(&[5]), &tensor(&[1])).unwrap_err().to_string();
+            assert!(error.contains("row 5 is outside of 0..5"), "{error}");
+        }
+        let mut builder = Builder::new();
+        let x = input(&mut builder, "x", 5, 1);
+        let mut parameters = builder.finish(device, DType::F32).unwrap();
+        parameters.write(0, &[2.0, 1.0, -1.0, 3.0, -2.0]).unwrap();
+        drop(pass);
+        let mut pass = Pass::inference(&mut tape, &parameters);
+        let logits = self::rows(&mut pass, x);
+        let weights = Tensor::from_slice(device, [5], &[1.0f32, 1.0, 1.0, 0.0, 1.0]).unwrap();
+        let found = pass.count_found(&logits, &labels, &weights).unwrap();
+        assert_eq!(found.map(|count| count.to_vec::<u32>().unwrap()[0]), [2, 2, 1]);
+    }
+}
+
 #[test]
 fn decoding_with_a_cache_gives_what_the_whole_pass_gives() {
     let form = Attention { window: Window::CAUSAL, ..attention(4, 2) };

@@ -83,8 +83,8 @@ impl OptimizerKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
-    /// The model: a size (`bert-tiny`, `bert-mini`, `bert-small`, `bert-medium`, `bert-base`, `bert-large`), or the
-    /// directory of a model to continue from (`--model`).
+    /// The model: a size (`bert-tiny`, `bert-mini`, `bert-small`, `bert-medium`, `bert-base`, `bert-large`, or one of another
+    /// family such as `electra-small`), or the directory of a model to continue from (`--model`).
     pub model: String,
     /// The directory that `henson data build` wrote (`--data`).
     pub data: String,
@@ -117,7 +117,7 @@ pub struct Recipe {
     /// Number of copies of the data with fixed masks (static masking, 10 in Devlin et al. 2019); 0 draws new masks in
     /// every epoch (dynamic masking).
     pub dupe_factor: u32,
-    /// Share of documents with a random shorter target length.
+    /// Share of documents with a random shorter target length; with `replaced-tokens`, of sequences (0.05 in ELECTRA).
     pub short_sequences: f64,
     /// Maximum length of a sequence in tokens, special tokens included.
     pub sequence_length: usize,

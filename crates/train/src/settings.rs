@@ -30,11 +30,12 @@ pub fn settings<T: JsonSchema + Default + Serialize + DeserializeOwned>() -> Vec
         let shown = defaults.get(*key).map(ToString::to_string);
         let default = shown.filter(|value| !["\"\"", "[]", "{}"].contains(&value.as_str()));
         found.push(Setting { key: (*key).to_owned(), default, meaning: meaning(property), choices: choices(property) });
-        // A list of tables, or a table.
-        for (way, prefix) in [("/items/properties", ".N."), ("/properties", ".")] {
+        // A list of tables, or a table, which may be left out.
+        for (way, prefix) in [("/items/properties", ".N."), ("/properties", "."), ("/anyOf/0/properties", ".")] {
             for (name, inner) in property.pointer(way).and_then(Value::as_object).into_iter().flatten() {
                 let key = format!("{key}{prefix}{name}");
-                found.push(Setting { key, default: None, meaning: meaning(inner), choices: choices(inner) });
+                let default = inner.get("default").filter(|value| !value.is_null()).map(ToString::to_string);
+                found.push(Setting { key, default, meaning: meaning(inner), choices: choices(inner) });
             }
         }
     }
@@ -105,7 +106,7 @@ mod tests {
         let names: Vec<&str> = at("objective").choices.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(
             (names, at("objective").default.as_deref()),
-            (vec!["mlm-nsp", "mlm", "span-boundary", "causal"], Some("\"mlm-nsp\""))
+            (vec!["mlm-nsp", "mlm", "span-boundary", "causal", "replaced-tokens"], Some("\"mlm-nsp\""))
         );
         assert!(at("phase.N.share").meaning.contains("share"));
         // None is missing: the keys of the default recipe are among them, and the first is the first.

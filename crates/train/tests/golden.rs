@@ -4,11 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use henson_checkpoint::Config;
+use henson_data::Part;
 use henson_models::{Batch, Capture, Head, Model, Sequence};
 use henson_tensor::cuda::CudaOptions;
-use henson_tensor::{Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
+use henson_tensor::{Bits, Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
 use henson_train::objective::{self, Masked, Scales, Targets};
-use henson_train::{OptimizerSettings, Updater};
+use henson_train::replaced::{PerPrediction, ReplacedTokens};
+use henson_train::{Engine, OptimizerSettings, Updater};
 use safetensors::SafeTensors;
 
 /// f32 against f32: both sides are within 2·10⁻⁶ of the values in f64 (golden files say so), the rest is slack for
@@ -351,6 +353,66 @@ fn mpnet() {
 fn electra() {
     check_family("electra", &HEADS);
     check_family("electra", &["discriminator"]);
+}
+
+/// Ten joint steps of a generator and a discriminator over one set of tables, with draws from the same counters.
+#[test]
+fn electra_with_its_generator() {
+    for device in devices() {
+        let golden = Golden::open("electra-joint");
+        let config = |path: &str| {
+            Config::from_json(&std::fs::read_to_string(golden.directory.join(path)).unwrap()).unwrap().model
+        };
+        let mut builder = Builder::new();
+        let (own, generator) = (config("config.json"), config("generator/config.json"));
+        let model = Model::build_with_generator(&mut builder, &own, &generator).unwrap();
+        let mut parameters = builder.finish(&device, DType::F32).unwrap();
+        let read = |path: &str| std::fs::read(golden.directory.join(path)).unwrap();
+        let (weights, generator) = (read("model.safetensors"), read("generator/model.safetensors"));
+        for i in 0..parameters.entries().len() {
+            let name = &parameters.entries()[i].name;
+            let numbers = match name.strip_prefix(Model::GENERATOR) {
+                Some(name) => floats(&generator, name),
+                None => floats(&weights, name),
+            };
+            parameters.write(i, &numbers).unwrap();
+        }
+        parameters.refresh().unwrap();
+        let mut engine = Engine::new(model, parameters, OptimizerSettings::default(), 9).unwrap();
+        let offsets = golden.ids("input.offsets");
+        let part = Part {
+            ids: golden.ids("input.ids"),
+            segments: golden.ids("input.segments"),
+            lengths: offsets.windows(2).map(|w| (w[1] - w[0]) as usize).collect(),
+            rows: golden.ids("input.rows"),
+            targets: golden.ids("input.targets"),
+            next_sentence: None,
+            first_number: 0,
+        };
+        let per = PerPrediction { masked: 1.0 / part.rows.len() as f32, token: 50.0 / part.ids.len() as f32 };
+        let objective = ReplacedTokens { temperature: Bits::from(1.0), disallow_correct: false };
+        let steps = ["mlm_losses", "rtd_losses", "grad_norms"].map(|name| golden.floats(&format!("steps.{name}")));
+        for step in 0..10 {
+            engine.gradients.zero();
+            let found = engine.learn_part(step as u64, objective, (&part, per)).unwrap().wait().unwrap();
+            let [mlm, rtd] = [found[0], found[1] / 50.0];
+            for (name, got, expected) in [("mlm", mlm, steps[0][step]), ("rtd", rtd, steps[1][step])] {
+                let off = (got - f64::from(expected)).abs();
+                assert!(off <= STEPS_TOLERANCE, "{device}: {name} of step {step} is {got}, not {expected}");
+            }
+            if step == 0 {
+                for (i, entry) in engine.parameters.entries().iter().enumerate() {
+                    let expected = golden.floats(&format!("grad.{}", entry.name));
+                    let got = engine.gradients.read(&engine.parameters, i).unwrap();
+                    let error = error(&got, &expected, GRADIENT_FLOOR);
+                    assert!(error <= 1e-4, "{device}: gradient of {}: error {error:e}", entry.name);
+                }
+            }
+            let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-3).unwrap().wait().unwrap()[0];
+            let relative = (norm / f64::from(steps[2][step]) - 1.0).abs();
+            assert!(relative <= 1e-3, "{device}: gradient norm of step {step} is {norm}");
+        }
+    }
 }
 
 #[test]

@@ -237,6 +237,151 @@ fn decay_of_all_parameters_reaches_norms() {
     assert!((plain - all - 1e-3).abs() < 2e-4, "{plain} {all}");
 }
 
+/// A very small ELECTRA on the same text.
+const ELECTRA: [&str; 4] =
+    ["model=electra-small", "objective=replaced-tokens", "config.embedding_size=16", "generator.size=0.5"];
+
+fn electra(more: &[&str]) -> Plan {
+    plan(&[&ELECTRA[..], more].concat())
+}
+
+/// The keys of a file of weights.
+fn keys(path: &Path) -> Vec<String> {
+    let bytes = fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut keys: Vec<String> = file.names().into_iter().map(|name| name.to_string()).collect();
+    keys.sort();
+    keys
+}
+
+#[test]
+fn a_generator_and_its_discriminator_give_the_same_bits_in_legs() {
+    let plan = electra(&[]);
+    let directory = tempfile::tempdir().unwrap();
+    let (whole, legs) = (directory.path().join("whole"), directory.path().join("legs"));
+    assert_eq!(run(&plan, &whole, 2, None).unwrap(), Outcome::Finished);
+    for (threads, stop_at) in [(1, Some(4)), (2, Some(10)), (3, None)] {
+        let expected = if stop_at.is_some() { Outcome::Paused } else { Outcome::Finished };
+        assert_eq!(run(&plan, &legs, threads, stop_at).unwrap(), expected);
+    }
+    assert_eq!(run(&plan, &legs, 1, None).unwrap(), Outcome::WasFinished);
+    assert_eq!(weights(&whole), weights(&legs));
+    assert_eq!(weights(&whole.join("generator")), weights(&legs.join("generator")));
+    assert_eq!(losses(&whole), losses(&legs));
+
+    // Each directory has all of its own, and the tables in both.
+    let [own, generator] = [whole.clone(), whole.join("generator")].map(|path| keys(&path.join("model.safetensors")));
+    let tables: Vec<&String> =
+        own.iter().filter(|key| generator.contains(key) && key.contains("embeddings.")).collect();
+    assert_eq!(tables.len(), 5, "{tables:?}");
+    assert!(own.iter().any(|key| key == "discriminator_predictions.dense_prediction.weight"));
+    assert!(generator.iter().any(|key| key == "generator_lm_head.bias"));
+    assert!(own.iter().chain(&generator).all(|key| !key.starts_with("generator.")));
+    for file in ["config.json", "vocab.txt", "tokenizer_config.json"] {
+        assert!(whole.join("generator").join(file).is_file(), "{file}");
+    }
+
+    // A generator that is damaged makes a checkpoint a damaged one.
+    let damaged = directory.path().join("damaged");
+    copy(&legs, &damaged);
+    flip(&damaged.join("checkpoints/step-20/generator/model.safetensors"), |length| length - 9);
+    let run = RunDirectory::open(&damaged).unwrap();
+    let mut engine = plan.engine(&Device::cpu(None, Some(1)).unwrap()).unwrap();
+    let mut warnings = Vec::new();
+    let mut warn = |text: &str| warnings.push(text.to_owned());
+    let state = run.resume(&mut engine.parameters, &mut engine.updater, &mut warn).unwrap();
+    assert_eq!((state.step, warnings.len()), (14, 1), "{warnings:?}");
+}
+
+#[test]
+fn a_generator_and_its_discriminator_begin_at_chance() {
+    let directory = tempfile::tempdir().unwrap();
+    let plan = electra(&["steps=1", "warmup_steps=1"]);
+    run(&plan, directory.path(), 2, None).unwrap();
+    let lines = metrics::read(&directory.path().join("metrics.jsonl")).unwrap().lines;
+    let train = lines.iter().find_map(|line| if let Line::Train(line) = line { Some(line) } else { None }).unwrap();
+    let part = |name: &str| train.losses.iter().find(|(own, _)| own == name).unwrap().1;
+    let vocabulary = plan.config.model.sizes().vocab_size as f64;
+    assert!((part("mlm_loss") / vocabulary.ln() - 1.0).abs() < 0.01, "{train:?}");
+    assert!((part("rtd_loss") / 2f64.ln() - 1.0).abs() < 0.02, "{train:?}");
+    // Parts are logged as they are, their sum as it is trained.
+    assert!((train.loss - part("mlm_loss") - 50.0 * part("rtd_loss")).abs() < 1e-6, "{train:?}");
+    let evals: Vec<_> =
+        lines.iter().filter_map(|line| if let Line::Eval(line) = line { Some(line) } else { None }).collect();
+    let first = &evals[0].metrics;
+    // 15% are drawn, and nearly every draw of an untrained generator is wrong.
+    assert!((0.12..0.16).contains(&first["replaced"]), "{first:?}");
+    assert!((first["rtd_loss"] / 2f64.ln() - 1.0).abs() < 0.02 && first["mlm_accuracy"] < 0.2, "{first:?}");
+}
+
+/// Two denominators: predictions and tokens are counted over the whole step, also where some are drawn twice.
+#[test]
+fn parts_of_a_batch_of_two_models_add_up() {
+    for more in [&["dropout=0.1"][..], &["generator.with_replacement=true"]] {
+        let found = ["accumulation=1", "accumulation=4"].map(|accumulation| {
+            let plan = electra(&[&[accumulation, "steps=4", "eval_every=0"][..], more].concat());
+            let device = Device::cpu(None, Some(2)).unwrap();
+            let mut engine = plan.engine(&device).unwrap();
+            let mut task = plan.task(&serde_json::Value::Null, 1).unwrap();
+            let mut losses = Vec::new();
+            for step in 0..4 {
+                engine.gradients.zero();
+                losses.push(task.step(&mut engine, step).unwrap().wait().unwrap().total);
+                let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4).unwrap();
+                losses.push(norm.wait().unwrap()[0]);
+            }
+            losses
+        });
+        for (large, parts) in found[0].iter().zip(&found[1]) {
+            assert!((large / parts - 1.0).abs() < 1e-4, "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn both_models_of_a_directory_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    run(&electra(&["steps=3", "eval_every=0"]), &path("first"), 2, None).unwrap();
+    let from = |name: &str| {
+        let recipe = RECIPE.lines().filter(|line| !line.starts_with("config") && !line.starts_with("model"));
+        let recipe: Vec<&str> = recipe.collect();
+        let sets = [format!("model={}", path(name).display()), "objective=replaced-tokens".to_owned()];
+        let recipe = Recipe::parse(&recipe.join("\n"), "test", &sets).unwrap();
+        let tokenizer = tokenizer(300, &[]);
+        let (corpus, held_out) = corpora(&tokenizer);
+        Plan::on(corpus, held_out, tokenizer, recipe, 2)
+    };
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let (before, after) = (electra(&[]).engine(&device).unwrap(), from("first").unwrap().engine(&device).unwrap());
+    assert_eq!(before.parameters.entries().len(), after.parameters.entries().len());
+    let saved = [path("first"), path("first/generator")].map(|path| fs::read(path.join("model.safetensors")).unwrap());
+    for (i, entry) in after.parameters.entries().iter().enumerate() {
+        let (file, name) = match entry.name.strip_prefix("generator.") {
+            Some(name) => (&saved[1], name),
+            None => (&saved[0], entry.name.as_str()),
+        };
+        let file = safetensors::SafeTensors::deserialize(file).unwrap();
+        let expected = file.tensor(name).unwrap();
+        let expected = expected.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        assert!(after.parameters.read(i).unwrap().into_iter().eq(expected), "{}", entry.name);
+    }
+    // Tables that are not the same, and a generator that is not there.
+    copy(&path("first"), &path("other"));
+    let bytes = fs::read(path("other/generator/model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let table = file.tensor("electra.embeddings.word_embeddings.weight").unwrap().data().as_ptr() as usize;
+    let place = table - bytes.as_ptr() as usize;
+    assert!(place >= header);
+    flip(&path("other/generator/model.safetensors"), |_| place);
+    let error = from("other").unwrap().engine(&device).err().unwrap().to_string();
+    assert!(error.contains("word_embeddings") && error.contains("share their tables"), "{error}");
+    fs::remove_dir_all(path("other/generator")).unwrap();
+    let error = from("other").err().unwrap().to_string();
+    assert!(error.contains("generator"), "{error}");
+}
+
 #[test]
 fn the_last_checkpoints_and_the_best_are_kept() {
     let plan = plan(&["checkpoint_every=2", "keep_checkpoints=3", "steps=12", "learning_rate=0.0"]);

@@ -250,10 +250,11 @@ fn lower_is_better(name: &str) -> bool {
 }
 
 /// A metric's name as people say it.
-fn words(name: &str) -> String {
+pub fn words(name: &str) -> String {
     let words = name.split('_').map(|word| match word {
         "mlm" => "masked-LM",
         "nsp" => "next-sentence",
+        "rtd" => "replaced-token",
         word => word,
     });
     words.collect::<Vec<_>>().join(" ")
