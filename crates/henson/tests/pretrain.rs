@@ -350,6 +350,52 @@ fn words_are_added_to_a_vocabulary_and_pre_training_goes_on_with_them() {
     assert_eq!(info["vocab_size"], 602);
 }
 
+/// From text to a discriminator and its generator, and from there on.
+#[test]
+fn electra_is_pre_trained_filled_and_fine_tuned() {
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    let run = |out: &str, model: &str, more: &[&str]| {
+        let arguments: Vec<String> =
+            arguments(Path::new(out)).iter().map(|a| a.replace("steps=40", "steps=6")).collect();
+        let arguments: Vec<&str> =
+            arguments.iter().map(|a| if a == "bert-tiny" { model } else { a.as_str() }).collect();
+        henson(&[&arguments[..], &["--set", "objective=replaced-tokens"], more].concat())
+    };
+    let small =
+        ["--set", "config.num_hidden_layers=2", "--set", "config.embedding_size=32", "--set", "generator.layers=1"];
+    let output = run(&at("run"), "electra-small", &small);
+    let shown = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && shown.contains("replaced-token loss"), "{shown}");
+    let info: Value = serde_json::from_str(&works(&["info", &at("run"), "--json"])).unwrap();
+    assert_eq!(
+        (info["architecture"].as_str(), info["files"]["generator"].as_bool()),
+        (Some("ElectraForPreTraining"), Some(true))
+    );
+    let info: Value = serde_json::from_str(&works(&["info", &at("run/generator"), "--json"])).unwrap();
+    assert_eq!((info["architecture"].as_str(), info["layers"].as_u64()), (Some("ElectraForMaskedLM"), Some(1)));
+    works(&["fill", "--model", &at("run/generator"), "the [MASK] ."]);
+
+    std::fs::write(at("rows.tsv"), "text\tlabel\n".to_owned() + &"good\tyes\nbad\tno\n".repeat(8)).unwrap();
+    let (model, rows, out) = (at("run"), at("rows.tsv"), at("tuned"));
+    let tune = ["finetune", "--task", "classify", "--model", &model, "--train", &rows, "--dev", "none", "--out", &out];
+    works(&[&tune[..], &["--epochs", "1", "--set", "layer_decay=0.8", "--set", "layer_decay_start=2"]].concat());
+
+    // Going on with both, and what is refused.
+    let output = run(&at("second"), &at("run"), &["--set", "generator.layers=2"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("generator.layers"));
+    for (model, more, part) in [
+        ("bert-tiny", &[][..], "electra-small"),
+        ("electra-small", &["--set", "generator.temperature=0"][..], "generator.temperature"),
+        ("electra-small", &["--set", "mask_split=[0.5,0.5,0.0]"][..], "generator.mask_share"),
+        ("electra-small", &["--set", "objective=mlm", "--set", "generator.size=0.5"][..], "replaced-tokens"),
+    ] {
+        let output = run(&at("no"), model, more);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && message.contains(part), "{more:?}: {message}");
+    }
+}
+
 #[test]
 fn a_run_from_the_recipe_of_another_has_the_same_bits() {
     let place = TempDir::new().unwrap();

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
-use henson_data::{Corpus, InstanceSettings, Instances, Loader, Place, Split};
+use henson_data::{Corpus, InstanceSettings, Instances, Loader, Part, Place, Split};
 use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence, Sizes};
 use henson_tensor::philox::Stream;
 use henson_tensor::{Bits, Builder, DType, Device, Isa, Reading, Tensor};
 use henson_train::objective::{self, Masked, Scales};
+use henson_train::replaced::{PerPrediction, ReplacedTokens};
 use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
 
@@ -271,6 +272,8 @@ fn config_of(model: &str) -> anyhow::Result<ModelConfig> {
 /// A model with random weights and a batch of random tokens, of which 15% are predicted. Every step takes it from the host.
 struct ModelBench {
     engine: Engine,
+    /// The step of a discriminator and its generator, where the model is one.
+    joint: Option<Part>,
     ids: Vec<u32>,
     /// Of one sequence.
     segments: Vec<u32>,
@@ -281,7 +284,11 @@ struct ModelBench {
 impl ModelBench {
     fn new(device: &Device, config: &ModelConfig, flags: &BenchModel) -> anyhow::Result<Self> {
         let mut builder = Builder::new();
-        let model = Model::build(&mut builder, config, config.family().pretraining_head())?;
+        let generator = config.generator(None, None).ok();
+        let model = match &generator {
+            Some(generator) => Model::build_with_generator(&mut builder, config, generator)?,
+            None => Model::build(&mut builder, config, config.family().pretraining_head())?,
+        };
         let sizes = config.sizes();
         let mut parameters = builder.finish(device, flags.compute.dtype)?;
         parameters.initialise(flags.seed)?;
@@ -302,11 +309,30 @@ impl ModelBench {
         }
         let labels: Vec<u32> = (0..b).map(|_| draws.below(2)).collect();
         let engine = Engine::new(model, parameters, OptimizerSettings::default(), flags.seed)?;
-        Ok(Self { engine, ids, segments, rows, labels })
+        let joint = generator.map(|_| {
+            let (mut masked, targets) = (ids.clone(), rows.iter().map(|row| ids[*row as usize]).collect());
+            rows.iter().for_each(|row| masked[*row as usize] = 0);
+            let (segments, lengths) = (segments.repeat(b), vec![s; b]);
+            Part { ids: masked, segments, lengths, rows: rows.clone(), targets, next_sentence: None, first_number: 0 }
+        });
+        Ok(Self { engine, joint, ids, segments, rows, labels })
+    }
+
+    /// Masked LM of the generator, its draws, and the discriminator's loss over all tokens.
+    fn joint_step(engine: &mut Engine, part: &Part, step: u32) -> anyhow::Result<Results> {
+        engine.gradients.zero();
+        let objective = ReplacedTokens { temperature: Bits::from(1.0), disallow_correct: false };
+        let per = PerPrediction { masked: 1.0 / part.rows.len() as f32, token: 50.0 / part.ids.len() as f32 };
+        let loss = engine.learn_part(u64::from(step), objective, (part, per))?;
+        let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
+        Ok(Results(vec![loss, norm]))
     }
 
     fn train_step(&mut self, step: u32) -> anyhow::Result<Results> {
-        let Self { engine, ids, segments, rows, labels } = self;
+        let Self { engine, joint, ids, segments, rows, labels } = self;
+        if let Some(part) = joint {
+            return Self::joint_step(engine, part, step);
+        }
         engine.gradients.zero();
         let scales = [rows.len(), labels.len()].map(|count| Bits::from(1.0 / count as f32));
         let tensor = |device: &Device, numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
@@ -380,14 +406,22 @@ fn predicted(seq: usize) -> usize {
 }
 
 /// The multiplications and additions of matrix products, counted alike for all systems: for BERT 24·T·H² + 4·T·S·H a layer,
-/// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference.
+/// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference. Of a discriminator and its
+/// generator both count, with tables of E columns and 2·T·H² for the discriminator's head.
 fn flops(config: &ModelConfig, flags: &BenchModel, mode: Mode) -> f64 {
     let (t, p) = (flags.batch * flags.seq, flags.batch * predicted(flags.seq));
+    let encoder = |config: &ModelConfig| 2.0 * t as f64 * config.multiply_adds(flags.seq);
     let Sizes { hidden_size: h, vocab_size: v, .. } = config.sizes();
-    let encoder = 2.0 * t as f64 * config.multiply_adds(flags.seq);
-    match mode {
-        Mode::Infer => encoder,
-        Mode::Train => 3.0 * (encoder + 2.0 * (p * (h * h + h * v)) as f64),
+    match (mode, config.generator(None, None)) {
+        (Mode::Infer, _) => encoder(config),
+        (Mode::Train, Err(_)) => 3.0 * (encoder(config) + 2.0 * (p * (h * h + h * v)) as f64),
+        (Mode::Train, Ok(generator)) => {
+            let width = config.to_json().ok().and_then(|json| json.get("embedding_size")?.as_u64());
+            let (of, e) = (generator.sizes().hidden_size, width.map_or(h, |width| width as usize));
+            let projected = |h: usize| if h == e { 0 } else { t * e * h };
+            let others = projected(h) + projected(of) + p * (of * e + e * v) + t * h * h;
+            3.0 * (encoder(config) + encoder(&generator) + 2.0 * others as f64)
+        }
     }
 }
 

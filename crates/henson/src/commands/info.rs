@@ -89,6 +89,9 @@ struct Files {
     dtypes: BTreeMap<String, usize>,
     tokenizer: Option<TokenizerFacts>,
     tokenizer_problem: Option<String>,
+    /// Whether the generator that it was pre-trained with lies in the directory.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    generator: bool,
 }
 
 #[derive(Serialize)]
@@ -112,7 +115,8 @@ impl Files {
             }
             Err(error) => (None, Some(error.to_string())),
         };
-        Self { tensors: weights.names().len(), dtypes, tokenizer, tokenizer_problem }
+        let generator = directory.path().join("generator/config.json").is_file();
+        Self { tensors: weights.names().len(), dtypes, tokenizer, tokenizer_problem, generator }
     }
 }
 
@@ -232,6 +236,11 @@ impl<'a> Facts<'a> {
             }
             if let Some(problem) = &files.tokenizer_problem {
                 output::line(&format!("tokenizer: none that can be used: {problem}"))?;
+            }
+            if files.generator {
+                output::line(
+                    "generator: in generator/, a masked LM over the same tables (fill --model DIR/generator)",
+                )?;
             }
         }
         Ok(())

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
+use henson_models::ModelConfig;
 use henson_tensor::{DType, Device};
 use henson_train::metrics::{Prediction, Sample};
-use henson_train::report::numbers::metric;
+use henson_train::report::{self, numbers::metric};
 use henson_train::{Event, Outcome, Plan, Precision, Recipe, Task, Watch, memory};
 use serde::Serialize;
 
@@ -145,8 +146,14 @@ fn needed(plan: &Plan) -> u64 {
         let tokens = phase.batch_size / phase.accumulation * phase.instances.sequence_length;
         let predicted = if phase.instances.objective.masks() { phase.instances.mask_probability } else { 1.0 };
         let recipe = &plan.recipe;
-        let sizes = plan.config.model.sizes();
-        memory(&sizes, plan.parameters(), tokens, predicted, recipe.dtype.into(), recipe.recompute).training
+        let needs = |config: &ModelConfig, parameters, predicted| {
+            memory(&config.sizes(), parameters, tokens, predicted, recipe.dtype.into(), recipe.recompute).training
+        };
+        match plan.generator() {
+            // Both keep what they need; only the generator has logits of the vocabulary.
+            Some(generator) => needs(&plan.config.model, plan.parameters(), 0.0) + needs(generator, 0, predicted),
+            None => needs(&plan.config.model, plan.parameters(), predicted),
+        }
     };
     plan.phases.iter().map(of_phase).max().unwrap_or(0)
 }
@@ -251,6 +258,10 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
         thousands(facts.parameters),
         facts.vocabulary
     ))?;
+    if let Some(sizes) = plan.generator().map(ModelConfig::sizes) {
+        let text = format!("         with a generator of {} layers of {}", sizes.num_hidden_layers, sizes.hidden_size);
+        output::line(&text)?;
+    }
     output::line(&format!(
         "data     {}: {} documents, {} tokens; {} documents held out",
         plan.recipe.data,
@@ -334,9 +345,18 @@ impl Watcher<'_> {
                 Show::Json => self.json.print(&serde_json::json!({ "kind": "eval", "step": step, "metrics": metrics })),
                 Show::People => {
                     let mut parts = vec![format!("step {step:>7}  held-out")];
-                    let names = ["loss", "perplexity", "accuracy", "nsp_accuracy"];
+                    let names = [
+                        "loss",
+                        "perplexity",
+                        "accuracy",
+                        "nsp_accuracy",
+                        "mlm_loss",
+                        "mlm_accuracy",
+                        "rtd_loss",
+                        "rtd_f1",
+                    ];
                     for (name, value) in names.iter().filter_map(|name| Some((name, metrics.get(*name)?))) {
-                        parts.push(format!("{} {}", name.replace("nsp_", "next-sentence "), metric(name, *value)));
+                        parts.push(format!("{} {}", report::words(name), metric(name, *value)));
                     }
                     output::message(&parts.join("  "));
                 }

@@ -45,7 +45,7 @@ pub(crate) enum Command {
 henson pretrain recipes/bert-base.toml --data shards --out run --dry-run\n  \
 henson pretrain --model DIR --data my-domain --out run --epochs 3    (continues from a checkpoint)\n\n\
 The same command resumes where the run was stopped, killed or interrupted. Keys of a recipe: steps, epochs, \
-batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal), masking (pieces, whole-words, spans), \
+batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal, replaced-tokens), masking (pieces, whole-words, spans), \
 learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; `henson help settings` \
 lists all."
     )]
@@ -395,7 +395,7 @@ impl Machine {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Bench {
-    /// Whole training steps of masked LM and next sentence: forward, backward, clipping, AdamW
+    /// Whole training steps of masked LM and next sentence, of ELECTRA with its generator: forward, backward, clipping, AdamW
     Train(BenchModel),
     /// The encoder's forward pass
     Infer(BenchModel),
@@ -450,7 +450,7 @@ pub(crate) struct BenchTokenize {
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchModel {
-    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large) or a model directory
+    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, electra-base, …) or a model directory
     #[arg(long, default_value = "bert-mini")]
     pub(crate) model: String,
 

@@ -19,8 +19,8 @@ pub(crate) struct Pretrain {
     #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
     pub(crate) out: Option<PathBuf>,
 
-    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), or a model to continue from: its
-    /// directory, or henson-12m, which comes with henson
+    /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, or one of another family such as
+    /// electra-small), or a model to continue from: its directory, or henson-12m, which comes with henson
     #[arg(long, value_name = "M")]
     pub(crate) model: Option<String>,
 

@@ -480,7 +480,8 @@ fn differs(weights: &Weights, entry: &Entry) -> bool {
     weights.get(&entry.name).is_some_and(|info| info.shape != entry.shape.sizes())
 }
 
-/// The factor on the learning rate of a parameter: one `layer_decay` more for each layer further down.
+/// The factor on the learning rate of a parameter: `layer_decay` to the power of `layer_decay_start` at the last layer, and once more
+/// for each layer further down.
 fn rate_of(group: Group, layers: usize, recipe: &FineTuneRecipe) -> f32 {
     let below = match group {
         Group::Pooler | Group::Head | Group::Objective => return 1.0,
@@ -488,7 +489,7 @@ fn rate_of(group: Group, layers: usize, recipe: &FineTuneRecipe) -> f32 {
         Group::Layer(layer) => layers - (layer + 1).min(layers),
         Group::Embeddings => layers,
     };
-    recipe.layer_decay.powi(below as i32 + 1) as f32
+    recipe.layer_decay.powi((below as i32).saturating_add_unsigned(recipe.layer_decay_start)) as f32
 }
 
 #[cfg(test)]
@@ -507,6 +508,9 @@ mod tests {
         ];
         for (group, expected) in rates {
             assert_eq!(rate_of(group, 2, &recipe), expected, "{group:?}");
+            // ELECTRA's own: 0.5^(2 + 2 − depth), with depth 2 for the last of two layers and 0 for the embeddings.
+            let electra = FineTuneRecipe { layer_decay_start: 2, ..recipe.clone() };
+            assert_eq!(rate_of(group, 2, &electra), if expected < 1.0 { expected / 2.0 } else { 1.0 }, "{group:?}");
             let frozen = FineTuneRecipe { freeze: true, ..recipe.clone() };
             assert_eq!(rate_of(group, 2, &frozen), if expected < 1.0 { 0.0 } else { 1.0 }, "{group:?}");
         }

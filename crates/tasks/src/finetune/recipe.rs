@@ -94,6 +94,9 @@ pub struct FineTuneRecipe {
     pub dropout: Option<f64>,
     /// Factor on the learning rate from one layer to the one below it; 1 for the same everywhere.
     pub layer_decay: f64,
+    /// Power of `layer_decay` at the last layer; each layer below has one more, the embeddings the highest. ELECTRA's code has 2: its
+    /// rates are lr·d^(L + 2 − depth) with depth 1 for the first of L layers, 0 for the embeddings and L + 2 for the head.
+    pub layer_decay_start: u32,
     /// Freeze the encoder and train the head alone (`--frozen`).
     pub freeze: bool,
     /// `embed`: what cosines are divided by before the softmax.
@@ -160,6 +163,7 @@ impl Default for FineTuneRecipe {
             clip: 1.0,
             dropout: None,
             layer_decay: 1.0,
+            layer_decay_start: 1,
             freeze: false,
             temperature: 0.05,
             min_score: None,
@@ -187,6 +191,7 @@ impl FineTuneRecipe {
             ("clip", self.clip, 0.0, 1e9),
             ("warmup", self.warmup, 0.0, 1.0),
             ("layer_decay", self.layer_decay, 0.0, 1.0),
+            ("layer_decay_start", f64::from(self.layer_decay_start), 0.0, 100.0),
             ("epochs", self.epochs, 1e-6, 1e6),
             ("beta1", self.beta1, 0.0, MOST_BELOW_1),
             ("beta2", self.beta2, 0.0, MOST_BELOW_1),
