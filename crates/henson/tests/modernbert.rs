@@ -75,7 +75,7 @@ fn from_text_to_answers() {
     let log = std::fs::read_to_string(format!("{run}/metrics.jsonl")).unwrap();
     let log: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let evaluated: Vec<f64> =
-        log.iter().filter(|line| line["kind"] == "eval").filter_map(|line| line["loss"].as_f64()).collect();
+        log.iter().filter(|line| line["kind"] == "eval").filter_map(|line| line["metrics"]["loss"].as_f64()).collect();
     let (first, last) = (evaluated[0], evaluated[evaluated.len() - 1]);
     assert!(last < first - 0.5, "{evaluated:?}");
 
