@@ -172,7 +172,9 @@ fn kernels_match_the_reference() {
         Disentangled::new(heads, d, buckets, tables.iter().filter(|there| **there).count())
     };
     let linear = LogBuckets { count: 0, max_distance: 20 };
-    let cases: [(&[usize], Disentangled, usize, [bool; 2], f32); 9] = [
+    /// Lengths, what is computed, rows of the tables, which tables there are, dropout.
+    type Row<'a> = (&'a [usize], Disentangled, usize, [bool; 2], f32);
+    let cases: [Row<'_>; 9] = [
         (&[1], of(1, 3, SHORT, both), 16, both, 0.0),
         (&[7, 33, 1, 129], of(3, 8, SHORT, both), 16, both, 0.1),
         (&[129, 2, 40], of(2, 24, SHORT, [true, false]), 16, [true, false], 0.1),
