@@ -98,7 +98,14 @@ impl Task {
         InferError::Head {
             path: path.to_owned(),
             task: self,
-            has: has.map_or("a model without such a head".to_owned(), |head| described(config, head)),
+            has: match has {
+                None => "a model without such a head".to_owned(),
+                // A head for tokens, which knows nothing of tags.
+                Some(head) if config.task.reading.is_some_and(|reading| reading.spans.is_some()) => {
+                    format!("a classifier of marked spans, for `henson predict` ({})", config.model.class(head))
+                }
+                Some(head) => described(config, head),
+            },
             needs: described(config, needed),
             next: format!("henson finetune --task {} --model {} --data … --out …", self.to_train(), path.display()),
         }
@@ -112,9 +119,6 @@ fn described(config: &Config, head: Head) -> String {
         Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => "a masked language model",
         Head::Sequence { .. } => "a classifier of texts",
         Head::ReplacedTokens => "a discriminator of replaced tokens",
-        Head::Token { .. } if config.task.reading.is_some_and(|reading| reading.spans.is_some()) => {
-            "a classifier of marked spans, for `henson predict`"
-        }
         Head::Token { .. } => "a tagger of words",
         Head::Span => "a question answerer",
         Head::Choice => "a multiple-choice model",
