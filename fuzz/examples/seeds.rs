@@ -48,6 +48,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("sentencepiece", name, &std::fs::read(models.join(format!("{name}.model")))?)?;
     }
 
+    for (case, file) in [
+        ("dense", "modules.json"),
+        ("several", "1_Pooling/config.json"),
+        ("old", "1_Pooling/config.json"),
+        ("dense", "2_Dense/config.json"),
+        ("prompt", "config_sentence_transformers.json"),
+        ("old", "sentence_bert_config.json"),
+    ] {
+        let bytes = std::fs::read(here.join("../tests-data/sentence/embed").join(case).join(file))?;
+        write("sentence", &format!("{case}-{}", file.replace('/', "-")), &bytes)?;
+    }
+
     let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "jim", "hen", "##son", "a", "puppet", "##eer", "中"];
     let tokenizer = Tokenizer::from_vocabulary(&tokens, &WordPieceOptions::default())?;
     for (name, bytes) in tokenizer.files(None)? {

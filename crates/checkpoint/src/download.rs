@@ -17,14 +17,17 @@ use crate::weights::{Format, INDEX_LIMIT, parse_index, shards};
 use crate::{CheckpointError, DownloadProgress, Hub};
 
 /// What a model may have besides config and weights.
-const OPTIONAL: [&str; 7] = [
+const OPTIONAL: [&str; 10] = [
     "tokenizer.json",
     "vocab.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "modules.json",
     "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
 ];
 
 /// The largest config.json.

@@ -194,6 +194,94 @@ fn choose() {
 }
 
 #[test]
+fn rerank() {
+    let directory = model("regression", json!({}));
+    let texts = ["The cat sat.", "cats", "Jim Henson was a puppeteer."];
+    let ranks = lines("rerank", &directory, &[&["--query", "who is it?"], &texts[..]].concat(), "");
+    assert_eq!(ranks.len(), 3);
+    let score = |line: &Value| line["score"].as_f64().unwrap();
+    assert!(ranks.windows(2).all(|pair| score(&pair[0]) >= score(&pair[1])));
+    assert_eq!(ranks[0]["text"], texts[ranks[0]["index"].as_u64().unwrap() as usize]);
+    let raw = lines("rerank", &directory, &["--query", "who is it?", "--raw-scores", "--top", "1"], &texts.join("\n"));
+    let sigmoid = 1.0 / (1.0 + (-score(&raw[0])).exp());
+    assert!(raw.len() == 1 && (sigmoid - score(&ranks[0])).abs() < 1e-6);
+    // What the model's files say of its scores.
+    let named = json!({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}});
+    let same =
+        lines("rerank", &model("regression", named), &["--query", "who is it?", "--top", "1"], &texts.join("\n"));
+    assert_eq!(same, raw);
+    let custom = model("regression", json!({"sbert_ce_default_activation_function": "os.system"}));
+    fails(1, "rerank", &custom, &["--query", "a", "b"], "", &["os.system", "not supported"]);
+    fails(1, "rerank", &model("sequence", json!({})), &["--query", "a", "b"], "", &["3 labels", "henson classify"]);
+    fails(1, "rerank", &directory, &["--query", " ", "b"], "", &["--query is empty"]);
+}
+
+#[test]
+fn labels_of_ones_own() {
+    let directory = model("sequence", json!({"id2label": {"0": "contradiction", "1": "neutral", "2": "entailment"}}));
+    let found = lines("classify", &directory, &["--labels", "dog, cat", "The cat sat.", "cats"], "");
+    let scores = found[0]["scores"].as_array().unwrap();
+    let sum: f64 = scores.iter().map(|score| score["score"].as_f64().unwrap()).sum();
+    assert!((sum - 1.0).abs() < 1e-6 && found.len() == 2);
+    assert!(scores[0]["label"] == found[0]["label"] && ["dog", "cat"].contains(&found[0]["label"].as_str().unwrap()));
+    let several =
+        ["--labels", "dog,cat", "--multi-label", "--hypothesis", "a {} sat", "--threshold", "0", "The cat sat."];
+    assert_eq!(lines("classify", &directory, &several, "")[0]["labels"].as_array().unwrap().len(), 2);
+    fails(1, "classify", &directory, &["--labels", "a", "--hypothesis", "b", "c"], "", &["has no {}"]);
+    fails(1, "classify", &directory, &["--labels", "a,,b", "c"], "", &["no empty ones"]);
+    fails(1, "classify", &directory, &["--labels", "a", "--windows", "c"], "", &["--windows"]);
+    fails(2, "classify", &directory, &["--multi-label", "c"], "", &["--labels"]);
+    let plain = model("sequence", json!({}));
+    fails(1, "classify", &plain, &["--labels", "a", "b"], "", &["entail", "LABEL_0, LABEL_1, LABEL_2"]);
+}
+
+#[test]
+fn aggregated_tags_and_prompts() {
+    let names = json!({"0": "O", "1": "B-PER", "2": "I-PER", "3": "B-LOC", "4": "I-LOC"});
+    let directory = model("token", json!({"id2label": names}));
+    let sentence = "Jim Henson was a puppeteer.";
+    for (strategy, fewest) in [("none", 2), ("simple", 1), ("first", 1), ("average", 1), ("max", 1)] {
+        let found = lines("tag", &directory, &["--aggregation", strategy, sentence], "").remove(0);
+        let entities = found["entities"].as_array().unwrap();
+        assert!(entities.len() >= fewest, "{strategy}: {found}");
+        assert!(entities.iter().all(|entity| entity["text"] == cut(sentence, entity)), "{found}");
+        let prefixed = entities.iter().any(|entity| entity["label"].as_str().unwrap().contains('-'));
+        assert_eq!(prefixed, strategy == "none", "{found}");
+    }
+    fails(2, "tag", &directory, &["--aggregation", "some", sentence], "", &["simple"]);
+
+    let directory = model("model", json!({}));
+    let vector = |arguments: &[&str]| lines("embed", &directory, arguments, "")[0]["embedding"].clone();
+    assert_eq!(vector(&["--query-prefix", "who is ", "Jim"]), vector(&["who is Jim"]));
+    assert_eq!(vector(&["--passage-prefix", "who is ", "Jim"]), vector(&["--prompt", "who is ", "Jim"]));
+    assert_ne!(vector(&["--pooling", "lasttoken", "Jim"]), vector(&["--pooling", "weightedmean", "Jim"]));
+    fails(1, "embed", &directory, &["--prompt-name", "query", "Jim"], "", &["--prompt-name", "no prompt \"query\""]);
+    let files = [
+        (
+            "modules.json",
+            json!([{"type": "sentence_transformers.models.Transformer", "path": ""},
+                                {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]),
+        ),
+        ("1_Pooling/config.json", json!({"pooling_mode": "cls"})),
+        ("config_sentence_transformers.json", json!({"prompts": {"query": "who is "}})),
+    ];
+    std::fs::create_dir(directory.path().join("1_Pooling")).unwrap();
+    files.iter().for_each(|(name, value)| std::fs::write(directory.path().join(name), value.to_string()).unwrap());
+    assert_eq!(vector(&["--prompt-name", "query", "Jim"]), vector(&["--pooling", "cls", "who is Jim"]));
+    fails(1, "embed", &directory, &["--prompt-name", "web", "Jim"], "", &["it has: query"]);
+    let info = Command::new(env!("CARGO_BIN_EXE_henson")).arg("info").arg(directory.path()).output().unwrap();
+    let shown = text(&info.stdout);
+    for part in ["of the family bert", "pooling cls", "prompt query: \"who is \"", "henson embed", "24 dimensions"] {
+        assert!(shown.contains(part), "expected {part:?} in: {shown}");
+    }
+    let token = model("token", json!({"architectures": ["BertForMaskedLM"]}));
+    let info = Command::new(env!("CARGO_BIN_EXE_henson")).args(["info", "--json"]).arg(token.path()).output().unwrap();
+    let info: Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["files"]["named_class"], "BertForMaskedLM");
+    assert!(info["files"]["commands"].as_array().unwrap().contains(&json!("embed")), "{info}");
+}
+
+#[test]
 fn a_model_for_something_else_is_explained() {
     for (command, head, parts) in [
         ("classify", "mlm", ["masked language model", "henson finetune --task classify"]),

@@ -1,76 +1,107 @@
-//! One vector a text. A directory of sentence-transformers says itself how (modules.json, its pooling and its maximum
-//! length); others get the mean of their tokens.
+//! One vector a text. A directory of sentence-transformers says itself how (modules.json, its pooling, dense layers, prompts and
+//! maximum length); others get the mean of their tokens.
 
 use std::path::Path;
 
-use henson_checkpoint::ModelDirectory;
-use henson_tensor::Pooling;
-use henson_text::Pieces;
+use henson_text::{Pieces, Slot};
 use serde_json::{Value, json};
 
+use crate::pooling::{Layer, Pooling};
+use crate::sentence::{Files, Prompts, SentenceKind, Steps};
 use crate::{InferError, Length, Model, Read, Request, Result, join_windows, normalise};
 
 /// How texts become vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EmbedSettings {
-    /// How the tokens of a sequence become one vector.
-    pub pooling: Pooling,
-    /// Whether vectors get the length 1.
+    /// How the tokens of a sequence become one vector; several lie side by side.
+    pub pooling: Vec<Pooling>,
+    /// What follows.
+    pub layers: Vec<Layer>,
+    /// Whether vectors get the length 1 at the end.
     pub normalise: bool,
     /// The most tokens of a sequence, where the directory sets one below the model's.
     pub most_tokens: Option<usize>,
+    /// What is put before each text.
+    pub prompt: String,
+    /// Whether the tokens of the prompt, and the special ones before them, count in the vector.
+    pub include_prompt: bool,
+}
+
+impl Default for EmbedSettings {
+    /// The mean, not normalised.
+    fn default() -> Self {
+        Self {
+            pooling: vec![Pooling::Mean],
+            layers: Vec::new(),
+            normalise: false,
+            most_tokens: None,
+            prompt: String::new(),
+            include_prompt: true,
+        }
+    }
+}
+
+/// What a directory says of sentences' vectors beyond [`EmbedSettings`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SentenceFacts {
+    /// What sentence-transformers would make of it; nothing where it is no directory of theirs.
+    pub kind: Option<SentenceKind>,
+    /// Its prompts.
+    pub prompts: Prompts,
+    /// How vectors are compared, in its own words (`cosine`, `dot`, …).
+    pub similarity: Option<String>,
+}
+
+impl SentenceFacts {
+    /// What the files of a directory say.
+    pub fn of_directory(path: &Path) -> Result<Self> {
+        let files = Files::open(path)?;
+        Ok(Self { kind: files.kind()?, prompts: files.prompts()?, similarity: files.similarity()? })
+    }
 }
 
 /// The vector of a text.
 #[derive(Clone, Debug)]
 pub struct Embedding {
-    /// H numbers.
+    /// As many numbers as [`EmbedSettings::width`] says.
     pub vector: Vec<f32>,
     /// Pieces that were cut off because the text was too long.
     pub dropped: usize,
 }
 
 impl EmbedSettings {
-    /// What a directory asks for: sentence-transformers' files where it has them, else the mean, not normalised.
+    /// What a directory asks for: sentence-transformers' files where it has them (with the default prompt, if it has one), else
+    /// the mean, not normalised.
     pub fn of_directory(path: &Path) -> Result<Self> {
-        let directory = ModelDirectory::open(path)?;
-        let mut settings = Self { pooling: Pooling::Mean, normalise: false, most_tokens: None };
-        if !directory.has("modules.json") {
-            return Ok(settings);
+        let files = Files::open(path)?;
+        let Some(Steps { pooling, include_prompt, mut layers, max_tokens }) = files.steps()? else {
+            return Ok(Self::default());
+        };
+        let normalise = layers.last() == Some(&Layer::Normalise);
+        while layers.last() == Some(&Layer::Normalise) {
+            layers.pop();
         }
-        let unsupported = |file: &str, what: String| InferError::SentenceTransformer { path: path.join(file), what };
-        let modules: Vec<Value> = directory.read_json("modules.json")?;
-        for module in &modules {
-            let text = |key: &str| module.get(key).and_then(Value::as_str).unwrap_or("");
-            // Both the old and the new names of the classes end like this.
-            match text("type").rsplit('.').next().unwrap_or("") {
-                "Transformer" => {}
-                "Normalize" => settings.normalise = true,
-                "Pooling" => {
-                    let folder = text("path");
-                    if folder.contains("..") || folder.starts_with('/') {
-                        return Err(unsupported("modules.json", format!("the path `{folder}` leads elsewhere")));
-                    }
-                    let file =
-                        if folder.is_empty() { "config.json".to_owned() } else { format!("{folder}/config.json") };
-                    let config: Value = directory.read_json(&file)?;
-                    settings.pooling = pooling_of(&config).map_err(|what| unsupported(&file, what))?;
-                }
-                other => {
-                    let what = format!("the module `{other}` is not supported: Transformer, Pooling and Normalize are");
-                    return Err(unsupported("modules.json", what));
-                }
-            }
-        }
-        if directory.has("sentence_bert_config.json") {
-            let config: Value = directory.read_json("sentence_bert_config.json")?;
-            let most = config.get("max_seq_length").and_then(Value::as_u64);
-            settings.most_tokens = most.and_then(|most| usize::try_from(most).ok());
-        }
-        Ok(settings)
+        // The default prompt is one of them: that was checked.
+        let prompt = files.prompts()?.get(None).unwrap_or_default().to_owned();
+        Ok(Self { pooling, layers, normalise, most_tokens: max_tokens, prompt, include_prompt })
     }
 
-    /// The files beside a model of so many columns that say so, as sentence-transformers reads them.
+    /// The numbers of a vector of a model with so many columns. Layers that do not fit each other are an error.
+    pub fn width(&self, hidden_size: usize) -> Result<usize> {
+        let mut width = self.pooling.len() * hidden_size;
+        for layer in &self.layers {
+            if let Layer::Dense(dense) = layer {
+                if dense.inputs != width {
+                    return Err(InferError::DenseWidth { expected: dense.inputs, got: width });
+                }
+                width = dense.outputs;
+            }
+        }
+        Ok(width)
+    }
+
+    /// The files beside a model of so many columns that say so, as sentence-transformers reads them; not for dense layers, whose
+    /// weights are elsewhere.
     pub fn files(&self, hidden_size: usize) -> Vec<(String, Vec<u8>)> {
         let module = |number: usize, name: &str, path: &str| {
             let class = format!("sentence_transformers.models.{name}");
@@ -81,8 +112,8 @@ impl EmbedSettings {
             modules.push(module(2, "Normalize", "2_Normalize"));
         }
         let mut pooling = json!({"word_embedding_dimension": hidden_size});
-        for (key, _, known) in POOLINGS {
-            pooling[key] = json!(known == self.pooling);
+        for known in Pooling::ALL {
+            pooling[known.flag()] = json!(self.pooling.contains(&known));
         }
         let mut files = vec![("modules.json", Value::Array(modules)), ("1_Pooling/config.json", pooling)];
         if let Some(most) = self.most_tokens {
@@ -92,55 +123,65 @@ impl EmbedSettings {
     }
 }
 
-/// The poolings that are known: their keys in configs, then the short names that newer ones have.
-const POOLINGS: [(&str, &str, Pooling); 3] = [
-    ("pooling_mode_cls_token", "cls", Pooling::First),
-    ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
-    ("pooling_mode_max_tokens", "max", Pooling::Max),
-];
-
-/// The one pooling that a config switches on.
-fn pooling_of(config: &Value) -> Result<Pooling, String> {
-    if let Some(name) = config.get("pooling_mode").and_then(Value::as_str) {
-        let known = POOLINGS.iter().find(|(_, short, _)| *short == name);
-        return known.map(|(.., pooling)| *pooling).ok_or_else(|| format!("pooling `{name}` is not supported"));
-    }
-    let keys = config.as_object().into_iter().flatten();
-    let on: Vec<&str> = keys
-        .filter(|(key, value)| key.starts_with("pooling_mode_") && value.as_bool() == Some(true))
-        .map(|(key, _)| key.as_str())
-        .collect();
-    match on[..] {
-        [key] => {
-            let known = POOLINGS.iter().find(|(long, ..)| *long == key);
-            known.map(|(.., pooling)| *pooling).ok_or_else(|| format!("`{key}` is not supported"))
-        }
-        [] => Err("no pooling mode is switched on".to_owned()),
-        _ => Err(format!("several pooling modes at once are not supported: {}", on.join(", "))),
-    }
-}
-
 impl Model {
     /// One vector for each text. With windows, a long text's vector is the mean of its windows' (weighted by their
     /// tokens), or their largest values with [`Pooling::Max`].
-    pub fn embed(&self, texts: &[&str], settings: EmbedSettings, windows: bool) -> Result<Vec<Embedding>> {
+    pub fn embed(&self, texts: &[&str], settings: &EmbedSettings, windows: bool) -> Result<Vec<Embedding>> {
+        let prompt = self.prompt_pieces(settings)?;
         self.ask(texts, |text| {
-            let pieces = Pieces { ids: self.tokenizer().encode_ids(text)?, ..Pieces::default() };
-            self.prepare_embed(&pieces, settings, windows)
+            let ids = match settings.prompt.as_str() {
+                "" => self.tokenizer().encode_ids(text)?,
+                prompt => self.tokenizer().encode_ids(&format!("{prompt}{text}"))?,
+            };
+            self.prepare_embed(&Pieces { ids, ..Pieces::default() }, settings, prompt, windows)
         })
     }
 
-    /// [`embed`](Self::embed) for the pieces of one text, to be run. Their ids are enough.
-    pub fn prepare_embed(&self, pieces: &Pieces, settings: EmbedSettings, windows: bool) -> Result<Request<Embedding>> {
+    /// How many pieces the prompt has, where they do not count in vectors.
+    pub fn prompt_pieces(&self, settings: &EmbedSettings) -> Result<Option<usize>> {
+        if settings.include_prompt || settings.prompt.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(self.tokenizer().encode_ids(&settings.prompt)?.len()))
+    }
+
+    /// [`embed`](Self::embed) for the pieces of one text, to be run. Their ids are enough. So many pieces at their beginning
+    /// (see [`prompt_pieces`](Self::prompt_pieces)) and the special tokens before them do not count in the vector.
+    pub fn prepare_embed(
+        &self,
+        pieces: &Pieces,
+        settings: &EmbedSettings,
+        prompt: Option<usize>,
+        windows: bool,
+    ) -> Result<Request<Embedding>> {
+        let hidden = self.config().model.sizes().hidden_size;
+        settings.width(hidden)?;
         let (windows, dropped) = self.windows_of(pieces, Length { most: settings.most_tokens, windows })?;
-        Ok(Request::new(windows, Read::Pooled(settings.pooling), dropped, move |_, read| {
-            let parts = read.into_iter().map(|(window, output)| (window.len(), output.numbers));
-            let mut vector = join(parts, settings.pooling);
-            if settings.normalise {
+        let slots = self.tokenizer().template().single_slots();
+        let before = slots.iter().take_while(|slot| matches!(slot, Slot::Special { .. })).count();
+        let starts: Vec<usize> = windows.iter().map(|window| window.first_piece).collect();
+        let read = Read::Pooled { pooling: settings.pooling.clone(), skip: 0 };
+        let (layers, normalised, poolings) = (settings.layers.clone(), settings.normalise, settings.pooling.clone());
+        let mut request = Request::new(windows, read, dropped, move |_, read| {
+            let parts = read.into_iter().map(|(window, output)| (window.len(), output.numbers)).collect();
+            let mut vector = join(parts, &poolings, hidden);
+            for layer in &layers {
+                match layer {
+                    Layer::Dense(dense) => vector = dense.apply(&vector),
+                    Layer::Normalise => normalise(&mut vector),
+                }
+            }
+            if normalised {
                 normalise(&mut vector);
             }
             Embedding { vector, dropped }
-        }))
+        });
+        for (sequence, start) in request.sequences.iter_mut().zip(starts) {
+            let skip =
+                prompt.filter(|pieces| start == 0 || *pieces > start).map_or(0, |pieces| before + pieces - start);
+            sequence.read = Read::Pooled { pooling: settings.pooling.clone(), skip };
+        }
+        Ok(request)
     }
 
     /// A vector from the last layer for each token of a text that is cut to `most` tokens or the model's limit, special ones
@@ -153,13 +194,23 @@ impl Model {
     }
 }
 
-/// One vector from those of a text's windows, each with its number of tokens.
-fn join(parts: impl Iterator<Item = (usize, Vec<f32>)>, pooling: Pooling) -> Vec<f32> {
-    if pooling != Pooling::Max {
-        return join_windows(parts);
+/// One vector from those of a text's windows, each with its number of tokens: pooling by pooling, of so many columns each.
+fn join(parts: Vec<(usize, Vec<f32>)>, poolings: &[Pooling], hidden: usize) -> Vec<f32> {
+    if parts.len() == 1 {
+        return parts.into_iter().map(|(_, vector)| vector).next().unwrap_or_default();
     }
-    let largest = |a: Vec<f32>, b: Vec<f32>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
-    parts.map(|(_, vector)| vector).reduce(largest).unwrap_or_default()
+    let mut joined = Vec::with_capacity(poolings.len() * hidden);
+    for (i, pooling) in poolings.iter().enumerate() {
+        let parts = parts.iter().map(|(tokens, vector)| (*tokens, vector[i * hidden..(i + 1) * hidden].to_vec()));
+        joined.extend(match pooling {
+            Pooling::Max => {
+                let largest = |a: Vec<f32>, b: Vec<f32>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
+                parts.map(|(_, vector)| vector).reduce(largest).unwrap_or_default()
+            }
+            _ => join_windows(parts),
+        });
+    }
+    joined
 }
 
 #[cfg(test)]
@@ -171,9 +222,10 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         std::fs::create_dir(place.path().join("1_Pooling")).unwrap();
         std::fs::write(place.path().join("config.json"), "{}").unwrap();
-        for pooling in [Pooling::Mean, Pooling::First, Pooling::Max] {
+        for pooling in [vec![Pooling::Mean], vec![Pooling::First], vec![Pooling::Max, Pooling::Last]] {
             for (normalise, most_tokens) in [(true, Some(128)), (false, Some(7))] {
-                let settings = EmbedSettings { pooling, normalise, most_tokens };
+                let pooling = pooling.clone();
+                let settings = EmbedSettings { pooling, normalise, most_tokens, ..EmbedSettings::default() };
                 for (name, bytes) in settings.files(4) {
                     std::fs::write(place.path().join(name), bytes).unwrap();
                 }
@@ -183,22 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn pooling_configs() {
-        let old =
-            json!({"word_embedding_dimension": 4, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
-        assert_eq!(pooling_of(&old), Ok(Pooling::Mean));
-        assert_eq!(pooling_of(&json!({"pooling_mode": "cls"})), Ok(Pooling::First));
-        let both = json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true});
-        assert!(pooling_of(&both).unwrap_err().contains("several"));
-        assert!(pooling_of(&json!({"pooling_mode_lasttoken": true})).unwrap_err().contains("lasttoken"));
-        assert!(pooling_of(&json!({})).is_err());
-    }
-
-    #[test]
     fn windows_are_joined_by_their_tokens() {
-        let parts = || vec![(1, vec![1.0, -4.0]), (3, vec![5.0, 8.0])].into_iter();
-        assert_eq!(join(parts(), Pooling::Mean), [4.0, 5.0]);
-        assert_eq!(join(parts(), Pooling::Max), [5.0, 8.0]);
-        assert_eq!(join([(2, vec![7.0])].into_iter(), Pooling::First), [7.0]);
+        let parts = || vec![(1, vec![1.0, -4.0]), (3, vec![5.0, 8.0])];
+        assert_eq!(join(parts(), &[Pooling::Mean], 2), [4.0, 5.0]);
+        assert_eq!(join(parts(), &[Pooling::Max], 2), [5.0, 8.0]);
+        assert_eq!(join(parts(), &[Pooling::Max, Pooling::Mean], 1), [5.0, 5.0]);
+        assert_eq!(join(vec![(2, vec![7.0])], &[Pooling::First], 1), [7.0]);
     }
 }

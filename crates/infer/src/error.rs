@@ -91,8 +91,13 @@ pub enum InferError {
     #[error("the tokenizer has no {0} token, which this needs")]
     NoSpecial(&'static str),
     /// A text without a blank.
-    #[error("text {text} has no {mask} to fill: write {mask} where a word is missing")]
+    #[error(
+        "text {text} has no {mask} to fill: write {mask} where a word is missing{}",
+        other.map(|other| format!("; {other} is the mask of other models")).unwrap_or_default()
+    )]
     NoMask {
+        /// The mask of other models that it has instead.
+        other: Option<&'static str>,
         /// Its number, counted from 1.
         text: usize,
         /// The mask token.
@@ -105,6 +110,42 @@ pub enum InferError {
         path: PathBuf,
         /// What it asks for.
         what: String,
+    },
+    /// A classifier with several labels that shall rank texts.
+    #[error(
+        "cannot rerank with {}: it has {labels} labels, and a re-ranker has one; `henson classify` gives the labels of a pair",
+        path.display()
+    )]
+    NotAReranker {
+        /// The directory.
+        path: PathBuf,
+        /// How many.
+        labels: usize,
+    },
+    /// A classifier that is no model of natural language inference.
+    #[error(
+        "cannot classify by labels of your own with {}: that takes a model of natural language inference, which has a label that \
+         begins with \"entail\"; this one has: {labels}",
+        path.display()
+    )]
+    NoEntailment {
+        /// The directory.
+        path: PathBuf,
+        /// What it has.
+        labels: String,
+    },
+    /// Labels or a hypothesis that cannot be asked about.
+    #[error("{0}")]
+    ZeroShot(String),
+    /// A dense layer behind a pooling of another width.
+    #[error(
+        "a Dense module of this model takes {expected} numbers, and what comes before it gives {got}: the two do not belong together"
+    )]
+    DenseWidth {
+        /// What it takes.
+        expected: usize,
+        /// What comes.
+        got: usize,
     },
     /// A scoring that is not the model's.
     #[error(

@@ -5,6 +5,9 @@ use serde::Serialize;
 
 use crate::{InferError, Length, Model, Read, Request, Result};
 
+/// The masks of BERT's and RoBERTa's relatives, which are easily confused.
+const OTHER_MASKS: [&str; 2] = ["[MASK]", "<mask>"];
+
 /// A text with its blanks filled.
 #[derive(Clone, Debug, Serialize)]
 pub struct Filled {
@@ -69,7 +72,8 @@ impl Model {
         let (windows, dropped) = self.windows_of(&pieces, length)?;
         let masks: Vec<usize> = (0..pieces.len()).filter(|i| pieces.ids[*i] == mask.id).collect();
         if masks.is_empty() {
-            return Err(InferError::NoMask { text: 1, mask: mask.text.clone() });
+            let other = OTHER_MASKS.into_iter().find(|other| *other != mask.text && text.contains(other));
+            return Err(InferError::NoMask { other, text: 1, mask: mask.text.clone() });
         }
         // For each window: the positions of masks that are read there, and which blanks those are.
         let mut positions = vec![Vec::new(); windows.len()];

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{Config, LoadOptions, LoadReport, ModelDirectory, Weights, open_parameters};
 use henson_models::{self as models, Head};
-use henson_tensor::{Builder, DType, Device, Parameters};
+use henson_tensor::{Builder, DType, Device, Group, Parameters};
 use henson_text::{Features, Pieces, Tokenizer};
 
 use crate::classify::single_windows;
+use crate::sentence::Files;
 use crate::{InferError, Result, Task};
 
 /// What is wanted of a model directory.
@@ -47,32 +48,28 @@ pub struct Model {
     parameters: Parameters,
     tokenizer: Tokenizer,
     report: LoadReport,
+    /// The class of the activation that a cross-encoder's scores go through, where its files say one.
+    pub(crate) activation: Option<String>,
 }
 
 impl Model {
-    /// Opens a directory: config, weights and tokenizer, checked against each other.
+    /// Opens a directory: config, weights and tokenizer, checked against each other. Where sentence-transformers keeps them in a
+    /// folder of it, they are read there.
     pub fn open(path: &Path, device: &Device, dtype: DType, want: Want) -> Result<Self> {
-        let directory = ModelDirectory::open(path)?;
+        let folder = Files::encoder(path)?;
+        let directory = ModelDirectory::open(&folder)?;
         let config = Self::read_config(&directory)?;
         let weights = directory.weights()?;
         let labels = config.task.labels();
-        let named = config.head();
         let head = match want {
             Want::Encoder => Head::Encoder,
             Want::MaskedLm => Head::MaskedLm,
-            // A bare model may be without the pooler that nothing of a sentence's vector goes through.
-            Want::AsSaved if named == Some(Head::Pooler) && !has_head(&weights, &config, Head::Pooler)? => {
-                Head::Encoder
-            }
-            Want::AsSaved => match named {
-                Some(head) => head,
-                None => head_of_weights(&weights, &config)?,
-            },
-            Want::Task(task) => match named {
-                Some(head) if Task::of_head(head) == Some(task) => head,
+            Want::AsSaved => saved_head(&weights, &config)?,
+            Want::Task(task) => match saved_head(&weights, &config)? {
+                head if Task::of_head(head) == Some(task) => head,
                 // A config that names no class: the weights tell.
-                None if has_head(&weights, &config, task.head(labels))? => task.head(labels),
-                other => return Err(task.refused(path, &config, other)),
+                _ if config.head().is_none() && has_head(&weights, &config, task.head(labels))? => task.head(labels),
+                other => return Err(task.refused(path, &config, config.head().map(|_| other))),
             },
         };
         let mut builder = Builder::new();
@@ -87,7 +84,11 @@ impl Model {
             return Err(InferError::MoreLayers { path: path.to_owned(), count, first });
         }
         parameters.keep_packed();
-        let tokenizer = Tokenizer::open(path)?;
+        let files = Files::open(path)?;
+        let mut tokenizer = Tokenizer::open(&folder)?;
+        if files.lower_cases()? {
+            tokenizer = tokenizer.lower_casing()?;
+        }
         let rows = config.model.sizes().vocab_size;
         if tokenizer.vocabulary_size() > rows {
             return Err(InferError::Vocabulary {
@@ -96,7 +97,19 @@ impl Model {
                 model: rows,
             });
         }
-        Ok(Self { path: path.to_owned(), config, network, parameters, tokenizer, report })
+        let activation = files.activation(&directory.config()?)?;
+        Ok(Self { path: path.to_owned(), config, network, parameters, tokenizer, report, activation })
+    }
+
+    /// Where the config, the weights and the tokenizer of a model are: in its directory, or in a folder of it that
+    /// sentence-transformers' files name.
+    pub fn encoder_directory(path: &Path) -> Result<PathBuf> {
+        Files::encoder(path)
+    }
+
+    /// The head that a directory holds: the one that its config names, unless the weights have nothing of it.
+    pub fn saved_head(weights: &Weights, config: &Config) -> Result<Head> {
+        saved_head(weights, config)
     }
 
     /// The config of a model directory.
@@ -165,6 +178,28 @@ impl Model {
     }
 }
 
+/// The head that a config names, if the weights have any part of it: some directories name a class that they do not hold
+/// (all-mpnet-base-v2 says MPNetForMaskedLM and is a bare model). Otherwise the weights tell.
+fn saved_head(weights: &Weights, config: &Config) -> Result<Head> {
+    let Some(named) = config.head() else { return head_of_weights(weights, config) };
+    if named == Head::Pooler {
+        // A bare model may be without the pooler that nothing of a sentence's vector goes through.
+        return Ok(if has_head(weights, config, Head::Pooler)? { Head::Pooler } else { Head::Encoder });
+    }
+    let mut builder = Builder::new();
+    models::Model::build(&mut builder, &config.model, named)?;
+    let mut own = builder.entries().iter().filter(|entry| entry.group == Group::Head).peekable();
+    let none = own.peek().is_some() && own.all(|entry| !is_there(weights, config, &entry.name));
+    if none { head_of_weights(weights, config) } else { Ok(named) }
+}
+
+/// Whether a file has a parameter, with the family's prefix or without it.
+fn is_there(weights: &Weights, config: &Config, name: &str) -> bool {
+    let prefix = config.model.family().naming.base_prefix;
+    let bare = name.strip_prefix(prefix).unwrap_or(name);
+    [name, bare].into_iter().any(|key| weights.get(key).is_some()) || weights.get(&format!("{prefix}{name}")).is_some()
+}
+
 /// Whether a file has all parameters of a head.
 fn has_head(weights: &Weights, config: &Config, head: Head) -> Result<bool> {
     Ok(parameters_of_head(weights, config, head)?.is_some())
@@ -190,13 +225,7 @@ fn parameters_of_head(weights: &Weights, config: &Config, head: Head) -> Result<
     }
     let mut builder = Builder::new();
     models::Model::build(&mut builder, &config.model, head)?;
-    let prefix = config.model.family().naming.base_prefix;
-    let is_there = |name: &str| {
-        let bare = name.strip_prefix(prefix).unwrap_or(name);
-        [name, bare].into_iter().any(|key| weights.get(key).is_some())
-            || weights.get(&format!("{prefix}{name}")).is_some()
-    };
     let mut own = builder.entries().iter().filter(|entry| !entry.group.is_encoder());
     let count = own.clone().count();
-    Ok(own.all(|entry| is_there(&entry.name)).then_some(count))
+    Ok(own.all(|entry| is_there(weights, config, &entry.name)).then_some(count))
 }

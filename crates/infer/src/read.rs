@@ -7,16 +7,21 @@
 use std::ops::Range;
 
 use henson_models::{self as models, Batch, Capture, Encoded, Sequence};
-use henson_tensor::{Parameters, Pass, Pooling, Tape, Tensor};
+use henson_tensor::{Parameters, Pass, Tape, Tensor};
 use henson_text::{Features, SpanLogits};
 
-use crate::{Layers, Model, Result};
+use crate::{Layers, Model, Pooling, Result};
 
 /// What is read off the encoder's output for a sequence. Legend: S tokens, H hidden, N labels, L layers, A heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// One vector: H.
-    Pooled(Pooling),
+    /// One vector: H for each pooling, side by side.
+    Pooled {
+        /// How.
+        pooling: Vec<Pooling>,
+        /// So many tokens at the beginning do not count.
+        skip: usize,
+    },
     /// A vector for each token: S×H.
     Tokens,
     /// A vector for each token, from chosen layers: S×H, or S×(chosen·H) where they lie side by side.
@@ -71,7 +76,7 @@ enum Way {
 impl Read {
     fn way(&self) -> Way {
         match self {
-            Read::Pooled(_) | Read::Tokens | Read::Masked { .. } | Read::Labels | Read::Spans => Way::Plain,
+            Read::Pooled { .. } | Read::Tokens | Read::Masked { .. } | Read::Labels | Read::Spans => Way::Plain,
             Read::Sequence => Way::FirstToken,
             Read::Layers(_) => Way::HiddenStates,
             Read::Attention => Way::AttentionMaps,
@@ -143,13 +148,7 @@ impl Reader<'_> {
         let network = self.network;
         let hidden = network.config().sizes().hidden_size;
         let only = |wanted: Read| (0..reads.len()).filter(move |i| *reads[*i] == wanted);
-        for pooling in [Pooling::Mean, Pooling::First, Pooling::Max] {
-            if only(Read::Pooled(pooling)).next().is_some() {
-                let pooled = self.pass.pool(&encoded.last, &self.batch.layout, pooling)?.to_vec::<f32>()?;
-                only(Read::Pooled(pooling))
-                    .for_each(|i| outputs[i].numbers = pooled[i * hidden..(i + 1) * hidden].to_vec());
-            }
-        }
+        self.pooled(reads, encoded, outputs)?;
         if only(Read::Tokens).next().is_some() {
             let rows = encoded.last.tensor().to_f32()?;
             only(Read::Tokens).for_each(|i| outputs[i].numbers = self.tokens(&rows, hidden, i));
@@ -162,6 +161,39 @@ impl Reader<'_> {
             of_tokens().for_each(|i| outputs[i].numbers = self.tokens(&logits, labels, i));
         }
         self.masked(reads, encoded, outputs)
+    }
+
+    /// One vector a sequence. What the device computes, it computes once for all sequences; see `pooling`.
+    fn pooled(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
+        let hidden = self.network.config().sizes().hidden_size;
+        let mut computed: Vec<(henson_tensor::Pooling, Vec<f32>)> = Vec::new();
+        let mut rows: Option<Vec<f32>> = None;
+        for (i, read) in reads.iter().enumerate() {
+            let Read::Pooled { pooling, skip } = read else { continue };
+            for pooling in pooling {
+                let vector = match pooling.on_device().filter(|_| *skip == 0) {
+                    Some(kernel) => {
+                        if computed.iter().all(|(known, _)| *known != kernel) {
+                            let pooled = self.pass.pool(&encoded.last, &self.batch.layout, kernel)?;
+                            computed.push((kernel, pooled.to_vec::<f32>()?));
+                        }
+                        let pooled = computed.iter().find(|(known, _)| *known == kernel).map(|(_, all)| all);
+                        let factor = pooling.factor(self.range(i).len());
+                        let vector = pooled.map_or(&[][..], |all| &all[i * hidden..(i + 1) * hidden]);
+                        vector.iter().map(|x| factor * x).collect()
+                    }
+                    None => {
+                        let rows = match &rows {
+                            Some(rows) => rows,
+                            None => rows.insert(encoded.last.tensor().to_f32()?),
+                        };
+                        pooling.of_rows(&self.tokens(rows, hidden, i), hidden, *skip)
+                    }
+                };
+                outputs[i].numbers.extend(vector);
+            }
+        }
+        Ok(())
     }
 
     /// The part of T×width numbers that belongs to a sequence.

@@ -7,7 +7,7 @@ use henson_checkpoint::Config;
 use henson_models::Head;
 use serde::Serialize;
 
-use crate::{InferError, Model, Result};
+use crate::{Entailment, InferError, Model, Result};
 
 /// What a model can be asked. In JSON, abilities have the names of the server's routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -29,9 +29,45 @@ pub enum Ability {
     Fill,
     /// How well texts answer a query.
     Rerank,
+    /// How likely labels of the caller's own are.
+    ZeroShot,
     /// What the head was fine-tuned for.
     #[serde(untagged)]
     Task(Task),
+}
+
+impl Ability {
+    /// All that a model with this config and head can be asked.
+    pub fn of_head(config: &Config, head: Head) -> Vec<Self> {
+        use Ability::{Decode, Embed, EmbedAll, Fill, Inside, Rerank, Similarity, Tokenize, ZeroShot};
+        let mut abilities = vec![Embed, EmbedAll, Similarity, Tokenize, Decode, Inside];
+        abilities.extend(Task::of_head(head).map(Ability::Task));
+        match head {
+            // A left-to-right model predicts the next token and knows nothing of masks.
+            Head::PreTraining | Head::MaskedLm if !config.model.sizes().causal => abilities.push(Fill),
+            Head::Sequence { labels: 1 } => abilities.push(Rerank),
+            Head::Sequence { .. } if Entailment::of_labels(&config.task.label_names()).is_some() => {
+                abilities.push(ZeroShot);
+            }
+            _ => {}
+        }
+        abilities
+    }
+
+    /// The command that asks it; none for those that only the server has.
+    pub fn command(self) -> Option<&'static str> {
+        match self {
+            Ability::Embed => Some("embed"),
+            Ability::Fill => Some("fill"),
+            Ability::Rerank => Some("rerank"),
+            Ability::ZeroShot => Some("classify --labels"),
+            Ability::Task(Task::Classify) => Some("classify"),
+            Ability::Task(Task::Tag) => Some("tag"),
+            Ability::Task(Task::Answer) => Some("answer"),
+            Ability::Task(Task::Choose) => Some("choose"),
+            Ability::EmbedAll | Ability::Similarity | Ability::Tokenize | Ability::Decode | Ability::Inside => None,
+        }
+    }
 }
 
 /// A question for a fine-tuned model.
@@ -136,16 +172,7 @@ impl Model {
 
     /// All that it can be asked.
     pub fn abilities(&self) -> Vec<Ability> {
-        use Ability::{Decode, Embed, EmbedAll, Fill, Inside, Rerank, Similarity, Tokenize};
-        let mut abilities = vec![Embed, EmbedAll, Similarity, Tokenize, Decode, Inside];
-        abilities.extend(self.task().map(Ability::Task));
-        match self.network().head() {
-            // A left-to-right model predicts the next token and knows nothing of masks.
-            Head::PreTraining | Head::MaskedLm if !self.is_left_to_right() => abilities.push(Fill),
-            Head::Sequence { labels: 1 } => abilities.push(Rerank),
-            _ => {}
-        }
-        abilities
+        Ability::of_head(self.config(), self.network().head())
     }
 
     pub(crate) fn check_task(&self, task: Task) -> Result<()> {

@@ -112,8 +112,8 @@ fn poolings_are_what_they_say() {
     let tokens = model.features(&["a b c"], Layers::One(-1), Length::CUT).unwrap().remove(0);
     let rows: Vec<&[f32]> = tokens.vectors.chunks(24).collect();
     let embed = |pooling, normalise| {
-        let settings = EmbedSettings { pooling, normalise, most_tokens: None };
-        model.embed(&["a b c"], settings, false).unwrap().remove(0).vector
+        let settings = EmbedSettings { pooling: vec![pooling], normalise, ..EmbedSettings::default() };
+        model.embed(&["a b c"], &settings, false).unwrap().remove(0).vector
     };
     let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
     assert!(near(&embed(Pooling::First, false), rows[0]));
@@ -184,7 +184,7 @@ fn sentence_transformers_settings_are_checked() {
         EmbedSettings::of_directory(d.path()).map_err(|e| e.to_string())
     };
     let dense = r#"[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]"#;
-    assert!(settings(dense).unwrap_err().contains("Dense"));
+    assert!(settings(dense).unwrap_err().contains("expected a Transformer, a Pooling"));
     let outside = r#"[{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}]"#;
     assert!(settings(outside).unwrap_err().contains("leads elsewhere"));
     assert!(settings("[1, 2").unwrap_err().contains("modules.json"));
@@ -206,22 +206,22 @@ fn what_is_not_finite_names_its_text_and_harms_no_other() {
     }
     std::fs::write(&path, broken).unwrap();
     let model = open(directory.path(), Want::AsSaved).unwrap();
-    let settings = EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens: None };
+    let settings = EmbedSettings { normalise: true, ..EmbedSettings::default() };
     let layers = |layers: &str| layers.parse::<Layers>().unwrap();
     let text_of = |error: henson_infer::InferError| match error {
         henson_infer::InferError::NotFinite { text } => text,
         other => panic!("{other}"),
     };
     let texts = ["a b c", "[MASK] b", "a b c d e f g h i [MASK]", "c [MASK]"];
-    assert_eq!(text_of(model.embed(&texts, settings, false).unwrap_err()), 3);
+    assert_eq!(text_of(model.embed(&texts, &settings, false).unwrap_err()), 3);
     assert_eq!(text_of(model.features(&texts, layers("sum-last-2"), Length::CUT).unwrap_err()), 3);
     assert_eq!(text_of(model.features(&texts, layers("embeddings"), Length::CUT).unwrap_err()), 3);
     assert_eq!(text_of(model.fill(&texts[1..], 3, Length::CUT).unwrap_err()), 2);
     assert_eq!(text_of(model.attention(henson_infer::Input::One(texts[2]), None).unwrap_err()), 1);
     let long = "a ".repeat(100);
-    assert_eq!(text_of(model.embed(&["b", &long], settings, true).unwrap_err()), 2);
+    assert_eq!(text_of(model.embed(&["b", &long], &settings, true).unwrap_err()), 2);
     // The caller's numbers.
-    let error = model.embed(&texts, settings, false).unwrap_err().numbered(&[5, 6, 9, 10]);
+    let error = model.embed(&texts, &settings, false).unwrap_err().numbered(&[5, 6, 9, 10]);
     assert!(error.to_string().contains("text 9"), "{error}");
 
     // All in one batch: the neighbours have the numbers that healthy weights give, to the bit.
@@ -230,7 +230,8 @@ fn what_is_not_finite_names_its_text_and_harms_no_other() {
         model.tokenizer().template().single(&pieces, 40).unwrap()
     };
     let sequences = texts.map(sequence);
-    for read in [Read::Pooled(Pooling::Mean), Read::Tokens, Read::Attention, Read::Layers(layers("concat-last-2"))] {
+    let pooled = Read::Pooled { pooling: Pooling::ALL.to_vec(), skip: 0 };
+    for read in [pooled, Read::Tokens, Read::Attention, Read::Layers(layers("concat-last-2"))] {
         let batch: Vec<_> = sequences.iter().map(|features| (features, &read)).collect();
         let outputs = model.read(&batch).unwrap();
         for (i, output) in outputs.iter().enumerate() {

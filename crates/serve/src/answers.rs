@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use henson_infer::{
-    Choices, Classified, InferError, Input, Length, Model, Question, Request, TagInput, Tagged, sigmoid,
+    Aggregation, Choices, Classified, Grouped, InferError, Input, Length, Model, Question, Request, TagInput, Tagged,
+    ZeroShot, ZeroShotScores,
 };
 use henson_text::code_point_offsets;
 use serde_json::{Value, json};
@@ -30,7 +31,8 @@ pub(crate) async fn predict(call: Call<wire::PredictRequest>) -> Result<Answer<V
         predictions.sort_by(|a, b| b.score.total_cmp(&a.score));
         json!(predictions)
     };
-    let answer = classify(&model, body.inputs.list, truncate, Model::prepare_classify).await?;
+    let answer =
+        classify(&model, body.inputs.list, (truncate, model.model.task_length()), Model::prepare_classify).await?;
     Ok(answer.map(|classified| {
         let mut predictions = classified.into_iter().map(predictions);
         if single { predictions.next().unwrap_or_default() } else { predictions.collect() }
@@ -43,13 +45,16 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
     check_count(&app, body.texts.len(), "texts")?;
     let truncate = body.truncate.unwrap_or(app.settings.truncate);
     let pairs = body.texts.iter().map(|text| TextOrPair(body.query.clone(), Some(text.clone()))).collect();
-    let answer = classify(&model, pairs, truncate, Model::prepare_logits).await?;
-    let score = |logit: f32| if body.raw_scores { logit } else { sigmoid(logit) };
-    Ok(answer.map(|logits| {
-        let ranks = logits.iter().zip(body.texts).enumerate().map(|(index, (logits, text))| Rank {
+    let rerank = |model: &Model, pair: Input<'_>, length: Length| match pair {
+        Input::Pair(query, text) => model.prepare_rerank(query, text, length),
+        Input::One(text) => model.prepare_rerank("", text, length),
+    };
+    let answer = classify(&model, pairs, (truncate, model.model.rerank_length()), rerank).await?;
+    Ok(answer.map(|ranked| {
+        let ranks = ranked.iter().zip(body.texts).enumerate().map(|(index, (ranked, text))| Rank {
             index,
             text: body.return_text.then_some(text),
-            score: score(logits[0]),
+            score: if body.raw_scores { ranked.logit } else { ranked.score },
         });
         let mut ranks: Vec<Rank> = ranks.collect();
         ranks.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -57,10 +62,55 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
     }))
 }
 
+/// Labels of the caller's own with scores, the best first; for one input not in a list.
+pub(crate) async fn zero_shot(call: Call<wire::ZeroShotRequest>) -> Result<Answer<Value>, ApiError> {
+    let Call { app, model, body } = call;
+    let labels = body.candidate_labels.0;
+    check_count(&app, labels.len(), "candidate_labels")?;
+    check_count(&app, body.inputs.0.len(), "inputs")?;
+    // Every label is a sequence of its own for every text.
+    check_count(&app, labels.len().saturating_mul(body.inputs.0.len()), "inputs times candidate_labels")?;
+    let single = body.inputs.0.len() == 1;
+    let names = labels.clone();
+    let bytes = labels.len() * body.inputs.0.iter().map(String::len).sum::<usize>();
+    let answer = ask(&model, bytes, move |model| {
+        let cut = Cut { field: "inputs", most: model.task_tokens(), truncate: true, left: false };
+        let labels = labels.iter().map(|label| cut.bounded(label)).collect::<Result<Vec<_>, _>>()?;
+        let hypothesis = cut.bounded(&body.hypothesis_template)?;
+        let asked = ZeroShot { labels: &labels, hypothesis, multi_label: body.multi_label };
+        let requests = body.inputs.0.iter().map(|text| {
+            let text = cut.bounded(text)?;
+            Ok(model.model.prepare_zero_shot(text, &asked, None)?)
+        });
+        Ok(Request::all(requests.collect::<Result<_, ApiError>>()?))
+    });
+    let predictions = |found: ZeroShotScores| {
+        let both = names.iter().zip(found.scores);
+        let mut predictions: Vec<Prediction> =
+            both.map(|(label, score)| Prediction { label: label.clone(), score }).collect();
+        predictions.sort_by(|a, b| b.score.total_cmp(&a.score));
+        json!(predictions)
+    };
+    Ok(answer.await?.map(|found| {
+        let mut found = found.into_iter().map(predictions);
+        if single { found.next().unwrap_or_default() } else { found.collect() }
+    }))
+}
+
 /// The entities of each text, in order.
 pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value>>, ApiError> {
     let Call { app, model, body } = call;
     check_count(&app, body.inputs.0.len(), "inputs")?;
+    if let Some(strategy) = body.aggregation_strategy {
+        let bytes = body.inputs.0.iter().map(String::len).sum();
+        let answer = ask(&model, bytes, move |model| {
+            let length = Length { windows: true, ..model.model.task_length() };
+            let group = |text| model.model.prepare_tag_groups(TagInput::Text(text), strategy.into(), length);
+            let requests = body.inputs.0.iter().map(|text| group(text));
+            Ok(Request::all(requests.collect::<Result<_, _>>()?))
+        });
+        return Ok(answer.await?.map(|texts| texts.iter().map(groups).collect()));
+    }
     let answer = ask(&model, body.inputs.0.iter().map(String::len).sum(), move |model| {
         // All of a text is read, whatever its length.
         let length = Length { windows: true, ..model.model.task_length() };
@@ -129,13 +179,13 @@ pub(crate) async fn choose(call: Call<wire::ChooseRequest>) -> Result<Answer<Val
 async fn classify<A: 'static>(
     model: &Arc<Loaded>,
     inputs: Vec<TextOrPair>,
-    truncate: bool,
+    (truncate, length): (bool, Length),
     prepare: fn(&Model, Input<'_>, Length) -> Result<Request<A>, InferError>,
 ) -> Result<Answer<Vec<A>>, ApiError> {
     let bytes = inputs.iter().map(|TextOrPair(a, b)| a.len() + b.as_ref().map_or(0, String::len)).sum();
     let answer = ask(model, bytes, move |model| {
-        let length = model.model.task_length();
-        let cut = Cut { field: "inputs", most: model.task_tokens(), truncate, left: false };
+        let most = length.most.unwrap_or(usize::MAX).min(model.model.most_tokens());
+        let cut = Cut { field: "inputs", most, truncate, left: false };
         let bounded = |text| if length.windows { Ok(text) } else { cut.bounded(text) };
         let requests = inputs.iter().map(|TextOrPair(first, second)| {
             let input = match second {
@@ -149,13 +199,32 @@ async fn classify<A: 'static>(
     answer.await
 }
 
+impl From<wire::AggregationStrategy> for Aggregation {
+    fn from(strategy: wire::AggregationStrategy) -> Self {
+        match strategy {
+            wire::AggregationStrategy::None => Aggregation::None,
+            wire::AggregationStrategy::Simple => Aggregation::Simple,
+            wire::AggregationStrategy::First => Aggregation::First,
+            wire::AggregationStrategy::Average => Aggregation::Average,
+            wire::AggregationStrategy::Max => Aggregation::Max,
+        }
+    }
+}
+
 /// The entities of one text as JSON.
 fn entities(tagged: &Tagged) -> Value {
-    let Tagged { text, entities, .. } = tagged;
-    let bytes: Vec<(usize, usize)> = entities.iter().map(|entity| (entity.place.start, entity.place.end)).collect();
-    let found = entities.iter().zip(code_point_offsets(text, &bytes)).map(|(entity, (start, end))| {
-        let part = &text[entity.place.clone()];
-        json!({"text": part, "start": start, "end": end, "label": entity.label, "score": entity.score})
+    parts(&tagged.text, tagged.entities.iter().map(|entity| (&entity.place, entity.label.as_str(), entity.score)))
+}
+
+/// The groups of one text as JSON.
+fn groups(grouped: &Grouped) -> Value {
+    parts(&grouped.text, grouped.groups.iter().map(|group| (&group.place, group.label.as_str(), group.score)))
+}
+
+fn parts<'a>(text: &str, parts: impl Iterator<Item = (&'a Range<usize>, &'a str, f32)> + Clone) -> Value {
+    let bytes: Vec<(usize, usize)> = parts.clone().map(|(place, ..)| (place.start, place.end)).collect();
+    let found = parts.zip(code_point_offsets(text, &bytes)).map(|((place, label, score), (start, end))| {
+        json!({"text": &text[place.clone()], "start": start, "end": end, "label": label, "score": score})
     });
     found.collect()
 }

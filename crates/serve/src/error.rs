@@ -35,16 +35,6 @@ pub enum ServeError {
         /// Why not.
         source: InferError,
     },
-    /// A file of sentence-transformers that cannot be understood.
-    #[error("cannot load the model {name:?}: {} is not what sentence-transformers writes: {source}", path.display())]
-    Prompts {
-        /// The model's name.
-        name: String,
-        /// The file.
-        path: std::path::PathBuf,
-        /// Why not.
-        source: serde_json::Error,
-    },
     /// Files that changed while they were read.
     #[error("cannot load the model {name:?}: files in {} changed while they were read; load it again when they are complete", path.display())]
     Changed {
@@ -208,7 +198,9 @@ impl From<InferError> for ApiError {
     fn from(error: InferError) -> Self {
         match error {
             InferError::Text(error) => error.into(),
-            InferError::NoMask { .. } | InferError::Layers(_) => Self::new(Kind::Validation, error.to_string()),
+            InferError::NoMask { .. } | InferError::Layers(_) | InferError::ZeroShot(_) => {
+                Self::new(Kind::Validation, error.to_string())
+            }
             error => Self::new(Kind::Backend, error.to_string()),
         }
     }

@@ -33,4 +33,4 @@ mod wire;
 pub use error::ServeError;
 pub use models::Source;
 pub use server::{Handle, Server};
-pub use settings::Settings;
+pub use settings::{Prompt, Settings};

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use henson_infer::{Ability, EmbedSettings, InferError, Model, Pooling, Read, Request, Task, Want};
+use henson_infer::{
+    Ability, EmbedSettings, InferError, Model, Pooling, Prompts, Read, Request, SentenceFacts, SentenceKind, Task, Want,
+};
 use henson_tensor::{DType, Device};
-use henson_text::{Pieces, check_regular};
-use serde::Deserialize;
+use henson_text::Pieces;
 
 use crate::app::Answer;
 use crate::error::{ApiError, Kind, ServeError};
@@ -51,9 +52,8 @@ pub(crate) struct Loaded {
     pub(crate) embed: EmbedSettings,
     /// Whether its directory is one of sentence-transformers: made for vectors.
     sentences: bool,
-    /// Prompts that sentence-transformers puts before texts, by name.
-    pub(crate) prompts: BTreeMap<String, String>,
-    pub(crate) default_prompt: Option<String>,
+    /// Prompts that are put before texts, by name.
+    pub(crate) prompts: Prompts,
     queue: Queue,
 }
 
@@ -168,12 +168,16 @@ impl Registry {
     /// Loads a model whose files were like this before.
     fn open(&self, source: &Source, before: &Fingerprint, metrics: &Metrics) -> Result<Loaded, ServeError> {
         let told = |error| ServeError::Model { name: source.name.clone(), source: error };
+        let facts = SentenceFacts::of_directory(&source.path).map_err(told)?;
         // sentence-transformers use the encoder alone, and some of their directories have no more.
-        let sentences = source.path.join("modules.json").is_file();
+        let sentences = facts.kind == Some(SentenceKind::Embedding);
         let want = if sentences { Want::Encoder } else { Want::AsSaved };
         let model = Arc::new(Model::open(&source.path, &self.device, self.dtype, want).map_err(told)?);
         let embed = EmbedSettings::of_directory(&source.path).map_err(told)?;
-        let Prompts { prompts, default_prompt_name: default_prompt } = Prompts::of(source)?;
+        embed.width(model.config().model.sizes().hidden_size).map_err(told)?;
+        let mut prompts = facts.prompts;
+        let own = self.settings.prompts.iter().filter(|prompt| prompt.is_for(&source.name));
+        own.for_each(|prompt| _ = prompts.texts.insert(prompt.name.clone(), prompt.text.clone()));
         if !warm_up(&model).map_err(told)? {
             tracing::warn!(model = source.name, "its results are not finite: the weights are damaged or far too large");
         }
@@ -189,7 +193,7 @@ impl Registry {
         if fingerprint(&source.path) != *before {
             return Err(ServeError::Changed { name: source.name.clone(), path: source.path.clone() });
         }
-        Ok(Loaded { name: source.name.clone(), model, embed, sentences, prompts, default_prompt, queue })
+        Ok(Loaded { name: source.name.clone(), model, embed, sentences, prompts, queue })
     }
 
     /// The model of this name.
@@ -300,7 +304,7 @@ impl Loaded {
             Ability::Embed | Ability::EmbedAll | Ability::Similarity => (kind < 2).then_some(kind),
             // The ids of /tokenize are for the model of /embed.
             Ability::Tokenize | Ability::Decode | Ability::Inside => Some(kind),
-            Ability::Fill | Ability::Rerank | Ability::Task(_) => Some(0),
+            Ability::Fill | Ability::Rerank | Ability::ZeroShot | Ability::Task(_) => Some(0),
         }
     }
 
@@ -336,6 +340,7 @@ pub(crate) fn needed(ability: Ability) -> &'static str {
     match ability {
         Ability::Fill => "a masked language model",
         Ability::Rerank => "a sequence classifier with one label, a re-ranker",
+        Ability::ZeroShot => "a classifier of natural language inference, with a label that begins with \"entail\"",
         Ability::Task(Task::Classify) => "a sequence classifier",
         Ability::Task(Task::Tag) => "a token classifier",
         Ability::Task(Task::Answer) => "a question-answering model",
@@ -348,7 +353,7 @@ pub(crate) fn needed(ability: Ability) -> &'static str {
 /// computed at all shows now. Whether the result is finite.
 fn warm_up(model: &Model) -> Result<bool, InferError> {
     let features = model.tokenizer().template().single(&Pieces::default(), model.most_tokens())?;
-    Ok(model.read(&[(&features, &Read::Pooled(Pooling::Mean))])?.iter().all(Option::is_some))
+    Ok(model.read(&[(&features, &Read::Pooled { pooling: vec![Pooling::Mean], skip: 0 })])?.iter().all(Option::is_some))
 }
 
 /// The files that make a model: weights, configs and vocabularies. A run's logs and checkpoints are none of them.
@@ -359,37 +364,20 @@ fn fingerprint(directory: &Path) -> Fingerprint {
             let path = entry.path();
             let ending = path.extension().and_then(|ending| ending.to_str());
             let Ok(metadata) = std::fs::metadata(&path) else { continue };
-            if metadata.is_file() && matches!(ending, Some("json" | "safetensors" | "bin" | "txt")) {
+            if metadata.is_file() && matches!(ending, Some("json" | "safetensors" | "bin" | "txt" | "model")) {
                 found.push((path.to_string_lossy().into_owned(), metadata.len(), metadata.modified().ok()));
             }
         }
     };
     look(directory);
-    look(&directory.join("1_Pooling"));
+    // The modules of sentence-transformers: 1_Pooling, 2_Dense.
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit())) {
+            look(&entry.path());
+        }
+    }
     found.sort();
     found
-}
-
-/// What config_sentence_transformers.json says of prompts.
-#[derive(Default, Deserialize)]
-struct Prompts {
-    #[serde(default)]
-    prompts: BTreeMap<String, String>,
-    #[serde(default)]
-    default_prompt_name: Option<String>,
-}
-
-impl Prompts {
-    fn of(source: &Source) -> Result<Self, ServeError> {
-        let path = source.path.join("config_sentence_transformers.json");
-        // Most models have no such file.
-        if !path.exists() {
-            return Ok(Self::default());
-        }
-        let named = |error| ServeError::Prompts { name: source.name.clone(), path: path.clone(), source: error };
-        let text = check_regular(&path).and_then(|()| std::fs::read_to_string(&path));
-        serde_json::from_str(&text.map_err(serde_json::Error::io).map_err(named)?).map_err(named)
-    }
 }
 
 #[cfg(test)]
@@ -413,10 +401,10 @@ mod tests {
         let fifo = directory.path().join("config_sentence_transformers.json");
         assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
         let (done, result) = std::sync::mpsc::channel();
-        let source = Source { name: "m".to_owned(), path: directory.path().to_owned() };
-        std::thread::spawn(move || done.send(Prompts::of(&source).map(drop)));
+        let path = directory.path().to_owned();
+        std::thread::spawn(move || done.send(SentenceFacts::of_directory(&path).map(drop)));
         let error = result.recv_timeout(std::time::Duration::from_secs(10)).expect("it waits").unwrap_err();
-        assert!(error.to_string().contains("found a FIFO"), "{error}");
+        assert!(error.to_string().contains("config_sentence_transformers.json"), "{error}");
     }
 
     #[test]

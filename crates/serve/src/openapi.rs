@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn the_document_names_the_fields_that_the_parsers_take() {
-        let checks: [(&str, Vec<String>); 14] = [
+        let checks: [(&str, Vec<String>); 15] = [
             ("/embed", known::<wire::EmbedRequest>()),
             ("/embed_all", known::<wire::EmbedAllRequest>()),
             ("/similarity", known::<wire::SimilarityRequest>()),
@@ -189,6 +189,7 @@ mod tests {
             ("/fill", known::<wire::FillRequest>()),
             ("/predict", known::<wire::PredictRequest>()),
             ("/rerank", known::<wire::RerankRequest>()),
+            ("/zero_shot", known::<wire::ZeroShotRequest>()),
             ("/tag", known::<wire::TagRequest>()),
             ("/answer", known::<wire::AnswerRequest>()),
             ("/choose", known::<wire::ChooseRequest>()),

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use base64::Engine;
 use henson_infer::{
-    Ability, EmbedSettings, Embedding as Embedded, Filled, InferError, Length, Pooling, Request, Task, dot, normalise,
+    Ability, EmbedSettings, Embedding as Embedded, Filled, InferError, Length, Request, Task, dot, normalise,
 };
 use henson_text::{Pieces, Slot, TextError, Tokenizer, code_point_offsets};
 use serde_json::{Value, json};
@@ -54,6 +54,11 @@ const TRUNCATE: (&str, &str, &str) = ("truncate", BOOLEAN, "cut texts that are t
 const SIDE: (&str, &str, &str) = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
 const PROMPT: (&str, &str, &str) =
     ("prompt_name", STRING, "the name of one of the model's prompts, put before each text");
+const AGGREGATION: (&str, &str, &str) = (
+    "aggregation_strategy",
+    r#"{"type": "string", "enum": ["none", "simple", "first", "average", "max"]}"#,
+    "transformers' ways from tokens to entities (default: whole words by their first token, joined by what the labels mean)",
+);
 const EMBED: [(&str, &str, &str); 7] = [
     ("*inputs", INPUTS, "a text, several, or token ids"),
     ("normalize", BOOLEAN, "whether vectors are normalized to length 1 (default: yes)"),
@@ -65,7 +70,7 @@ const EMBED: [(&str, &str, &str); 7] = [
 ];
 
 /// All routes that a key protects.
-pub(crate) const ROUTES: [Route; 21] = [
+pub(crate) const ROUTES: [Route; 22] = [
     Route {
         method: "post",
         path: "/embed",
@@ -201,7 +206,7 @@ pub(crate) const ROUTES: [Route; 21] = [
             ("*query", STRING, "the query"),
             ("*texts", STRINGS, "the texts to rank"),
             TRUNCATE,
-            ("raw_scores", BOOLEAN, "logits instead of probabilities"),
+            ("raw_scores", BOOLEAN, "logits, without the activation of the model's files (otherwise the sigmoid)"),
             ("return_text", BOOLEAN, "whether to return the texts"),
             MODEL_OR_OTHER,
         ],
@@ -210,10 +215,29 @@ pub(crate) const ROUTES: [Route; 21] = [
     },
     Route {
         method: "post",
+        path: "/zero_shot",
+        of_model: true,
+        summary: "Scores for labels of your own; needs a classifier of natural language inference",
+        fields: &[
+            ("*inputs", TEXTS, "a text or several"),
+            ("*candidate_labels", TEXTS, "the labels: a list, or one text with commas between them"),
+            ("hypothesis_template", STRING, "a sentence with {} where a label goes (default: This example is {}.)"),
+            (
+                "multi_label",
+                BOOLEAN,
+                "whether several labels may hold, each with a probability of its own (default: no)",
+            ),
+            MODEL,
+        ],
+        example: r#"{"inputs": "The match ended in a draw.", "candidate_labels": ["sport", "politics"]}"#,
+        handler: || post(answers::zero_shot),
+    },
+    Route {
+        method: "post",
         path: "/tag",
         of_model: true,
         summary: "Entities with their character offsets; needs a token classifier",
-        fields: &[("*inputs", TEXTS, "a text or several"), MODEL],
+        fields: &[("*inputs", TEXTS, "a text or several"), AGGREGATION, MODEL],
         example: r#"{"inputs": "Jim Henson lived in London."}"#,
         handler: || post(answers::tag),
     },
@@ -372,7 +396,7 @@ async fn of_inputs<A: 'static>(
     app: &App,
     model: &Arc<Loaded>,
     wanted: Embedding,
-    prepare: impl Fn(&Loaded, &Pieces) -> Result<Request<A>, InferError> + Send + 'static,
+    prepare: impl Fn(&Loaded, &Pieces, Option<usize>) -> Result<Request<A>, InferError> + Send + 'static,
 ) -> Result<Answer<Vec<A>>, ApiError> {
     check_count(app, wanted.inputs.len(), wanted.field)?;
     let cut = Cut {
@@ -381,19 +405,21 @@ async fn of_inputs<A: 'static>(
         truncate: wanted.truncate.unwrap_or(app.settings.truncate),
         left: wanted.direction == TruncationDirection::Left,
     };
-    let prompt = prompt(model, wanted.prompt_name)?.unwrap_or_default();
+    let settings = EmbedSettings { prompt: prompt(model, wanted.prompt_name)?, ..model.embed.clone() };
     let bytes = wanted.inputs.iter().map(|input| match input {
         Input::Text(text) => text.len(),
         Input::Ids(ids) => 4 * ids.len(),
     });
     ask(model, bytes.sum(), move |model| {
+        let uncounted = model.model.prompt_pieces(&settings)?;
         let requests = wanted.inputs.into_iter().map(|input| {
-            let ids = ids_of(model.model.tokenizer(), input, &prompt, &cut)?;
+            let ids = ids_of(model.model.tokenizer(), input, &settings.prompt, &cut)?;
             let mut pieces = Pieces { ids, ..Pieces::default() };
             let room = cut.most.saturating_sub(model.model.tokenizer().template().single_specials());
             let before = if cut.left && cut.truncate { pieces.len().saturating_sub(room) } else { 0 };
             pieces.ids.drain(..before);
-            let mut request = cut.checked(prepare(model, &pieces)?)?;
+            let uncounted = uncounted.map(|prompt| prompt.saturating_sub(before));
+            let mut request = cut.checked(prepare(model, &pieces, uncounted)?)?;
             request.dropped += before;
             Ok(request)
         });
@@ -458,17 +484,13 @@ fn without_template<'i>(tokenizer: &Tokenizer, ids: &'i [u32]) -> &'i [u32] {
     ids.strip_suffix(after.as_slice()).unwrap_or(ids)
 }
 
-fn prompt(model: &Loaded, name: Option<String>) -> Result<Option<String>, ApiError> {
-    let Some(name) = name.or_else(|| model.default_prompt.clone()) else { return Ok(None) };
-    if let Some(prompt) = model.prompts.get(&name) {
-        return Ok(Some(prompt.clone()));
-    }
-    let known: Vec<&str> = model.prompts.keys().map(String::as_str).collect();
-    let message = match known.is_empty() {
-        true => format!("the model has no prompt {name:?}, nor any other: leave `prompt_name` out"),
-        false => format!("the model has no prompt {name:?}; it has: {}", known.join(", ")),
-    };
-    Err(ApiError::new(Kind::Validation, message))
+/// The text of the prompt that a request names, or of the model's default one.
+fn prompt(model: &Loaded, name: Option<String>) -> Result<String, ApiError> {
+    let found = model.prompts.get(name.as_deref()).map(str::to_owned);
+    found.map_err(|message| {
+        let next = if model.prompts.texts.is_empty() { ": leave `prompt_name` out" } else { "" };
+        ApiError::new(Kind::Validation, format!("{message}{next}"))
+    })
 }
 
 /// One vector for each input, and the tokens that they took.
@@ -479,16 +501,18 @@ async fn vectors(
     normalize: bool,
     dimensions: Option<usize>,
 ) -> Result<Answer<Vec<Vec<f32>>>, ApiError> {
-    let hidden = model.model.config().model.sizes().hidden_size;
-    if let Some(dimensions) = dimensions.filter(|n| !(1..=hidden).contains(n)) {
-        let message = format!("`dimensions` is {dimensions}, expected 1 to {hidden}");
+    let width = model.embed.width(model.model.config().model.sizes().hidden_size)?;
+    if let Some(dimensions) = dimensions.filter(|n| !(1..=width).contains(n)) {
+        let message = format!("`dimensions` is {dimensions}, expected 1 to {width}");
         return Err(ApiError::new(Kind::Validation, message));
     }
-    let settings = EmbedSettings { normalise: false, ..model.embed };
-    let prepare = move |model: &Loaded, pieces: &Pieces| model.model.prepare_embed(pieces, settings, false);
+    let settings = EmbedSettings { normalise: false, ..model.embed.clone() };
+    let prepare = move |model: &Loaded, pieces: &Pieces, uncounted| {
+        model.model.prepare_embed(pieces, &settings, uncounted, false)
+    };
     let answer = of_inputs(app, model, wanted, prepare).await?;
     let vector = |Embedded { mut vector, .. }| {
-        vector.truncate(dimensions.unwrap_or(hidden));
+        vector.truncate(dimensions.unwrap_or(width));
         if normalize {
             normalise(&mut vector);
         }
@@ -518,7 +542,7 @@ async fn embed_all(call: Call<wire::EmbedAllRequest>) -> Result<Answer<Vec<Vec<V
         direction: body.truncation_direction,
         prompt_name: body.prompt_name,
     };
-    let prepare = |model: &Loaded, pieces: &Pieces| model.model.prepare_tokens(pieces, model.embed.most_tokens);
+    let prepare = |model: &Loaded, pieces: &Pieces, _| model.model.prepare_tokens(pieces, model.embed.most_tokens);
     let answer = of_inputs(&call.app, &call.model, wanted, prepare).await?;
     let hidden = call.model.model.config().model.sizes().hidden_size;
     let rows = |vectors: &Vec<f32>| vectors.chunks(hidden).map(<[f32]>::to_vec).collect();
@@ -573,7 +597,7 @@ async fn openai(call: Call<wire::OpenAiRequest>) -> Result<Answer<wire::OpenAiAn
 async fn tokenize(call: Call<wire::TokenizeRequest>) -> Result<Answer<Vec<Vec<wire::Token>>>, ApiError> {
     let wire::TokenizeRequest { inputs, add_special_tokens, prompt_name, .. } = call.body;
     check_count(&call.app, inputs.0.len(), "inputs")?;
-    let prompt = prompt(&call.model, prompt_name)?.unwrap_or_default();
+    let prompt = prompt(&call.model, prompt_name)?;
     let most = call.app.settings.queue_tokens;
     let bytes = inputs.0.iter().map(|text| prompt.len() + text.len()).sum::<usize>();
     // So many bytes have more tokens, whatever the text: they are not even cut into pieces.
@@ -687,11 +711,7 @@ async fn fill(call: Call<wire::FillRequest>) -> Result<Answer<Vec<Filled>>, ApiE
 fn describe(app: &App, model: &Loaded) -> Value {
     let config = model.model.config();
     let sizes = config.model.sizes();
-    let pooling = match model.embed.pooling {
-        Pooling::Mean => "mean",
-        Pooling::First => "cls",
-        Pooling::Max => "max",
-    };
+    let pooling = model.embed.pooling.iter().map(|pooling| pooling.name()).collect::<Vec<_>>().join(",");
     let labels = json!({"id2label": config.task.id2label, "label2id": config.task.label2id});
     let model_type = match model.model.task() {
         Some(Task::Classify) if model.can(Ability::Rerank) => json!({"reranker": labels}),
@@ -725,6 +745,8 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "vocabulary": sizes.vocab_size,
         "mask_token": model.model.tokenizer().special().mask.as_ref().map(|mask| &mask.text),
         "labels": config.task.id2label,
+        "prompts": model.prompts.texts,
+        "default_prompt_name": model.prompts.default,
         "abilities": abilities,
         "default_for": default_for,
     })

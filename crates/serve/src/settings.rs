@@ -3,6 +3,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// A prompt that a model has beside those of its files: prefixes stand in model cards more often than in files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The name of a served model; none: for all of them.
+    pub model: Option<String>,
+    /// What requests call it.
+    pub name: String,
+    /// What is put before texts.
+    pub text: String,
+}
+
+impl Prompt {
+    pub(crate) fn is_for(&self, model: &str) -> bool {
+        self.model.as_ref().is_none_or(|name| name == model)
+    }
+}
+
 /// What can be chosen about a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -40,6 +57,8 @@ pub struct Settings {
     pub runs: Option<PathBuf>,
     /// Whether a name of no served model is refused everywhere; see the flag `--strict-model-names`.
     pub strict_model_names: bool,
+    /// Prompts beside those of the models' files.
+    pub prompts: Vec<Prompt>,
     /// Threads that speak HTTP and cut texts into pieces; models compute on their device's own.
     pub http_threads: usize,
 }
@@ -64,6 +83,7 @@ impl Default for Settings {
             allowed_hosts: Vec::new(),
             runs: None,
             strict_model_names: false,
+            prompts: Vec::new(),
             http_threads: 2,
         }
     }

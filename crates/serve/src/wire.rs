@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use henson_infer::{Ability, Task};
+use henson_infer::{Ability, Task, ZeroShot};
 use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,7 @@ requests!(
     FillRequest => Ability::Fill, false;
     PredictRequest => Ability::Task(Task::Classify), true;
     RerankRequest => Ability::Rerank, true;
+    ZeroShotRequest => Ability::ZeroShot, false;
     TagRequest => Ability::Task(Task::Tag), false;
     AnswerRequest => Ability::Task(Task::Answer), false;
     ChooseRequest => Ability::Task(Task::Choose), false;
@@ -72,6 +73,10 @@ pub(crate) struct Inputs(pub(crate) Vec<Input>);
 /// One text or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Texts(pub(crate) Vec<String>);
+
+/// Labels: a list, or one text with commas between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Labels(pub(crate) Vec<String>);
 
 /// A text, or two that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +117,10 @@ fn yes() -> bool {
 
 fn five() -> usize {
     5
+}
+
+fn hypothesis() -> String {
+    ZeroShot::HYPOTHESIS.to_owned()
 }
 
 #[derive(Debug, Deserialize)]
@@ -282,8 +291,32 @@ pub(crate) struct Rank {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub(crate) struct ZeroShotRequest {
+    pub(crate) inputs: Texts,
+    pub(crate) candidate_labels: Labels,
+    #[serde(default = "hypothesis")]
+    pub(crate) hypothesis_template: String,
+    #[serde(default)]
+    pub(crate) multi_label: bool,
+    pub(crate) model: Option<String>,
+}
+
+/// `transformers`' names of the strategies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum AggregationStrategy {
+    None,
+    Simple,
+    First,
+    Average,
+    Max,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct TagRequest {
     pub(crate) inputs: Texts,
+    pub(crate) aggregation_strategy: Option<AggregationStrategy>,
     pub(crate) model: Option<String>,
 }
 
@@ -480,6 +513,24 @@ impl<'de> Deserialize<'de> for Texts {
         });
         Ok(Self(texts.collect::<Result<_, _>>()?))
     }
+}
+
+impl<'de> Deserialize<'de> for Labels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let labels = match OneOrMany::deserialize(deserializer)? {
+            OneOrMany::One(text) => return Ok(Self(split_labels(&text))),
+            OneOrMany::Many(elements) => elements.into_iter().map(|element| match element {
+                Element::Text(label) => Ok(label),
+                _ => Err(de::Error::custom("expected a list of labels, or one text with commas between them")),
+            }),
+        };
+        Ok(Self(labels.collect::<Result<_, _>>()?))
+    }
+}
+
+/// As `transformers` does it.
+fn split_labels(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|label| !label.is_empty()).map(str::to_owned).collect()
 }
 
 impl<'de> Deserialize<'de> for Pairs {

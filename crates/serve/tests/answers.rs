@@ -31,7 +31,7 @@ fn same(got: &Value, expected: &[f32]) {
 fn vectors_are_those_of_the_command() {
     let (directory, running, model) = served("model");
     let settings = EmbedSettings { normalise: true, ..EmbedSettings::of_directory(directory.path()).unwrap() };
-    let expected = model.embed(&TEXTS, settings, false).unwrap();
+    let expected = model.embed(&TEXTS, &settings, false).unwrap();
     let body = json!({"inputs": TEXTS}).to_string();
     for path in ["/embed", "/models/m/embed", "/"] {
         let got = running.ok(path, &body);
@@ -43,7 +43,7 @@ fn vectors_are_those_of_the_command() {
     // One text, not in a list, is answered in a list, as Text Embeddings Inference does it.
     same(&running.ok("/embed", r#"{"inputs": "Jim Henson!"}"#)[0], &expected[0].vector);
     let raw = EmbedSettings { normalise: false, ..settings };
-    let raw = model.embed(&TEXTS[..1], raw, false).unwrap();
+    let raw = model.embed(&TEXTS[..1], &raw, false).unwrap();
     same(&running.ok("/embed", r#"{"inputs": "Jim Henson!", "normalize": false}"#)[0], &raw[0].vector);
     let short = running.ok("/embed", r#"{"inputs": "Jim Henson!", "normalize": false, "dimensions": 3}"#);
     same(&short[0], &raw[0].vector[..3]);
@@ -94,7 +94,7 @@ fn ids_are_taken_as_they_are() {
 fn openai_clients_get_what_they_expect() {
     let (directory, running, model) = served("model");
     let settings = EmbedSettings { normalise: true, ..EmbedSettings::of_directory(directory.path()).unwrap() };
-    let expected = model.embed(&TEXTS, settings, false).unwrap();
+    let expected = model.embed(&TEXTS, &settings, false).unwrap();
     let got = running.ok("/v1/embeddings", &json!({"input": TEXTS, "model": "m", "user": "x"}).to_string());
     assert_eq!((&got["object"], &got["model"]), (&json!("list"), &json!("m")));
     assert_eq!(got["usage"]["total_tokens"], 5 + 12 + 4);
@@ -127,7 +127,7 @@ fn token_vectors_similarity_tokens_and_text() {
         assert_eq!(rows, expected.vectors);
     }
     let settings = EmbedSettings { normalise: true, ..EmbedSettings::of_directory(directory.path()).unwrap() };
-    let vectors = model.embed(&TEXTS, settings, false).unwrap();
+    let vectors = model.embed(&TEXTS, &settings, false).unwrap();
     let body =
         json!({"inputs": {"source_sentence": TEXTS[0], "sentences": &TEXTS[1..]}, "parameters": {"truncate": true}});
     let got = floats(&running.ok("/similarity", &body.to_string()));

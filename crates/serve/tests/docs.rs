@@ -58,7 +58,15 @@ fn every_example_works_and_every_route_has_one() {
         ("stories", "choice"),
     ];
     let directories: Vec<_> = heads.iter().map(|(name, head)| (*name, model(head))).collect();
-    let models: Vec<(&str, &Path)> = directories.iter().map(|(name, directory)| (*name, directory.path())).collect();
+    // For labels of one's own: the classifier with the labels of inference.
+    let inference = model("sequence");
+    let path = inference.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["id2label"] = serde_json::json!({"0": "contradiction", "1": "neutral", "2": "entailment"});
+    std::fs::write(path, config.to_string()).unwrap();
+    let mut models: Vec<(&str, &Path)> =
+        directories.iter().map(|(name, directory)| (*name, directory.path())).collect();
+    models.push(("inference", inference.path()));
     let runs = tempfile::TempDir::new().unwrap();
     std::fs::create_dir(runs.path().join("mini")).unwrap();
     std::fs::write(runs.path().join("mini/metrics.jsonl"), "{\"step\": 1}\n").unwrap();

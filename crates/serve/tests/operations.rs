@@ -557,7 +557,7 @@ fn several_models_by_name() {
 fn sentence_model() -> tempfile::TempDir {
     let directory = model("model");
     std::fs::create_dir(directory.path().join("1_Pooling")).unwrap();
-    let settings = EmbedSettings { pooling: Pooling::First, normalise: true, most_tokens: None };
+    let settings = EmbedSettings { pooling: vec![Pooling::First], normalise: true, ..EmbedSettings::default() };
     for (name, bytes) in settings.files(24) {
         std::fs::write(directory.path().join(name), bytes).unwrap();
     }

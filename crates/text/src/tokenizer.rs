@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use tokenizers::normalizers::{Lowercase, Sequence};
 use tokenizers::{
     AddedToken, Encoding, Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential,
     OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
@@ -259,6 +260,19 @@ impl Tokenizer {
     /// Whether texts are lower-cased; `None` when the normalizer cannot be seen through (SentencePiece's tables).
     pub fn lowercase(&self) -> Option<bool> {
         self.lowercase
+    }
+
+    /// The same tokenizer for texts that are lower-cased first, as sentence-transformers' `do_lower_case` has it; one that
+    /// lower-cases already stays as it is. Special strings are found before that.
+    pub fn lower_casing(mut self) -> Result<Self, TextError> {
+        if self.lowercase != Some(true) {
+            let own = self.inner.get_normalizer().cloned();
+            let both: Vec<NormalizerWrapper> = std::iter::once(Lowercase.into()).chain(own).collect();
+            shielded(|| self.inner.with_normalizer(Some(Sequence::new(both))).map(drop))
+                .map_err(|reason| TextError::Failed { action: "lower-case", reason })?;
+            self.lowercase = Some(true);
+        }
+        Ok(self)
     }
 
     /// The same tokenizer with further pieces at the end of its vocabulary; those that it has already are skipped.

@@ -1,7 +1,7 @@
 //! `henson classify`.
 
 use anyhow::Context;
-use henson_infer::{Classified, Input, Model, Problem, Task, Want};
+use henson_infer::{Classified, Input, Model, Problem, Task, Want, ZeroShot, ZeroShotScores};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
@@ -31,7 +31,9 @@ struct Line<'a> {
 struct Score<'a> {
     label: &'a str,
     score: f32,
-    logit: f32,
+    /// Labels of one's own have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logit: Option<f32>,
 }
 
 pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
@@ -39,6 +41,9 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
     let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Classify))?;
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
+    if !flags.labels.is_empty() {
+        return zero_shot(&model, flags);
+    }
     let pairs = model.config().task.reading.and_then(|reading| reading.pairs);
     match pairs {
         Some(true) if !flags.pair => output::warn("the model was trained on pairs of texts: --pair asks about such"),
@@ -56,6 +61,36 @@ pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
             if flags.ask.json { output::json(&line) } else { print(&line) }
         })
     })
+}
+
+/// Labels of the user's own.
+fn zero_shot(model: &Model, flags: &Classify) -> anyhow::Result<()> {
+    let windows = flags.ask.length.windows == Some(true);
+    anyhow::ensure!(!windows, "--windows does not apply to --labels: texts that are too long are cut");
+    let labels: Vec<&str> = flags.labels.iter().map(|label| label.trim()).collect();
+    let asked = ZeroShot { labels: &labels, hypothesis: &flags.hypothesis, multi_label: flags.multi_label };
+    input::for_each(&flags.ask.texts, |texts, numbers| {
+        let found = model.zero_shot(texts, &asked, flags.ask.length.max_length);
+        let found = found.map_err(|error| error.numbered(numbers))?;
+        output::warn_cut(numbers, found.iter().map(|f| f.dropped));
+        texts.iter().zip(&found).try_for_each(|(text, found)| {
+            let line = zero_shot_line(text, found, &asked, flags.threshold);
+            if flags.ask.json { output::json(&line) } else { print(&line) }
+        })
+    })
+}
+
+fn zero_shot_line<'a>(text: &'a str, found: &ZeroShotScores, asked: &ZeroShot<'a>, threshold: f32) -> Line<'a> {
+    let both = asked.labels.iter().zip(&found.scores);
+    let mut scores: Vec<Score<'a>> = both.map(|(label, score)| Score { label, score: *score, logit: None }).collect();
+    scores.sort_by(|a, b| b.score.total_cmp(&a.score));
+    let (label, labels, score) = if asked.multi_label {
+        let given = scores.iter().filter(|score| score.score >= threshold).map(|score| score.label);
+        (None, Some(given.collect()), None)
+    } else {
+        (scores.first().map(|best| best.label), None, scores.first().map(|best| best.score))
+    };
+    Line { text, pair: None, label, labels, score, scores, dropped: found.dropped }
 }
 
 fn inputs<'a>(texts: &[&'a str], flags: &Classify, numbers: &[usize]) -> anyhow::Result<Vec<Input<'a>>> {
@@ -85,7 +120,7 @@ fn line<'a>(
     let mut scores: Vec<Score<'a>> = labels
         .iter()
         .zip(classified.scores.iter().zip(&classified.logits))
-        .map(|(label, (score, logit))| Score { label, score: *score, logit: *logit })
+        .map(|(label, (score, logit))| Score { label, score: *score, logit: Some(*logit) })
         .collect();
     let best = classified.best();
     let (label, labels, score) = match problem {

@@ -60,6 +60,15 @@ fn sentence_transformer_files(directory: &Path) -> anyhow::Result<Vec<(String, V
     let mut names: Vec<String> = folders.map(|folder| format!("{folder}/config.json")).collect();
     names.extend(["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"].map(str::to_owned));
     let mut files = Vec::new();
+    // The weights of dense layers, byte for byte.
+    let weights = modules.iter().filter_map(|module| module.get("path")?.as_str()).filter(|path| !path.is_empty());
+    for name in weights.map(|folder| format!("{folder}/model.safetensors")) {
+        let path = directory.join(&name);
+        if path.is_file() {
+            let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            files.push((name, bytes));
+        }
+    }
     for name in names {
         let path = directory.join(&name);
         if path.is_file() {

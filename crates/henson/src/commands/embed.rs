@@ -1,6 +1,6 @@
 //! `henson embed`.
 
-use henson_infer::{EmbedSettings, Model, Pooling, Want};
+use henson_infer::{EmbedSettings, Model, Pooling, Prompts, Want};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
@@ -22,11 +22,22 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     let mut settings = EmbedSettings::of_directory(&path)?;
     if let Some(pooling) = flags.pooling {
-        settings.pooling = match pooling {
+        settings.pooling = vec![match pooling {
             PoolingName::Mean => Pooling::Mean,
             PoolingName::Cls => Pooling::First,
             PoolingName::Max => Pooling::Max,
-        };
+            PoolingName::Last => Pooling::Last,
+            PoolingName::WeightedMean => Pooling::WeightedMean,
+            PoolingName::MeanSqrtLength => Pooling::MeanSqrtLength,
+        }];
+    }
+    if let Some(name) = &flags.prompt_name {
+        let prompts = Prompts::of_directory(&path)?;
+        let found = prompts.get(Some(name)).map(str::to_owned);
+        settings.prompt = found.map_err(|what| anyhow::anyhow!("--prompt-name: {what}; --prompt takes any text"))?;
+    }
+    if let Some(prompt) = &flags.prompt {
+        settings.prompt.clone_from(prompt);
     }
     settings.normalise = flags.normalise.unwrap_or(settings.normalise);
     settings.most_tokens = flags.ask.length.max_length.or(settings.most_tokens);
@@ -34,7 +45,7 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
         if let Some(empty) = texts.iter().position(|text| text.trim().is_empty()) {
             anyhow::bail!("text {} is empty: expected a text to embed", numbers[empty]);
         }
-        let embeddings = model.embed(texts, settings, flags.ask.length.length().windows);
+        let embeddings = model.embed(texts, &settings, flags.ask.length.length().windows);
         let embeddings = embeddings.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, embeddings.iter().map(|e| e.dropped));
         for (text, embedding) in texts.iter().zip(&embeddings) {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use henson_checkpoint::{ModelDirectory, Weights};
-use henson_infer::Model;
-use henson_models::{Family, Head, ModelConfig, Sizes};
+use henson_checkpoint::{Config, ModelDirectory, Weights};
+use henson_infer::{Ability, EmbedSettings, Layer, Model, SentenceFacts, SentenceKind};
+use henson_models::{Family, Head, Sizes};
 use henson_tensor::{Builder, DType, Isa};
 use henson_text::Tokenizer;
 use serde::Serialize;
@@ -24,7 +24,7 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
     let (config, head, files) = match (Family::config_of_size(name), Path::new(name).exists()) {
         (Ok(config), false) => {
             let head = config.family().pretraining_head();
-            (config, head, None)
+            (Config::new(config), head, None)
         }
         _ => {
             let path = match (&flags.model, built_in.first()) {
@@ -32,11 +32,12 @@ pub(crate) fn run(flags: &Info) -> anyhow::Result<()> {
                 (None, _) => return none_found(&built_in, flags.json),
                 (Some(model), _) => models::resolve(model, false)?,
             };
-            let directory = ModelDirectory::open(path)?;
+            let directory = ModelDirectory::open(Model::encoder_directory(&path)?)?;
             let config = Model::read_config(&directory)?;
             let weights = directory.weights()?;
-            let head = config.head().unwrap_or(config.model.family().bare_head());
-            (config.model, head, Some(Files::of(&directory, &weights)))
+            let head = Model::saved_head(&weights, &config)?;
+            let files = Files::of(&path, &directory, &weights, &config, head);
+            (config, head, Some(files))
         }
     };
     let facts = Facts::new(name, &config, head, files, built_in, flags)?;
@@ -92,10 +93,81 @@ struct Files {
     /// Whether the generator that it was pre-trained with lies in the directory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     generator: bool,
+    /// What the model can be asked, by the names of commands.
+    commands: Vec<&'static str>,
+    /// The class that config.json names, where the weights hold another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    named_class: Option<String>,
+    /// The labels of its head, where it has such.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sentences: Option<Sentences>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sentences_problem: Option<String>,
+}
+
+/// What the files of sentence-transformers say.
+#[derive(Serialize)]
+struct Sentences {
+    cross_encoder: bool,
+    pooling: Vec<&'static str>,
+    dense_layers: usize,
+    dimensions: usize,
+    normalise: bool,
+    max_length: Option<usize>,
+    include_prompt: bool,
+    prompts: BTreeMap<String, String>,
+    default_prompt_name: Option<String>,
+    similarity: Option<String>,
+}
+
+impl Sentences {
+    fn of(path: &Path, hidden_size: usize) -> henson_infer::Result<Option<Self>> {
+        let facts = SentenceFacts::of_directory(path)?;
+        let Some(kind) = facts.kind else { return Ok(None) };
+        let settings = EmbedSettings::of_directory(path)?;
+        Ok(Some(Self {
+            cross_encoder: kind == SentenceKind::CrossEncoder,
+            pooling: settings.pooling.iter().map(|pooling| pooling.name()).collect(),
+            dense_layers: settings.layers.iter().filter(|layer| matches!(layer, Layer::Dense(_))).count(),
+            dimensions: settings.width(hidden_size)?,
+            normalise: settings.normalise,
+            max_length: settings.most_tokens,
+            include_prompt: settings.include_prompt,
+            prompts: facts.prompts.texts,
+            default_prompt_name: facts.prompts.default,
+            similarity: facts.similarity,
+        }))
+    }
+
+    fn print(&self) -> anyhow::Result<()> {
+        if self.cross_encoder {
+            return output::line("sentence-transformers: a cross-encoder");
+        }
+        let mut words = vec![format!("pooling {}", self.pooling.join(" + "))];
+        if self.dense_layers > 0 {
+            words.push(format!("{} dense layers", self.dense_layers));
+        }
+        words.push(format!("{} dimensions", self.dimensions));
+        words.push(if self.normalise { "normalised" } else { "not normalised" }.to_owned());
+        words.extend(self.max_length.map(|most| format!("at most {most} tokens")));
+        words.extend(self.similarity.as_ref().map(|similarity| format!("compared by {similarity}")));
+        output::line(&format!("sentence-transformers: {}", words.join(", ")))?;
+        for (name, text) in &self.prompts {
+            let default = if self.default_prompt_name.as_ref() == Some(name) { " (default)" } else { "" };
+            output::line(&format!("  prompt {name}{default}: {text:?}"))?;
+        }
+        if !self.include_prompt {
+            output::line("  the prompt's tokens do not count in vectors")?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Serialize)]
 struct TokenizerFacts {
+    mask: Option<String>,
     kind: String,
     pieces: usize,
     lowercase: Option<bool>,
@@ -103,7 +175,7 @@ struct TokenizerFacts {
 }
 
 impl Files {
-    fn of(directory: &ModelDirectory, weights: &Weights) -> Self {
+    fn of(path: &Path, directory: &ModelDirectory, weights: &Weights, config: &Config, head: Head) -> Self {
         let mut dtypes = BTreeMap::new();
         for info in weights.names().filter_map(|name| weights.get(name)) {
             *dtypes.entry(info.dtype.to_string()).or_insert(0) += 1;
@@ -111,12 +183,64 @@ impl Files {
         let (tokenizer, tokenizer_problem) = match Tokenizer::open(directory.path()) {
             Ok(t) => {
                 let (kind, pieces) = (format!("{:?}", t.kind()), t.vocabulary_size());
-                (Some(TokenizerFacts { kind, pieces, lowercase: t.lowercase(), max_length: t.max_length() }), None)
+                let mask = t.special().mask.as_ref().map(|mask| mask.text.clone());
+                (
+                    Some(TokenizerFacts { mask, kind, pieces, lowercase: t.lowercase(), max_length: t.max_length() }),
+                    None,
+                )
             }
             Err(error) => (None, Some(error.to_string())),
         };
+        let (sentences, sentences_problem) = match Sentences::of(path, config.model.sizes().hidden_size) {
+            Ok(sentences) => (sentences, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
         let generator = directory.path().join("generator/config.json").is_file();
-        Self { tensors: weights.names().len(), dtypes, tokenizer, tokenizer_problem, generator }
+        let class = config.model.class(head);
+        Self {
+            tensors: weights.names().len(),
+            dtypes,
+            tokenizer,
+            tokenizer_problem,
+            generator,
+            commands: Ability::of_head(config, head).into_iter().filter_map(Ability::command).collect(),
+            named_class: config.architectures.first().filter(|named| **named != class).cloned(),
+            labels: match head {
+                Head::Sequence { .. } | Head::Token { .. } => config.task.label_names(),
+                _ => Vec::new(),
+            },
+            sentences,
+            sentences_problem,
+        }
+    }
+}
+
+impl Files {
+    /// What can be done with the directory.
+    fn print_uses(&self) -> anyhow::Result<()> {
+        if let Some(named) = &self.named_class {
+            output::line(&format!(
+                "config.json names {named}, and the weights are those of another class: they decide"
+            ))?;
+        }
+        if let Some(sentences) = &self.sentences {
+            sentences.print()?;
+        }
+        if let Some(problem) = &self.sentences_problem {
+            output::line(&format!("sentence-transformers: cannot be used: {problem}"))?;
+        }
+        if !self.labels.is_empty() {
+            let more = if self.labels.len() > 12 { ", …" } else { "" };
+            let first: Vec<&str> = self.labels.iter().take(12).map(String::as_str).collect();
+            output::line(&format!("labels: {}{more}", first.join(", ")))?;
+        }
+        let mask = self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.mask.as_ref());
+        let commands = self.commands.iter().map(|command| match (*command, mask) {
+            ("fill", Some(mask)) => format!("henson fill (with {mask})"),
+            (command, _) => format!("henson {command}"),
+        });
+        let commands = commands.chain(["henson serve", "henson finetune"].map(str::to_owned));
+        output::line(&format!("can be used by: {}", commands.collect::<Vec<_>>().join(", ")))
     }
 }
 
@@ -130,6 +254,8 @@ struct Group {
 #[derive(Serialize)]
 struct Facts<'a> {
     model: &'a str,
+    /// `model_type` of config.json.
+    family: String,
     architecture: String,
     layers: usize,
     hidden_size: usize,
@@ -160,12 +286,13 @@ struct Memory {
 impl<'a> Facts<'a> {
     fn new(
         model: &'a str,
-        config: &ModelConfig,
+        config: &Config,
         head: Head,
         files: Option<Files>,
         built_in: Vec<BuiltInFacts>,
         flags: &Info,
     ) -> anyhow::Result<Self> {
+        let config = &config.model;
         let mut builder = Builder::new();
         henson_models::Model::build(&mut builder, config, head)?;
         let mut groups = ["embeddings", "encoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
@@ -183,6 +310,7 @@ impl<'a> Facts<'a> {
         let sizes = config.sizes();
         Ok(Self {
             model,
+            family: config.to_json()?["model_type"].as_str().unwrap_or_default().to_owned(),
             architecture: config.class(head),
             layers: sizes.num_hidden_layers,
             hidden_size: sizes.hidden_size,
@@ -204,7 +332,7 @@ impl<'a> Facts<'a> {
     fn print(&self) -> anyhow::Result<()> {
         let Self { layers, hidden_size, heads, intermediate_size, vocab_size, .. } = self;
         self.built_in.iter().try_for_each(BuiltInFacts::print)?;
-        output::line(&format!("{}: {}", self.model, self.architecture))?;
+        output::line(&format!("{}: {}, of the family {}", self.model, self.architecture, self.family))?;
         output::line(&format!(
             "  {layers} layers of {hidden_size} with {heads} heads, {intermediate_size} inside of the feed-forward layers"
         ))?;
@@ -242,6 +370,7 @@ impl<'a> Facts<'a> {
                     "generator: in generator/, a masked LM over the same tables (fill --model DIR/generator)",
                 )?;
             }
+            files.print_uses()?;
         }
         Ok(())
     }

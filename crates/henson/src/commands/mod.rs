@@ -17,6 +17,7 @@ pub(crate) mod info;
 mod predict;
 pub(crate) mod pretrain;
 mod report;
+mod rerank;
 mod serve;
 pub(crate) mod settings;
 mod tag;
@@ -41,6 +42,7 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Tag(flags) => tag::run(&flags),
         Command::Answer(flags) => answer::run(&flags),
         Command::Choose(flags) => choose::run(&flags),
+        Command::Rerank(flags) => rerank::run(&flags),
         Command::Embed(flags) => embed::run(&flags),
         Command::Features(flags) => features::run(&flags),
         Command::Serve(flags) => serve::run(&flags),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use henson_serve::{Handle, Server, Settings, Source};
+use henson_serve::{Handle, Prompt, Server, Settings, Source};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -31,7 +31,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     }
     let host = host(&flags.host)?;
     let device = flags.compute.device()?;
-    let sources = if flags.models.is_empty() {
+    let sources: Vec<Source> = if flags.models.is_empty() {
         built_in(flags.runs.is_some())?
     } else {
         flags.models.iter().map(|model| source(model, flags.download)).collect::<anyhow::Result<_>>()?
@@ -56,6 +56,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         allowed_hosts: flags.allow_hosts.clone(),
         runs: flags.runs.clone(),
         strict_model_names: flags.strict_model_names,
+        prompts: prompts(flags, &sources),
         http_threads: flags.http_threads.unwrap_or(http_threads),
         ..Settings::default()
     };
@@ -110,6 +111,22 @@ fn built_in(may_be_none: bool) -> anyhow::Result<Vec<Source>> {
     let sentences = BuiltIn::Sentences.directory().inspect_err(models::warn_of_stand_in).ok();
     let sentences = sentences.map(|path| source(BuiltIn::Sentences, path));
     Ok(sentences.into_iter().chain([source(BuiltIn::General, general)]).collect())
+}
+
+/// What requests may name as `prompt_name` beside what the models' files have.
+fn prompts(flags: &Serve, sources: &[Source]) -> Vec<Prompt> {
+    let of = |names: &'static [&'static str], given: &str| {
+        // A prefix may have a = in it.
+        let named = given.split_once('=').filter(|(name, _)| sources.iter().any(|source| source.name == *name));
+        let (model, text) = named.map_or((None, given), |(name, text)| (Some(name.to_owned()), text));
+        names
+            .iter()
+            .map(|name| Prompt { model: model.clone(), name: (*name).to_owned(), text: text.to_owned() })
+            .collect::<Vec<_>>()
+    };
+    let queries = flags.query_prefixes.iter().flat_map(|given| of(&["query"], given));
+    let passages = flags.passage_prefixes.iter().flat_map(|given| of(&["passage", "document"], given));
+    queries.chain(passages).collect()
 }
 
 /// `DIR`, `org/name`, or either with a name before it.

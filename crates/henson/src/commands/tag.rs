@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use henson_infer::{Model, TagInput, Tagged, Task, Want};
+use henson_infer::{Aggregation, Grouped, Model, TagInput, Tagged, Task, Want};
 use henson_tasks::Tagger;
 use henson_text::code_point_offsets;
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
-use crate::flags::tasks::Tag;
+use crate::flags::tasks::{AggregationName, Tag};
 use crate::{input, models, output};
 
 /// What tags: a model with a head for it, or a tagger on a frozen encoder.
@@ -63,6 +63,18 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
         } else {
             texts.iter().map(|text| TagInput::Text(text)).collect()
         };
+        if let Some(aggregation) = flags.aggregation {
+            let Opened::Model(model) = &opened else {
+                anyhow::bail!("--aggregation: {} is a tagger on a frozen encoder, which tags words", path.display());
+            };
+            let grouped = model.tag_groups(&inputs, strategy(aggregation), flags.ask.length.of_task(model));
+            let grouped = grouped.map_err(|error| error.numbered(numbers))?;
+            output::warn_cut(numbers, grouped.iter().map(|g| g.dropped));
+            return grouped.iter().try_for_each(|grouped| {
+                let line = grouped_line(grouped);
+                if flags.ask.json { output::json(&line) } else { print(&line) }
+            });
+        }
         let tagged = match &opened {
             Opened::Model(model) => {
                 let tagged = model.tag(&inputs, flags.ask.length.of_task(model));
@@ -95,6 +107,21 @@ fn line<'a>(tagged: &'a Tagged, labels: &'a [String], each_word: bool) -> Line<'
         words: each_word.then(|| spans(text, words.collect())),
         dropped: tagged.dropped,
     }
+}
+
+fn strategy(name: AggregationName) -> Aggregation {
+    match name {
+        AggregationName::None => Aggregation::None,
+        AggregationName::Simple => Aggregation::Simple,
+        AggregationName::First => Aggregation::First,
+        AggregationName::Average => Aggregation::Average,
+        AggregationName::Max => Aggregation::Max,
+    }
+}
+
+fn grouped_line(grouped: &Grouped) -> Line<'_> {
+    let parts = grouped.groups.iter().map(|group| (group.place.clone(), Some(group.label.as_str()), group.score));
+    Line { text: &grouped.text, entities: spans(&grouped.text, parts.collect()), words: None, dropped: grouped.dropped }
 }
 
 fn spans<'a>(text: &'a str, parts: Vec<(Range<usize>, Option<&'a str>, f32)>) -> Vec<Span<'a>> {

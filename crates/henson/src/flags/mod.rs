@@ -65,9 +65,11 @@ The same command resumes an interrupted set; finished variants are not run again
     )]
     Ablate(ablate::Ablate),
     /// Fill the [MASK]s of a text with the likeliest words
-    #[command(after_help = "Examples:\n  henson fill 'The capital of France is [MASK].'\n  \
+    #[command(
+        after_help = "Write the model's own mask token, such as <mask> for RoBERTa; `henson info` shows it.\n\nExamples:\n  henson fill 'The capital of France is [MASK].'\n  \
 henson fill --model DIR --json --file sentences.txt > words.jsonl\n\n\
-Offsets count characters (Unicode code points) from 0, the end not included.")]
+Offsets count characters (Unicode code points) from 0, the end not included."
+    )]
     Fill(Fill),
     /// Classify texts or text pairs
     Classify(tasks::Classify),
@@ -77,11 +79,14 @@ Offsets count characters (Unicode code points) from 0, the end not included.")]
     Answer(tasks::Answer),
     /// Pick the best of several choices for a context
     Choose(tasks::Choose),
+    /// Rank texts by their relevance to a query, with a cross-encoder
+    Rerank(tasks::Rerank),
     /// Turn texts into vectors, one each
     #[command(after_help = "Examples:\n  henson embed 'A sentence.' 'Another one.'\n  \
 henson embed --model DIR --json --file sentences.txt > vectors.jsonl\n\n\
 A directory of sentence-transformers defines how to pool, whether to normalise and how long texts may be; \
-flags overrule it. Other models give the mean of their tokens.")]
+flags overrule it. Other models give the mean of their tokens. One call takes one kind of text: embed queries and passages \
+in two calls where their prefixes differ.")]
     Embed(Embed),
     /// Write a vector for every token of a text, from the layers of your choice
     #[command(after_help = "Layers: last, embeddings (or 0), 1 … L, -1 (the last), -2, sum-last-N, mean-last-N, \
@@ -201,6 +206,15 @@ pub(crate) enum PoolingName {
     Cls,
     /// The largest value of each column
     Max,
+    /// The last token
+    #[value(name = "lasttoken")]
+    Last,
+    /// The mean, later tokens weighing more
+    #[value(name = "weightedmean")]
+    WeightedMean,
+    /// The sum over the square root of the number of tokens
+    #[value(name = "mean_sqrt_len_tokens")]
+    MeanSqrtLength,
 }
 
 #[derive(Args, Debug)]
@@ -212,6 +226,15 @@ pub(crate) struct Embed {
     /// Scale every vector to length 1 [default: as in the directory, otherwise no]
     #[arg(long, visible_alias = "normalize", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) normalise: Option<bool>,
+
+    /// What to put before each text, such as 'query: '; docs/families.md lists what popular models expect [default: the
+    /// default prompt of the directory, if it has one]
+    #[arg(long, visible_aliases = ["query-prefix", "passage-prefix"], value_name = "TEXT", conflicts_with = "prompt_name")]
+    pub(crate) prompt: Option<String>,
+
+    /// One of the directory's own prompts, by name; `henson info` lists them
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prompt_name: Option<String>,
 
     #[command(flatten)]
     pub(crate) ask: AskTexts,

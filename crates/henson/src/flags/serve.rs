@@ -45,6 +45,14 @@ pub(crate) struct Serve {
     #[arg(long = "allow-host", value_name = "NAME")]
     pub(crate) allow_hosts: Vec<String>,
 
+    /// A prompt called `query` for requests with `prompt_name`, such as 'query: ', for all models or one of them; may be repeated
+    #[arg(long = "query-prefix", value_name = "[NAME=]TEXT")]
+    pub(crate) query_prefixes: Vec<String>,
+
+    /// The same called `passage` and `document`
+    #[arg(long = "passage-prefix", value_name = "[NAME=]TEXT")]
+    pub(crate) passage_prefixes: Vec<String>,
+
     /// A directory of training runs to show
     #[arg(long, value_name = "DIR")]
     pub(crate) runs: Option<PathBuf>,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{AskTexts, Compute, ModelName, parse_count};
 
@@ -11,11 +11,25 @@ use super::{AskTexts, Compute, ModelName, parse_count};
 henson classify --model DIR --pair 'A man sleeps.' 'Somebody is asleep.'\n  \
 henson classify --model DIR --json --file reviews.txt > classes.jsonl\n\n\
 The labels and what they mean (one of them, any of them, or a number) are the model's: id2label and problem_type in \
-its config.json.")]
+its config.json. With --labels they are yours, and the model is one of natural language inference (zero-shot \
+classification): each text is a premise, and each label makes a hypothesis:\n  \
+henson classify --model NLI --labels 'sport,politics,weather' 'The match ended in a draw.'")]
 pub(crate) struct Classify {
     /// Classify pairs: two arguments each, or two texts per line with a tab between them
     #[arg(long)]
     pub(crate) pair: bool,
+
+    /// Labels of your own, with commas between them, for a model of natural language inference
+    #[arg(long, value_name = "A,B,…", value_delimiter = ',', conflicts_with = "pair")]
+    pub(crate) labels: Vec<String>,
+
+    /// With --labels: the sentence that each of them makes, with {} where it goes
+    #[arg(long, value_name = "TEXT", default_value = henson_infer::ZeroShot::HYPOTHESIS, requires = "labels")]
+    pub(crate) hypothesis: String,
+
+    /// With --labels: any number of them may hold, each with a probability of its own
+    #[arg(long, requires = "labels")]
+    pub(crate) multi_label: bool,
 
     /// For multi-label models: the probability from which a label is assigned
     #[arg(long, default_value_t = 0.5, value_parser = parse_probability)]
@@ -36,8 +50,50 @@ pub(crate) struct Tag {
     pub(crate) pre_tokenized: bool,
 
     /// Give every word with its tag, not only entities
-    #[arg(long)]
+    #[arg(long, conflicts_with = "aggregation")]
     pub(crate) each_word: bool,
+
+    /// Group tokens as transformers' pipeline does [default: whole words by their first token, joined by what the tags mean]
+    #[arg(long, value_enum, value_name = "STRATEGY")]
+    pub(crate) aggregation: Option<AggregationName>,
+
+    #[command(flatten)]
+    pub(crate) ask: AskTexts,
+}
+
+/// The aggregation strategies of transformers.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AggregationName {
+    /// Every token with its tag
+    None,
+    /// Adjacent tokens with the same tag
+    Simple,
+    /// Words by their first token
+    First,
+    /// Words by the mean over their tokens
+    Average,
+    /// Words by the token that is surest
+    Max,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+henson rerank --model DIR --query 'Who made the Muppets?' 'It rains.' 'Jim Henson did.'\n  \
+henson rerank --model DIR --query 'Who made the Muppets?' --file passages.txt --top 10 --json\n\n\
+Scores go through the activation that the model's files name, otherwise through the sigmoid; --raw-scores gives logits. \
+All texts are read before the first is printed.")]
+pub(crate) struct Rerank {
+    /// The query
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) query: String,
+
+    /// How many of the best to print [default: all]
+    #[arg(long, short = 'k', value_name = "N", value_parser = parse_count)]
+    pub(crate) top: Option<usize>,
+
+    /// Logits instead of scores
+    #[arg(long)]
+    pub(crate) raw_scores: bool,
 
     #[command(flatten)]
     pub(crate) ask: AskTexts,

@@ -8,8 +8,7 @@
 
 use std::collections::HashMap;
 
-use henson_infer::EmbedSettings;
-use henson_tensor::Pooling;
+use henson_infer::{EmbedSettings, Pooling};
 use henson_train::TrainError;
 
 use super::regress::unrelated;
@@ -87,8 +86,8 @@ impl Steps for Embed {
     ) -> Result<Vec<Prediction>, TaskError> {
         let mut all: Vec<Prediction> = Vec::with_capacity(set.examples.len());
         for (number, model) in models.iter().enumerate() {
-            let own = EmbedSettings::of_directory(model.path())?;
-            let most_tokens = settings.max_length.or(own.most_tokens);
+            let mut own = EmbedSettings::of_directory(model.path())?;
+            own.most_tokens = settings.max_length.or(own.most_tokens);
             for (i, examples) in set.examples.chunks(TOGETHER).enumerate() {
                 let done = i * TOGETHER;
                 if each((number * set.examples.len() + done) / models.len()).is_break() {
@@ -102,7 +101,7 @@ impl Steps for Embed {
                 // Both texts of a pair have its number.
                 let numbers: Vec<usize> = (0..texts.len()).map(|i| done + i / 2 + 1).collect();
                 let vectors = model
-                    .embed(&texts, EmbedSettings { most_tokens, ..own }, settings.windows.unwrap_or(false))
+                    .embed(&texts, &own, settings.windows.unwrap_or(false))
                     .map_err(|error| error.numbered(&numbers))?;
                 for (k, pair) in vectors.chunks_exact(2).enumerate() {
                     let [first, second] = [&pair[0].vector, &pair[1].vector];
@@ -148,7 +147,7 @@ impl Steps for Embed {
     }
 
     fn check(&self, recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
-        let own = EmbedSettings::of_directory(model)?.pooling;
+        let own = EmbedSettings::of_directory(model)?;
         let wrong = [
             (recipe.freeze, "freeze", "true".to_owned(), "false: nothing but the encoder makes the vectors"),
             (
@@ -170,10 +169,10 @@ impl Steps for Embed {
                 "at least 2: the negatives of a pair are the other pairs of its batch",
             ),
             (
-                own != Pooling::Mean,
+                own.pooling != [Pooling::Mean] || !own.layers.is_empty(),
                 "model",
                 recipe.model.clone(),
-                "a model whose vectors are the means of their tokens",
+                "a model whose vectors are the means of their tokens, without dense layers",
             ),
         ];
         match wrong.into_iter().find(|(wrong, ..)| *wrong) {
@@ -190,7 +189,7 @@ impl Steps for Embed {
     }
 
     fn add_files(&self, files: &mut ModelFiles, hidden_size: usize, max_length: usize) {
-        let vectors = EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens: Some(max_length) };
+        let vectors = EmbedSettings { normalise: true, most_tokens: Some(max_length), ..EmbedSettings::default() };
         files.files.extend(vectors.files(hidden_size));
     }
 

@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use henson_infer::{EmbedSettings, Model, Want};
+use henson_infer::{EmbedSettings, Model, Pooling, Want};
 use henson_tasks::{
     Files, FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, Search, SearchEnded, TaskError, predict,
     prediction_files, read, read_predictions, score, search,
 };
-use henson_tensor::{DType, Pooling};
+use henson_tensor::DType;
 use henson_train::Watch;
 use serde_json::json;
 use tempfile::TempDir;
@@ -57,7 +57,7 @@ fn pairs_are_read_with_what_they_have() {
 /// What the directory alone says about the plan's dev file, as a score; and that it is as trained.
 fn found_again(plan: &Plan, out: &Path, metric: &str) -> f64 {
     let settings = EmbedSettings::of_directory(out).unwrap();
-    assert_eq!(settings, EmbedSettings { pooling: Pooling::Mean, normalise: true, most_tokens: Some(12) });
+    assert_eq!(settings, EmbedSettings { normalise: true, most_tokens: Some(12), ..EmbedSettings::default() });
     let opened = Model::open(out, &device(), DType::F32, Want::AsSaved).unwrap();
     let set = plan.dev.as_ref().unwrap();
     let predictions = predict(&[opened], set, &PredictSettings::default(), |_| ControlFlow::Continue(())).unwrap();
@@ -156,7 +156,7 @@ fn cosines_are_written_and_scored_again() {
 #[test]
 fn what_cannot_be_tuned_is_said() {
     let (from, cls) = (model("sequence", &json!({})), model("sequence", &json!({})));
-    let files = EmbedSettings { pooling: Pooling::First, normalise: true, most_tokens: None }.files(8);
+    let files = EmbedSettings { pooling: vec![Pooling::First], normalise: true, ..EmbedSettings::default() }.files(8);
     fs::create_dir(cls.path().join("1_Pooling")).unwrap();
     files.iter().for_each(|(name, bytes)| fs::write(cls.path().join(name), bytes).unwrap());
     let check = |file: &str, sets: &[&str], path: &Path, expected: &str| {
