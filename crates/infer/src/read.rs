@@ -94,7 +94,7 @@ impl Model {
 }
 
 /// [`Model::read`] for a network that is still being trained: what is not finite stays in the outputs.
-fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Features, &Read)]) -> Result<Vec<Output>> {
+pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Features, &Read)]) -> Result<Vec<Output>> {
     let mut outputs = vec![Output::default(); sequences.len()];
     for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps] {
         let chosen: Vec<usize> = (0..sequences.len()).filter(|i| sequences[*i].1.way() == way).collect();

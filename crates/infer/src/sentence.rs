@@ -408,10 +408,10 @@ fn pooling_of(config: &Value) -> Result<(Vec<Pooling>, bool), String> {
         Some(name) => return Ok((vec![named(name)?], include_prompt)),
     }
     let mut flags = keys.keys().filter(|key| key.starts_with("pooling_mode_"));
-    if let Some(other) = flags.find(|key| Pooling::ALL.iter().all(|pooling| pooling.flag() != *key)) {
-        if flag(keys, other, false)? {
-            return Err(format!("`{other}` is not supported: {} are", Pooling::ALL.map(Pooling::flag).join(", ")));
-        }
+    if let Some(other) = flags.find(|key| Pooling::ALL.iter().all(|pooling| pooling.flag() != *key))
+        && flag(keys, other, false)?
+    {
+        return Err(format!("`{other}` is not supported: {} are", Pooling::ALL.map(Pooling::flag).join(", ")));
     }
     let mut on = Vec::new();
     for pooling in Pooling::ALL {

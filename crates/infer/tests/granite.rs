@@ -47,8 +47,8 @@ fn vectors_are_those_of_transformers() {
     let model = Model::open(&directory, &common::device(None, None), DType::F32, Want::Encoder).unwrap();
     let rows = golden();
     let texts: Vec<&str> = rows.iter().map(|row| row.text.as_str()).collect();
-    let raw = EmbedSettings { pooling: Pooling::First, normalise: false, most_tokens: None };
-    let embeddings = model.embed(&texts, raw, false).unwrap();
+    let raw = EmbedSettings { pooling: vec![Pooling::First], ..EmbedSettings::default() };
+    let embeddings = model.embed(&texts, &raw, false).unwrap();
     for (row, embedding) in rows.iter().zip(&embeddings) {
         // Two special tokens are around the text, so that those that were cut off are what is left.
         let pieces = model.tokenizer().encode(&row.text).unwrap();
@@ -65,5 +65,5 @@ fn vectors_are_those_of_transformers() {
 
     // As the directory says: the first token's vector, normalised.
     let settings = EmbedSettings::of_directory(&directory).unwrap();
-    assert_eq!((settings.pooling, settings.normalise), (Pooling::First, true));
+    assert_eq!((settings.pooling, settings.normalise), (vec![Pooling::First], true));
 }

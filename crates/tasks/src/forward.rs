@@ -1,9 +1,11 @@
 //! Prepared examples through a model without gradients, in flat batches.
 
-use henson_models::{Batch, Capture, Head, InputError, Model, Sequence};
-use henson_tensor::{Parameters, Pass, Tape};
+use henson_infer::{Pooling, Read, normalise, read};
+use henson_models::{Head, Model};
+use henson_tensor::Parameters;
 use henson_text::Features;
 
+use crate::TaskError;
 use crate::prepare::{Prepared, Scores};
 use crate::task::Task;
 
@@ -14,12 +16,18 @@ const TOKENS: usize = 4096;
 pub(crate) fn forward(
     model: &Model,
     parameters: &Parameters,
-    tape: &mut Tape,
     task: &Task,
     examples: &[Prepared],
     mut go_on: impl FnMut(usize) -> bool,
-) -> Result<Vec<Scores>, InputError> {
-    let mut scores = Vec::with_capacity(examples.len());
+) -> Result<Vec<Scores>, TaskError> {
+    let (head, mut scores) = (model.head(), Vec::with_capacity(examples.len()));
+    // A row of logits for the whole, or for each of its positions in turn. Of a bare encoder, its vector.
+    let of_sequence = match head {
+        Head::Encoder => Read::Pooled { pooling: vec![Pooling::Mean], skip: 0 },
+        Head::Token { .. } => Read::Labels,
+        Head::Span => Read::Spans,
+        _ => Read::Sequence,
+    };
     let mut rest = examples;
     while !rest.is_empty() && go_on(scores.len()) {
         // Whole examples together, as many as fit.
@@ -36,7 +44,11 @@ pub(crate) fn forward(
         let sequences: Vec<&Features> = some.iter().flat_map(Prepared::sequences).collect();
         let mut logits = Vec::with_capacity(sequences.len());
         for part in by_tokens(&sequences) {
-            logits_of(model, parameters, tape, part, &mut logits)?;
+            let part: Vec<(&Features, &Read)> = part.iter().map(|sequence| (*sequence, &of_sequence)).collect();
+            logits.extend(read(model, parameters, &part)?.into_iter().map(|output| output.numbers));
+        }
+        if head == Head::Encoder {
+            logits.iter_mut().for_each(|vector| normalise(vector));
         }
         let mut logits = logits.as_slice();
         for example in some {
@@ -61,33 +73,4 @@ fn by_tokens<'a, 'f>(mut rest: &'a [&'f Features]) -> impl Iterator<Item = &'a [
         rest = others;
         (!part.is_empty()).then_some(part)
     })
-}
-
-/// A row of logits for each sequence: for the whole, or for each of its positions in turn. Of a bare encoder, its vector.
-fn logits_of(
-    model: &Model,
-    parameters: &Parameters,
-    tape: &mut Tape,
-    sequences: &[&Features],
-    all: &mut Vec<Vec<f32>>,
-) -> Result<(), InputError> {
-    let inputs: Vec<Sequence<'_>> = sequences.iter().map(|s| Sequence { ids: &s.ids, segments: &s.segments }).collect();
-    let batch = Batch::new(parameters.device(), model.config(), &inputs, 0)?;
-    let mut pass = Pass::inference(tape, parameters);
-    let rows = match model.head() {
-        Head::Encoder => {
-            let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-            pass.unit_means(&last, &batch.layout)?
-        }
-        _ => model.logits(&mut pass, &batch, None)?,
-    };
-    let (numbers, columns) = (rows.tensor().to_f32()?, rows.tensor().columns().max(1));
-    match model.head() {
-        Head::Token { .. } | Head::Span => {
-            let rows = |ends: &[u32]| numbers[ends[0] as usize * columns..ends[1] as usize * columns].to_vec();
-            all.extend(batch.layout.offsets().windows(2).map(rows));
-        }
-        _ => all.extend(numbers.chunks_exact(columns).map(<[f32]>::to_vec)),
-    }
-    Ok(())
 }

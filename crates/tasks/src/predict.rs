@@ -3,7 +3,6 @@
 use std::ops::ControlFlow;
 
 use henson_infer::Model;
-use henson_tensor::Tape;
 use henson_train::TrainError;
 
 use crate::error::TaskError;
@@ -73,7 +72,6 @@ pub(crate) fn predict_set(
         (1..lengths.len()).for_each(|i| lengths[i] = lengths[0]);
     }
     let mut predictions = Vec::with_capacity(set.examples.len());
-    let mut tape = Tape::new();
     for examples in set.examples.chunks(TOGETHER) {
         let mut joined: Option<Vec<Scores>> = None;
         let mut prepared = Vec::new();
@@ -82,11 +80,10 @@ pub(crate) fn predict_set(
             let own = prepare_all(set.task, model.tokenizer(), examples, lengths, threads).map_err(TrainError::from)?;
             let done = predictions.len();
             let mut stopped = false;
-            let mut scores = forward(model.network(), model.parameters(), &mut tape, set.task, &own, |more| {
+            let mut scores = forward(model.network(), model.parameters(), set.task, &own, |more| {
                 stopped = each(done + more / models.len()).is_break();
                 !stopped
-            })
-            .map_err(TrainError::from)?;
+            })?;
             if stopped {
                 return Err(TaskError::Stopped);
             }

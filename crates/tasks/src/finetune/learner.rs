@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Model, ModelConfig};
-use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tape, Tensor};
+use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tensor};
 use henson_text::Tokenizer;
 use henson_train::objective::Objective;
 use henson_train::{Engine, Evaluation, LossNames, Result, Schedule, Task, TrainError, Underway, metrics};
@@ -123,8 +123,8 @@ impl Learner {
 
     /// What the model says about the dev examples, and how right that is.
     pub(crate) fn look(&mut self, engine: &mut Engine, step: u64) -> Result<Option<&Found>> {
-        let Engine { model, parameters, tape, .. } = engine;
-        if let Some(found) = self.score(model, parameters, tape, step)? {
+        let Engine { model, parameters, .. } = engine;
+        if let Some(found) = self.score(model, parameters, step)? {
             self.found = Some(found);
             return Ok(self.found.as_ref());
         }
@@ -132,15 +132,10 @@ impl Learner {
     }
 
     /// What any model with the task's head says about the dev examples, and how right that is.
-    pub(crate) fn score(
-        &self,
-        model: &Model,
-        parameters: &Parameters,
-        tape: &mut Tape,
-        step: u64,
-    ) -> Result<Option<Found>> {
+    pub(crate) fn score(&self, model: &Model, parameters: &Parameters, step: u64) -> Result<Option<Found>> {
         let Some(Dev { set, prepared }) = &self.dev else { return Ok(None) };
-        let scores = forward(model, parameters, tape, set.task, prepared, |_| true)?;
+        let scores =
+            forward(model, parameters, set.task, prepared, |_| true).map_err(|e| TrainError::Task(e.into()))?;
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
             // A model that never saw a question without an answer gives one to all.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use henson_checkpoint::read_json;
-use henson_tensor::{Device, Tape};
+use henson_tensor::Device;
 use henson_train::{Event, Keep, LoopSettings, Outcome, TrainError, TrainingRun, Watch};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -209,7 +209,7 @@ struct Linear {
 impl Linear {
     fn new(plan: &Plan, device: &Device, learner: &Learner) -> Result<Self, TaskError> {
         let model = LinearModel::fit(plan, device)?;
-        let found = learner.score(&model.model, &model.parameters, &mut Tape::new(), 0)?;
+        let found = learner.score(&model.model, &model.parameters, 0)?;
         Ok(Self { model, found })
     }
 }
