@@ -198,6 +198,20 @@ fn trainer(fields: &[u8]) -> Vec<u8> {
     field(2, fields)
 }
 
+/// Where sums are equal the first way found stays, and of equal merges the leftmost is made: ids of the package.
+#[test]
+fn equal_scores() {
+    let unigram = [("\u{2581}", -1.0), ("a", -1.0), ("b", -1.0), ("c", -1.0), ("ab", -2.0), ("bc", -2.0)];
+    let byte_pair = [("\u{2581}", -9.0), ("a", -9.0), ("aa", -1.0)];
+    let model = |kind: u8, pieces: &[(&str, f32)]| {
+        let pieces = pieces.iter().flat_map(|(text, score)| piece(text, *score, 1));
+        let bytes: Vec<u8> = piece("<unk>", 0.0, 2).into_iter().chain(pieces).chain(trainer(&[0x18, kind])).collect();
+        bare(&bytes).unwrap()
+    };
+    assert_eq!(model(1, &unigram).encode_ids("abc").unwrap(), [1, 2, 6]);
+    assert_eq!(model(2, &byte_pair).encode_ids("aaaaa").unwrap(), [1, 3, 3, 2]);
+}
+
 #[test]
 fn broken_files() {
     assert!(bare(&small()).is_ok());
