@@ -216,7 +216,15 @@ fn a_server_without_models_named_has_those_that_are_there() {
     henson.put("mlm", "bin/models/henson-12m");
     henson.put("pretraining-gelu-new", "bin/models/henson-12m-sentences");
     // As sentence-transformers mark their directories: the encoder alone is used.
-    std::fs::write(henson.at("bin/models/henson-12m-sentences/modules.json"), "[]").unwrap();
+    let sentences = henson.at("bin/models/henson-12m-sentences");
+    let module = |class: &str, path: &str| serde_json::json!({"type": class, "path": path});
+    let modules = [
+        module("sentence_transformers.models.Transformer", ""),
+        module("sentence_transformers.models.Pooling", "1_Pooling"),
+    ];
+    std::fs::write(sentences.join("modules.json"), serde_json::to_vec(&modules).unwrap()).unwrap();
+    std::fs::create_dir(sentences.join("1_Pooling")).unwrap();
+    std::fs::write(sentences.join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
     let mut child = henson
         .command(&["serve", "--port", "0", "--json"])
         .stdout(Stdio::piped())

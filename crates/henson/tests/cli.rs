@@ -238,8 +238,9 @@ fn convert_keeps_what_sentence_transformers_needs() {
     let source = model("model");
     let at = |name: &str| source.path().join(name);
     std::fs::create_dir(at("1_Pooling")).unwrap();
-    let modules = r#"[{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"},
-        {"type": "x.Normalize", "path": "2_Normalize"}]"#;
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"}]"#;
     std::fs::write(at("modules.json"), modules).unwrap();
     std::fs::write(at("1_Pooling/config.json"), r#"{"pooling_mode_cls_token": true}"#).unwrap();
     std::fs::write(at("sentence_bert_config.json"), r#"{"max_seq_length": 5}"#).unwrap();

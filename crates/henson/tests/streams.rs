@@ -20,7 +20,7 @@ enum Prints {
 }
 
 /// Each command with arguments that make it short. `OUT` is a place of the run's own; other capitals are what all share.
-const COMMANDS: [(Prints, &str); 29] = [
+const COMMANDS: [(Prints, &str); 30] = [
     (Prints::Times, "tokenizer train --vocab-size 300 --out OUT TEXT"),
     (Prints::Equal, "tokenizer encode --model MLM word40"),
     (Prints::Equal, "tokenizer info --model MLM"),
@@ -55,6 +55,7 @@ const COMMANDS: [(Prints, &str); 29] = [
     (Prints::Equal, "tag --model TAG word40"),
     (Prints::Equal, "answer --model ANSWER --question word1 --passage word2"),
     (Prints::Equal, "choose --model CHOOSE --context word1 word2 word3"),
+    (Prints::Equal, "rerank --model RERANK --query word1 word2 word3"),
     (Prints::Equal, "embed --model MLM word40"),
     (Prints::Equal, "features --model MLM word40"),
     (Prints::Equal, "info MLM"),
@@ -75,8 +76,14 @@ impl Place {
     fn new() -> Self {
         let place = Self { directory: TempDir::new().unwrap() };
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data");
-        let models =
-            [("MLM", "mlm"), ("CLASSIFY", "sequence"), ("TAG", "token"), ("ANSWER", "qa"), ("CHOOSE", "choice")];
+        let models = [
+            ("MLM", "mlm"),
+            ("CLASSIFY", "sequence"),
+            ("TAG", "token"),
+            ("ANSWER", "qa"),
+            ("CHOOSE", "choice"),
+            ("RERANK", "regression"),
+        ];
         for (name, head) in models {
             std::fs::create_dir(place.at(name)).unwrap();
             for file in ["model.safetensors", "config.json"] {

@@ -297,6 +297,9 @@ fn labels_of_ones_own_are_scored_as_in_transformers() {
 fn the_head_is_what_the_weights_hold() {
     let directory = TempDir::new().unwrap();
     place_model("relatives-golden/mpnet/model", directory.path(), &json!({"architectures": ["MPNetForMaskedLM"]}));
+    let vocabulary = std::fs::read_to_string(directory.path().join("vocab.txt")).unwrap();
+    let first: Vec<&str> = vocabulary.lines().take(47).collect();
+    std::fs::write(directory.path().join("vocab.txt"), first.join("\n")).unwrap();
     let model = open(directory.path(), Want::AsSaved).unwrap();
     assert_eq!(model.config().model.class(model.network().head()), "MPNetModel");
     assert!(!format!("{:?}", model.abilities()).contains("Fill"));

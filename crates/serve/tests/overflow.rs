@@ -37,6 +37,12 @@ fn cases() -> Vec<(&'static str, &'static str, Value, Value)> {
             json!({"query": "jim", "texts": ["a", "b"]}),
             json!({"query": "jim", "texts": ["a", LONG]}),
         ),
+        (
+            "/zero_shot",
+            "entailment",
+            json!({"inputs": ["jim", "a"], "candidate_labels": ["b"]}),
+            json!({"inputs": ["jim", LONG], "candidate_labels": ["b"]}),
+        ),
         ("/tag", "token", json!({"inputs": ["jim", "a"]}), json!({"inputs": ["jim", LONG]})),
         ("/answer", "qa", json!({"question": "jim?", "context": "a b"}), json!({"question": "jim?", "context": LONG})),
         (
@@ -60,9 +66,15 @@ const WITHOUT_NUMBERS: [&str; 3] = ["/tokenize", "/decode", "/"];
 
 #[test]
 fn results_that_are_not_finite_fail_their_own_request_on_every_route() {
-    let heads = ["model", "mlm", "sequence", "regression", "token", "qa", "choice"];
+    let heads = ["model", "mlm", "sequence", "regression", "token", "qa", "choice", "entailment"];
     let directories = heads.map(|head| {
-        let directory = model(head);
+        let directory = model(if head == "entailment" { "sequence" } else { head });
+        if head == "entailment" {
+            let path = directory.path().join("config.json");
+            let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            config["id2label"] = json!({"0": "contradiction", "1": "neutral", "2": "entailment"});
+            std::fs::write(&path, config.to_string()).unwrap();
+        }
         set_weights(directory.path(), "embeddings.position_embeddings.weight", Some(POSITION), 3.4e38);
         directory
     });

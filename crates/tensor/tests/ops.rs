@@ -383,7 +383,7 @@ fn losses_over_tokens_on(device: &Device) {
 fn gathered_rows_may_repeat() {
     let (t, h) = (tokens(&QUERIES), 24);
     let picked: Vec<u32> =
-        (0..t as u32 - 1).flat_map(|row| vec![row; if row == 3 { 70 } else { row as usize % 3 }]).collect();
+        (0..t as u32 - 1).flat_map(|row| vec![row; if row == 3 { 70 } else { row as usize % 3 }]).chain([5]).collect();
     check(
         "gather",
         |b| input(b, "x", t, h),
@@ -391,7 +391,9 @@ fn gathered_rows_may_repeat() {
             let layout = Layout::new(pass.device(), &QUERIES, 3).unwrap();
             let picked = Tensor::from_slice(pass.device(), [picked.len()], &picked).unwrap();
             let x = rows(pass, *x);
-            vec![pass.gather(&x, &picked).unwrap(), pass.first_tokens(&x, &layout).unwrap()]
+            // Two rows next to each other, as one of twice the width.
+            let pairs = pass.gather(&x, &picked).unwrap().reshape([picked.shape().elements() / 2, 2 * h]).unwrap();
+            vec![pass.gather(&x, &picked).unwrap(), pairs, pass.first_tokens(&x, &layout).unwrap()]
         },
     );
 }

@@ -218,6 +218,10 @@ impl InstanceSettings {
                 "no random token is put into what a generator reads: expected such as [0.85, 0.0, 0.15]".to_owned();
             return refuse("mask_split", format!("{:?}", self.mask_split), problem);
         }
+        if self.repeated_draws && self.objective == Objective::SpanBoundary {
+            let problem = "a token that is predicted twice is in no span: expected another objective".to_owned();
+            return refuse("repeated_draws", "true".to_owned(), problem);
+        }
         if self.repeated_draws && (self.masking != Masking::Pieces || self.mask_count == MaskCount::Bernoulli) {
             let problem =
                 "tokens are drawn with replacement one by one, and so many: use masking = \"pieces\", and no \

@@ -217,7 +217,8 @@ pub(super) fn add_sorted(
     let (keys, order) = (room()?, room()?);
     let sorted = Sorted { keys: keys.on_gpu(), order: order.on_gpu() };
     cuda_kernels::sort(gpu, indices.on_gpu(), dx.rows(), sorted)?;
-    Ok(cuda_kernels::scatter_add(gpu, dy.on_gpu(), dy.columns(), sorted, dx.on_gpu(), zero_first)?)
+    // Not the columns of dy: whoever used the rows may have given them another shape.
+    Ok(cuda_kernels::scatter_add(gpu, dy.on_gpu(), dx.columns(), sorted, dx.on_gpu(), zero_first)?)
 }
 
 /// A recorded choice of rows.

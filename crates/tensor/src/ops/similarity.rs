@@ -205,7 +205,12 @@ mod tests {
         let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 0, step: 0 });
         let x = Tensor::from_slice(device, [x.len() / k, k], x).unwrap();
         let x = pass.var(super::super::cast(device, &x, dtype).unwrap());
-        let y = pass.linear(&x, param, None, Activation::None).unwrap();
+        // Means have the dtype of what they are taken of.
+        let y = match unit {
+            true => pass.linear(&x, param, None, Activation::None),
+            false => pass.linear_f32(&x, param, None),
+        };
+        let y = y.unwrap();
         let layout = Layout::new(device, &LENGTHS, 0).unwrap();
         let (means, scale) = match unit {
             true => (pass.unit_means(&y, &layout), SCALE),
