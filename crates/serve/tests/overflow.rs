@@ -40,8 +40,8 @@ fn cases() -> Vec<(&'static str, &'static str, Value, Value)> {
         (
             "/zero_shot",
             "entailment",
-            json!({"inputs": ["jim", "a"], "candidate_labels": ["b"]}),
-            json!({"inputs": ["jim", LONG], "candidate_labels": ["b"]}),
+            json!({"inputs": ["jim", "a"], "candidate_labels": ["b"], "hypothesis_template": "{}"}),
+            json!({"inputs": ["jim", LONG], "candidate_labels": ["b"], "hypothesis_template": "{}"}),
         ),
         ("/tag", "token", json!({"inputs": ["jim", "a"]}), json!({"inputs": ["jim", LONG]})),
         ("/answer", "qa", json!({"question": "jim?", "context": "a b"}), json!({"question": "jim?", "context": LONG})),
