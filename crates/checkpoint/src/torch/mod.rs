@@ -1,7 +1,7 @@
 //! Weights as PyTorch writes them (`torch.save`, pytorch_model.bin): a zip archive with one member per storage, or the older
 //! form without zip. A state dict is a pickle that names tensors over storages; both are described in torch/serialization.py.
 //!
-//! Deliberately not an unpickler: nothing is imported, called or built. The machine in [`pickle`] knows tensors, storages,
+//! Deliberately not an unpickler: nothing is imported, called or built. The machine in `pickle` knows tensors, storages,
 //! ordered dictionaries and plain values; any other global is an error that names it. It never allocates more than a few
 //! times what is really in the file, whatever that claims.
 
