@@ -22,7 +22,7 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TaskConfig {
     /// The names of labels by their number, written as text.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "names")]
     pub id2label: BTreeMap<String, String>,
     /// The numbers of labels by their name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -48,6 +48,21 @@ const TASK_KEYS: [&str; 6] =
     ["id2label", "label2id", "num_labels", "problem_type", "henson_reading", "henson_no_answer_threshold"];
 
 const ARCHITECTURES: &str = "architectures";
+
+/// Names of labels; some files have numbers there.
+fn names<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected names of labels, texts or numbers")]
+    enum Name {
+        Text(String),
+        Number(serde_json::Number),
+    }
+    let text = |name| match name {
+        Name::Text(text) => text,
+        Name::Number(number) => number.to_string(),
+    };
+    Ok(BTreeMap::<String, Name>::deserialize(from)?.into_iter().map(|(id, name)| (id, text(name))).collect())
+}
 
 /// How texts became sequences when a model was fine-tuned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,6 +199,12 @@ mod tests {
         assert_eq!(written["henson_reading"], json!({"max_length": 128, "windows": true}));
         assert_eq!(Config::from_value(written).unwrap(), config);
         assert_eq!(config.head(), Some(Head::Sequence { labels: 1 }));
+        let mut numbers = json.clone();
+        numbers["id2label"] = json!({"0": 3, "1": "four"});
+        assert_eq!(Config::from_value(numbers.clone()).unwrap().task.label_names(), ["3", "four"]);
+        numbers["id2label"] = json!({"0": [3]});
+        let error = Config::from_value(numbers).unwrap_err().to_string();
+        assert!(error.contains("expected names of labels"), "{error}");
 
         let cases = [
             (json!({"max_length": 0, "windows": false}), "`henson_reading.max_length` is 0"),

@@ -17,9 +17,15 @@ use crate::weights::{Format, INDEX_LIMIT, parse_index, shards};
 use crate::{CheckpointError, DownloadProgress, Hub};
 
 /// What a model may have besides config and weights.
-const OPTIONAL: [&str; 10] = [
+const OPTIONAL: [&str; 16] = [
     "tokenizer.json",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spm.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "modules.json",
