@@ -72,9 +72,21 @@ pub struct Batch {
     pub layout: Layout,
     /// Where the network has a table of relative positions, the rows that the sequences need.
     pub relative: Option<RelativePositions>,
+    /// Of an encoder-decoder, what the decoder reads: as many sequences. The network's output then belongs to its tokens.
+    pub target: Option<Box<Batch>>,
 }
 
 impl Batch {
+    /// The batch as the source of what a decoder reads.
+    pub fn with_target(self, target: Batch) -> Self {
+        Self { target: Some(Box::new(target)), ..self }
+    }
+
+    /// How the tokens are divided that the network's output belongs to.
+    pub fn output_layout(&self) -> &Layout {
+        self.target.as_ref().map_or(&self.layout, |target| &target.layout)
+    }
+
     /// Lays sequences out one after the other. `first_number` is the first one's number in the global batch, which
     /// dropout counts by.
     pub fn new(
@@ -118,6 +130,7 @@ impl Batch {
             segments: Tensor::from_slice(device, [segments.len()], &segments)?,
             layout,
             relative,
+            target: None,
         })
     }
 }

@@ -9,7 +9,7 @@ use henson_tensor::{Activation, Builder, Layout, Param, Parameters, Pass, Result
 
 use crate::heads::{Classifier, HeadParts, SequencePooling};
 use crate::layers::diagonal;
-use crate::{Batch, Family, Head, ModelConfig};
+use crate::{Batch, Decoder, Family, Head, ModelConfig};
 
 /// A network without a head: tokens in, a vector per token out.
 pub trait Network: Debug + Send + Sync {
@@ -25,6 +25,11 @@ pub trait Network: Debug + Send + Sync {
 
     /// The table of words, V×H, which the masked-LM head uses once more.
     fn word_table(&self) -> Param;
+
+    /// What writes token by token, where the network can.
+    fn decoder(&self) -> Option<&dyn Decoder> {
+        None
+    }
 }
 
 /// What [`Network::encode`] shall give beside the last hidden states.
@@ -111,6 +116,11 @@ impl Model {
         self.network.encode(pass, batch, capture)
     }
 
+    /// What writes token by token, where the network can; its hidden states go through [`Model::logits_of`].
+    pub fn decoder(&self) -> Option<&dyn Decoder> {
+        self.network.decoder()
+    }
+
     /// The encoder's output at the rows named alone; see [`Network::encode_rows`].
     pub fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {
         if pass.is_training() {
@@ -131,11 +141,11 @@ impl Model {
     pub fn logits(&self, pass: &mut Pass<'_>, batch: &Batch, rows: Option<&Tensor>) -> Result<Var> {
         let reads_first = self.parts.classifier.is_some_and(|head| head.pooling == SequencePooling::First);
         if rows.is_none() && !pass.is_training() && !self.head.reads_tokens() && reads_first {
-            let first = self.encode_rows(pass, batch, batch.layout.starts())?;
-            return self.classifier()?.of_sequences(pass, first, &batch.layout);
+            let first = self.encode_rows(pass, batch, batch.output_layout().starts())?;
+            return self.classifier()?.of_sequences(pass, first, batch.output_layout());
         }
         let last = self.encode(pass, batch, Capture::default())?.last;
-        self.logits_of(pass, last, &batch.layout, rows)
+        self.logits_of(pass, last, batch.output_layout(), rows)
     }
 
     /// The head's logits from the last hidden states. With rows (P), the vocabulary's there: P×V, the columns padded to a
