@@ -135,6 +135,15 @@ fn read(
         let mut counted = NonFinite { key: key.to_owned(), nan: 0, infinite: 0, total: 0 };
         match &mut parameters {
             None => weights.for_each(key, |chunk| counted.add(chunk))?,
+            Some(parameters) if parameters.entries()[entry].transposed => {
+                let mut numbers = Vec::with_capacity(parameters.entries()[entry].shape.elements());
+                weights.for_each(key, |chunk| {
+                    counted.add(chunk);
+                    numbers.extend_from_slice(chunk);
+                })?;
+                let numbers = parameters.entries()[entry].from_stored(numbers);
+                parameters.write(entry, &numbers)?;
+            }
             Some(parameters) => parameters.fill(entry, |mut rest| {
                 weights.for_each(key, |chunk| {
                     counted.add(chunk);
@@ -183,7 +192,7 @@ fn check<'w>(
     report.unused.extend(weights.others().iter().cloned());
 
     // Copies after all keys are known: whether they count depends on whether their original is there.
-    let shape = |entry: usize| entries[entry].shape;
+    let shape = |entry: usize| entries[entry].stored_shape();
     for (key, TiedCopy { original, in_use }) in copies {
         match candidates.get(&original).map(Vec::as_slice) {
             None => candidates.entry(original).or_default().push(key),
@@ -224,7 +233,7 @@ fn check<'w>(
         if sources.contains_key(&entry) || repeated.contains(&parameter.name.as_str()) {
             continue;
         }
-        let missing = Missing { parameter: parameter.name.clone(), shape: parameter.shape.sizes().to_vec() };
+        let missing = Missing { parameter: parameter.name.clone(), shape: parameter.stored_shape().sizes().to_vec() };
         match options.mode {
             LoadMode::NewHead { may_miss } if may_miss(parameter) => report.fresh.push(missing),
             _ => report.missing.push(missing),

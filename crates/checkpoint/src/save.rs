@@ -194,10 +194,12 @@ fn write_weights(
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
         staging.write(&format!("{below}{file}"), |out, io| {
-            let entries = shard.iter().map(|(name, entry)| (name.as_str(), parameters.entries()[*entry].shape.sizes()));
+            let shapes: Vec<_> = shard.iter().map(|(_, i)| parameters.entries()[*i].stored_shape()).collect();
+            let entries = shard.iter().zip(&shapes).map(|((name, _), shape)| (name.as_str(), shape.sizes()));
             out.write_all(&safetensors::header(dtype, entries)).map_err(io)?;
             for (name, entry) in shard {
-                let not_finite = safetensors::write_numbers(out, dtype, &parameters.read(*entry)?).map_err(io)?;
+                let numbers = parameters.entries()[*entry].to_stored(parameters.read(*entry)?);
+                let not_finite = safetensors::write_numbers(out, dtype, &numbers).map_err(io)?;
                 if not_finite > 0 && !options.allow_non_finite {
                     return Err(not_finite_error(name.clone(), not_finite, dtype));
                 }

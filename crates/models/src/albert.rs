@@ -36,6 +36,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: None,
+    endings: &[],
     sizes: &[
         ("albert-base", || of_size(12, 768, 12)),
         ("albert-large", || of_size(24, 1024, 16)),

@@ -38,6 +38,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: Some("LMHeadModel"),
+    endings: &[],
     // The paper's sizes, and the smaller ones of Turc et al. 2019.
     sizes: &[
         ("bert-tiny", || of_size(2, 128, 2)),

@@ -52,6 +52,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: None,
+    endings: &[],
     sizes: &[
         ("deberta-v3-tiny", || of_size(2, 128, 2)),
         ("deberta-v3-xsmall", || of_size(12, 384, 6)),

@@ -32,6 +32,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: None,
+    endings: &[],
     sizes: &[("distilbert-base", of_size)],
     parse: |value| Ok(ModelConfig::DistilBert(serde_json::from_value(value)?)),
 };

@@ -33,6 +33,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: Some("ForCausalLM"),
+    endings: &[],
     sizes: &[
         ("electra-small", || of_size(128, 12, 256, 4)),
         ("electra-base", || of_size(768, 12, 768, 12)),

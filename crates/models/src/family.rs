@@ -42,6 +42,8 @@ pub struct Family {
     pub heads: &'static [Head],
     /// The ending of the class for left-to-right models, such as `LMHeadModel`, where there is one.
     pub causal: Option<&'static str>,
+    /// Heads whose classes end otherwise than most families', and how.
+    pub endings: &'static [(Head, &'static str)],
     /// Names of sizes, the smallest first, with the config of each.
     pub sizes: &'static [NamedSize],
     /// Reads a config.json of one of its types.
@@ -101,7 +103,7 @@ impl Family {
         if self.causal == Some(ending) {
             return Some(Head::MaskedLm);
         }
-        let own = self.heads.iter().find(|head| head.class_ending() == ending)?;
+        let own = self.heads.iter().find(|head| self.ending(**head) == ending)?;
         Some(own.with_labels(labels))
     }
 
@@ -111,9 +113,15 @@ impl Family {
             self.types.iter().find(|(name, _)| *name == model_type).map_or(self.types[0].1, |(_, prefix)| prefix);
         let ending = match self.causal {
             Some(ending) if causal && head == Head::MaskedLm => ending,
-            _ => head.class_ending(),
+            _ => self.ending(head),
         };
         format!("{prefix}{ending}")
+    }
+
+    /// How the names of classes with a head end.
+    fn ending(&self, head: Head) -> &'static str {
+        let own = self.endings.iter().find(|(other, _)| other.is_like(head));
+        own.map_or(head.class_ending(), |(_, ending)| ending)
     }
 }
 

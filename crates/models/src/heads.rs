@@ -81,7 +81,7 @@ impl Head {
 /// [dropout →] [dense → activation →] [norm →] [dropout →] out: what turns vectors of sequences or of tokens into logits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Classifier {
-    /// What the vector of a sequence is: its first token's, or the mean of all.
+    /// What the vector of a sequence is.
     pub(crate) pooling: SequencePooling,
     /// Dropout of what comes in.
     pub(crate) input_dropout: f32,
@@ -117,6 +117,7 @@ impl Classifier {
     pub(crate) fn pool(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
         match self.pooling {
             SequencePooling::First => pass.first_tokens(last, layout),
+            SequencePooling::Last => pass.last_tokens(last, layout),
             SequencePooling::Mean => pass.means(last, layout),
         }
     }
@@ -158,15 +159,29 @@ impl Classifier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SequencePooling {
     First,
+    /// The only one that has seen all others where tokens see what stands before them alone.
+    Last,
     Mean,
 }
 
-/// The masked-LM head: a transformation, then the word embeddings once more, and a bias.
-#[derive(Clone, Copy, Debug)]
+impl SequencePooling {
+    /// The rows of the tokens that are read, where others are not.
+    pub(crate) fn rows(self, layout: &Layout) -> Option<&Tensor> {
+        match self {
+            Self::First => Some(layout.starts()),
+            Self::Last => Some(layout.lasts()),
+            Self::Mean => None,
+        }
+    }
+}
+
+/// The masked-LM head: a transformation, then the word embeddings once more, and a bias; of models that write, the last alone.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct VocabularyHead {
-    transform: Linear,
-    activation: Activation,
-    norm: Norm,
+    transform: Option<(Linear, Activation)>,
+    norm: Option<Norm>,
+    /// A table of its own, where it does not use the word embeddings.
+    table: Option<Param>,
     bias: Option<Param>,
 }
 
@@ -189,19 +204,29 @@ impl VocabularyHead {
     ) -> Self {
         let bias = b.padded_vector(names.bias, vocabulary, Init::Zeros);
         let transform = Linear::build(b, names.transform, hidden, width, init);
-        Self { transform, activation, norm: layer_norm(b, names.norm, width, epsilon), bias: Some(bias) }
+        Self::of(transform, activation, layer_norm(b, names.norm, width, epsilon), Some(bias))
     }
 
     /// From parts that were laid out already.
     pub(crate) fn of(transform: Linear, activation: Activation, norm: Norm, bias: Option<Param>) -> Self {
-        Self { transform, activation, norm, bias }
+        Self { transform: Some((transform, activation)), norm: Some(norm), table: None, bias }
+    }
+
+    /// The word embeddings alone, or a table like them.
+    pub(crate) fn plain(table: Option<Param>) -> Self {
+        Self { table, ..Self::default() }
     }
 
     /// Logits at the rows named (P): P×V, the columns padded to a multiple of 64.
     pub(crate) fn forward(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor, table: Param) -> Result<Var> {
-        let x = pass.gather(last, rows)?;
-        let x = self.transform.forward(pass, &x, self.activation)?;
-        let x = pass.norm(x, &self.norm)?;
+        let mut x = pass.gather(last, rows)?;
+        if let Some((transform, activation)) = self.transform {
+            x = transform.forward(pass, &x, activation)?;
+        }
+        if let Some(norm) = &self.norm {
+            x = pass.norm(x, norm)?;
+        }
+        let table = self.table.unwrap_or(table);
         if pass.is_training() {
             pass.linear(&x, table, self.bias, Activation::None)
         } else {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use henson_tensor::{Activation, Builder, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
 
-use crate::heads::{Classifier, HeadParts, SequencePooling};
+use crate::heads::{Classifier, HeadParts};
 use crate::layers::diagonal;
 use crate::{Batch, Decoder, Family, Head, ModelConfig};
 
@@ -136,13 +136,14 @@ impl Model {
         pooler.forward(pass, &first, Activation::Tanh)
     }
 
-    /// The head's logits for a batch; see [`logits_of`](Self::logits_of). In inference, a head that reads the first token alone
+    /// The head's logits for a batch; see [`logits_of`](Self::logits_of). In inference, a head that reads one token of a sequence
     /// makes the last layer compute no other.
     pub fn logits(&self, pass: &mut Pass<'_>, batch: &Batch, rows: Option<&Tensor>) -> Result<Var> {
-        let reads_first = self.parts.classifier.is_some_and(|head| head.pooling == SequencePooling::First);
-        if rows.is_none() && !pass.is_training() && !self.head.reads_tokens() && reads_first {
-            let first = self.encode_rows(pass, batch, batch.output_layout().starts())?;
-            return self.classifier()?.of_sequences(pass, first, batch.output_layout());
+        let layout = batch.output_layout();
+        let reads = self.parts.classifier.and_then(|head| head.pooling.rows(layout));
+        if let (None, Some(read), false) = (rows, reads, pass.is_training() || self.head.reads_tokens()) {
+            let read = self.encode_rows(pass, batch, read)?;
+            return self.classifier()?.of_sequences(pass, read, layout);
         }
         let last = self.encode(pass, batch, Capture::default())?.last;
         self.logits_of(pass, last, batch.output_layout(), rows)

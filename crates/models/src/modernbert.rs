@@ -38,6 +38,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: None,
+    endings: &[],
     // The paper's two, a small one to train from scratch, and the encoders of Weller et al. 2025 by their parameters.
     sizes: &[
         ("modernbert-mini", || of_size(7, 320, 5, 480)),

@@ -35,6 +35,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: None,
+    endings: &[],
     sizes: &[("mpnet-base", of_size)],
     parse: |value| Ok(ModelConfig::MpNet(MpNetConfig(serde_json::from_value(value)?))),
 };

@@ -36,6 +36,7 @@ pub(crate) static FAMILY: Family = Family {
         Head::Choice,
     ],
     causal: Some("ForCausalLM"),
+    endings: &[],
     sizes: &[("roberta-base", || of_size(12, 768, 12)), ("roberta-large", || of_size(24, 1024, 16))],
     parse: |value| Ok(ModelConfig::Roberta(RobertaConfig(serde_json::from_value(value)?))),
 };

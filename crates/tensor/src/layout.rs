@@ -22,6 +22,8 @@ struct Inner {
     firsts: Tensor,
     /// B: where each sequence begins.
     starts: Tensor,
+    /// B: the last token of each sequence.
+    lasts: Tensor,
     /// T: each token's place within its sequence.
     positions: Tensor,
     /// What a GPU's kernels need beyond that.
@@ -77,12 +79,14 @@ impl Layout {
         }
         let total = rounded;
         let b = lengths.len();
+        let lasts: Vec<u32> = offsets[1..].iter().map(|end| end - 1).collect();
         let firsts: Vec<u32> = numbers.iter().flat_map(|n| [*n, 0]).collect();
         Ok(Self(Arc::new(Inner {
             numbers: Tensor::from_slice(device, [b], &numbers)?,
             tokens: Tensor::from_slice(device, [total, 2], &tokens)?,
             firsts: Tensor::from_slice(device, [b, 2], &firsts)?,
             starts: Tensor::from_slice(device, [b], &offsets[..b])?,
+            lasts: Tensor::from_slice(device, [b], &lasts)?,
             positions: Tensor::from_slice(device, [total], &positions)?,
             on_gpu: match device {
                 Device::Cpu(_) => None,
@@ -121,6 +125,11 @@ impl Layout {
     /// The rows of the first tokens: where the sequences begin.
     pub fn starts(&self) -> &Tensor {
         &self.0.starts
+    }
+
+    /// The rows of the last tokens.
+    pub fn lasts(&self) -> &Tensor {
+        &self.0.lasts
     }
 
     /// Each token's place within its sequence.

@@ -66,7 +66,7 @@ impl Group {
 pub struct Entry {
     /// Its name in a checkpoint.
     pub name: String,
-    /// Its shape there.
+    /// Its shape in memory; see [`Entry::stored_shape`].
     pub shape: Shape,
     /// How it starts.
     pub init: Init,
@@ -76,6 +76,51 @@ pub struct Entry {
     pub group: Group,
     /// Where it begins in the flat buffers.
     pub start: usize,
+    /// Whether checkpoints hold it as columns×rows, the transpose of what products read.
+    pub transposed: bool,
+}
+
+impl Entry {
+    /// Its shape in a checkpoint.
+    pub fn stored_shape(&self) -> Shape {
+        match *self.shape.sizes() {
+            [rows, columns] if self.transposed => [columns, rows].into(),
+            _ => self.shape,
+        }
+    }
+
+    /// Numbers in the order of a checkpoint, from the order in memory.
+    pub fn to_stored(&self, numbers: Vec<f32>) -> Vec<f32> {
+        match *self.shape.sizes() {
+            [rows, columns] if self.transposed => transpose(&numbers, rows, columns),
+            _ => numbers,
+        }
+    }
+
+    /// Numbers in the order in memory, from that of a checkpoint.
+    pub fn from_stored(&self, numbers: Vec<f32>) -> Vec<f32> {
+        match *self.shape.sizes() {
+            [rows, columns] if self.transposed => transpose(&numbers, columns, rows),
+            _ => numbers,
+        }
+    }
+}
+
+/// A matrix of rows×columns as one of columns×rows.
+fn transpose(numbers: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    // Tile by tile, so that neither side leaves the cache.
+    const TILE: usize = 32;
+    let mut to = vec![0.0; numbers.len()];
+    for i0 in (0..rows).step_by(TILE) {
+        for j0 in (0..columns).step_by(TILE) {
+            for i in i0..(i0 + TILE).min(rows) {
+                for j in j0..(j0 + TILE).min(columns) {
+                    to[j * rows + i] = numbers[i * columns + j];
+                }
+            }
+        }
+    }
+    to
 }
 
 /// A view of one parameter, or of several that lie side by side, in the flat buffers.
@@ -165,6 +210,15 @@ impl Builder {
         result
     }
 
+    /// A matrix that checkpoints hold as columns×rows.
+    pub fn transposed_matrix(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
+        let param = self.matrix(name, rows, columns, init);
+        if let Some(entry) = self.entries.last_mut() {
+            entry.transposed = true;
+        }
+        param
+    }
+
     /// A matrix, subject to weight decay.
     pub fn matrix(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
         self.side_by_side(&[name], rows, columns, init)
@@ -245,7 +299,7 @@ impl Builder {
 
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
         let name = format!("{}{name}", self.path);
-        self.entries.push(Entry { name, shape, init, decay, group: self.group, start: self.size });
+        self.entries.push(Entry { name, shape, init, decay, group: self.group, start: self.size, transposed: false });
         self.size += shape.elements();
     }
 

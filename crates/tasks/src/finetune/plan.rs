@@ -477,7 +477,7 @@ pub(super) fn copy_encoder(family: &Family, encoder: &Parameters, parameters: &m
 
 /// Whether a file has a parameter in another shape.
 fn differs(weights: &Weights, entry: &Entry) -> bool {
-    weights.get(&entry.name).is_some_and(|info| info.shape != entry.shape.sizes())
+    weights.get(&entry.name).is_some_and(|info| info.shape != entry.stored_shape().sizes())
 }
 
 /// The factor on the learning rate of a parameter: `layer_decay` to the power of `layer_decay_start` at the last layer, and once more

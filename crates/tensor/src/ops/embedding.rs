@@ -142,6 +142,18 @@ impl Pass<'_> {
         Ok(values)
     }
 
+    /// dropout(`word[ids] + position[place within the sequence]`): what GPT begins with; T×H.
+    pub fn embeddings_dropout(
+        &mut self,
+        tables: EmbeddingTables,
+        ids: &Tensor,
+        layout: &Layout,
+        dropout: (f32, u32),
+    ) -> Result<Var> {
+        let x = self.sum_of_tables(tables, ids, layout.positions(), None, Some(layout))?;
+        self.dropout_tokens(x, layout, dropout)
+    }
+
     /// `word[ids] + position[positions] + segment[segments]`: T×H.
     pub fn embeddings(
         &mut self,
@@ -149,6 +161,18 @@ impl Pass<'_> {
         ids: &Tensor,
         positions: &Tensor,
         segments: Option<&Tensor>,
+    ) -> Result<Var> {
+        self.sum_of_tables(tables, ids, positions, segments, None)
+    }
+
+    /// The same; with a layout, positions are places within its sequences.
+    fn sum_of_tables(
+        &mut self,
+        tables: EmbeddingTables,
+        ids: &Tensor,
+        positions: &Tensor,
+        segments: Option<&Tensor>,
+        layout: Option<&Layout>,
     ) -> Result<Var> {
         let indexed = tables.indexed(ids, positions, segments)?;
         let values = self.check_tables(&indexed)?;
@@ -173,7 +197,7 @@ impl Pass<'_> {
         drop(timer);
         let y = self.var(out);
         if let Some(out) = y.slot() {
-            self.record(Op::Embedding(Embedding { indexed, layout: None, out }));
+            self.record(Op::Embedding(Embedding { indexed, layout: layout.cloned(), out }));
         }
         Ok(y)
     }

@@ -31,6 +31,11 @@ impl Pass<'_> {
         self.pick(x, layout.starts(), true)
     }
 
+    /// The last token of every sequence: T×H → B×H.
+    pub fn last_tokens(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
+        self.pick(x, layout.lasts(), true)
+    }
+
     fn pick(&mut self, x: &Var, rows: &Tensor, distinct: bool) -> Result<Var> {
         let (t, h) = (x.tensor().rows(), x.tensor().columns());
         rows.check_dtype("gather", "rows", DType::U32)?;
