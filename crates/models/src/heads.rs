@@ -169,7 +169,7 @@ impl SequencePooling {
     pub(crate) fn rows(self, layout: &Layout) -> Option<&Tensor> {
         match self {
             Self::First => Some(layout.starts()),
-            Self::Last => Some(layout.lasts()),
+            Self::Last => Some(layout.ends()),
             Self::Mean => None,
         }
     }

@@ -22,8 +22,8 @@ struct Inner {
     firsts: Tensor,
     /// B: where each sequence begins.
     starts: Tensor,
-    /// B: the last token of each sequence.
-    lasts: Tensor,
+    /// B: each sequence's last token.
+    ends: Tensor,
     /// T: each token's place within its sequence.
     positions: Tensor,
     /// What a GPU's kernels need beyond that.
@@ -86,7 +86,7 @@ impl Layout {
             tokens: Tensor::from_slice(device, [total, 2], &tokens)?,
             firsts: Tensor::from_slice(device, [b, 2], &firsts)?,
             starts: Tensor::from_slice(device, [b], &offsets[..b])?,
-            lasts: Tensor::from_slice(device, [b], &lasts)?,
+            ends: Tensor::from_slice(device, [b], &lasts)?,
             positions: Tensor::from_slice(device, [total], &positions)?,
             on_gpu: match device {
                 Device::Cpu(_) => None,
@@ -128,8 +128,8 @@ impl Layout {
     }
 
     /// The rows of the last tokens.
-    pub fn lasts(&self) -> &Tensor {
-        &self.0.lasts
+    pub fn ends(&self) -> &Tensor {
+        &self.0.ends
     }
 
     /// Each token's place within its sequence.

@@ -33,7 +33,7 @@ impl Pass<'_> {
 
     /// The last token of every sequence: T×H → B×H.
     pub fn last_tokens(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
-        self.pick(x, layout.lasts(), true)
+        self.pick(x, layout.ends(), true)
     }
 
     fn pick(&mut self, x: &Var, rows: &Tensor, distinct: bool) -> Result<Var> {
