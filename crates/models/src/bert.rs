@@ -313,7 +313,7 @@ mod tests {
             ("hidden_dropout_prob", Value::from(1.0), "below 1"),
             ("position_embedding_type", Value::from("relative_key"), "absolute"),
             ("add_cross_attention", Value::from(true), "add_cross_attention"),
-            ("model_type", Value::from("gpt2"), "gpt2"),
+            ("model_type", Value::from("llama"), "llama"),
             ("hidden_act", Value::from("swish"), "gelu_new"),
         ];
         for (key, value, expected) in cases {

@@ -16,12 +16,15 @@ mod decoder;
 mod distilbert;
 mod electra;
 mod encoder;
+mod gpt;
+mod gpt2;
 mod heads;
 mod layers;
 mod model;
 mod modernbert;
 mod mpnet;
 mod naming;
+mod openai_gpt;
 mod roberta;
 
 pub use batch::{Batch, InputError, Sequence};
@@ -50,4 +53,8 @@ families! {
     ModernBert(modernbert::ModernBertConfig, modernbert::FAMILY),
     /// DeBERTa-v2 and v3.
     DebertaV2(deberta::DebertaV2Config, deberta::FAMILY),
+    /// GPT-2.
+    Gpt2(gpt2::Gpt2Config, gpt2::FAMILY),
+    /// GPT.
+    OpenAiGpt(openai_gpt::OpenAiGptConfig, openai_gpt::FAMILY),
 }

@@ -1,0 +1,177 @@
+//! Networks that write: token by token from a cache they give what a whole sequence at once gives.
+
+use henson_models::{Batch, Capture, DecoderCache, Head, Model, ModelConfig, NewTokens, Sequence, Writing};
+use henson_tensor::cuda::CudaOptions;
+use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape, Tensor};
+use serde_json::{Value, json};
+
+const WIDTH: usize = 16;
+
+fn gpt2(more: Value) -> Value {
+    let mut config = json!({
+        "model_type": "gpt2", "vocab_size": 40, "n_embd": WIDTH, "n_layer": 3, "n_head": 2, "n_positions": 32, "n_inner": 24,
+    });
+    more.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+    config
+}
+
+fn openai_gpt() -> Value {
+    json!({ "model_type": "openai-gpt", "vocab_size": 40, "n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 32 })
+}
+
+fn devices() -> Vec<Device> {
+    let mut all = vec![Device::cpu(None, Some(2)).unwrap()];
+    if std::env::var_os("HENSON_TEST_CUDA").is_some() {
+        all.push(Device::cuda(&CudaOptions::default()).unwrap());
+    }
+    all
+}
+
+/// A model with weights far from the usual start: 0.3·sin of a running number, norms around 1.
+fn filled(config: &Value, device: &Device, dtype: DType) -> (Model, Parameters) {
+    let config = ModelConfig::from_value(config.clone()).unwrap();
+    let mut builder = Builder::new();
+    let model = Model::build(&mut builder, &config, Head::MaskedLm).unwrap();
+    let mut parameters = builder.finish(device, dtype).unwrap();
+    for i in 0..parameters.entries().len() {
+        let entry = parameters.entries()[i].clone();
+        let one = if entry.name.contains("ln_") && entry.name.ends_with("weight") { 1.0 } else { 0.0 };
+        let value = |j: usize| 0.3 * (0.7 * j as f32 + 1.3 * i as f32).sin() + one;
+        parameters.write(i, &(0..entry.shape.elements()).map(value).collect::<Vec<f32>>()).unwrap();
+    }
+    parameters.refresh().unwrap();
+    (model, parameters)
+}
+
+fn text(number: usize, length: usize) -> Vec<u32> {
+    (0..length).map(|i| ((11 * number + 7 * i + i * i) % 40) as u32).collect()
+}
+
+/// The last hidden states of a sequence, all at once.
+fn whole((model, parameters): &(Model, Parameters), ids: &[u32]) -> Vec<f32> {
+    let segments = vec![0; ids.len()];
+    let batch = Batch::new(parameters.device(), model.config(), &[Sequence { ids, segments: &segments }], 0).unwrap();
+    let mut tape = Tape::new();
+    let mut pass = Pass::inference(&mut tape, parameters);
+    model.encode(&mut pass, &batch, Capture::default()).unwrap().last.tensor().to_f32().unwrap()
+}
+
+/// Sequences of unequal lengths that are read in parts of some tokens, enter and leave: (number of the text, its length).
+struct Written<'a> {
+    model: &'a (Model, Parameters),
+    cache: DecoderCache,
+    /// Each with its text, what was read of it, and the states that came of it.
+    all: Vec<(Writing, Vec<u32>, usize, Vec<f32>)>,
+}
+
+impl Written<'_> {
+    fn enter(&mut self, number: usize, length: usize) {
+        let writing = Writing { written: self.cache.written.enter(), source: None };
+        self.all.push((writing, text(number, length), 0, vec![]));
+    }
+
+    /// Reads further tokens of some sequences, by their place: (place, tokens).
+    fn step(&mut self, parts: &[(usize, usize)]) {
+        let (model, parameters) = self.model;
+        let (mut writings, mut tokens) = (vec![], vec![]);
+        for (place, count) in parts {
+            let (writing, text, read, _) = &mut self.all[*place];
+            writings.push(*writing);
+            tokens.push(text[*read..*read + count].to_vec());
+            *read += count;
+        }
+        let tokens: Vec<&[u32]> = tokens.iter().map(Vec::as_slice).collect();
+        let new = NewTokens::new(parameters.device(), model.config(), &mut self.cache, &writings, &tokens).unwrap();
+        let mut tape = Tape::new();
+        let mut pass = Pass::inference(&mut tape, parameters);
+        let states = model.decoder().unwrap().step(&mut pass, &new, &mut self.cache).unwrap();
+        let states = states.tensor().to_f32().unwrap();
+        for ((place, _), range) in parts.iter().zip(new.layout.offsets().windows(2)) {
+            let rows = range[0] as usize * WIDTH..range[1] as usize * WIDTH;
+            self.all[*place].3.extend(&states[rows]);
+        }
+    }
+
+    /// A sequence that was read to its end leaves; what was computed is what a whole pass computes.
+    fn leave(&mut self, place: usize, tolerance: f32) {
+        let (writing, text, read, states) = &self.all[place];
+        assert_eq!(*read, text.len());
+        let expected = whole(self.model, text);
+        let scale = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (i, (got, expected)) in states.iter().zip(&expected).enumerate() {
+            let off = (got - expected).abs() / scale;
+            assert!(off <= tolerance, "sequence {place}, token {}: {got}, not {expected}", i / WIDTH);
+        }
+        assert_eq!(states.len(), expected.len());
+        self.cache.written.leave(writing.written);
+    }
+}
+
+fn check(config: &Value, dtype: DType, tolerance: f32) {
+    for device in devices() {
+        let model = filled(config, &device, dtype);
+        let sizes = model.0.decoder().unwrap().cache_sizes();
+        let cache = DecoderCache::new(&device, dtype, sizes, (24, 0), 4).unwrap();
+        let free = cache.written.free_pages();
+        let mut written = Written { model: &model, cache, all: vec![] };
+        [(0, 9), (1, 3), (2, 32)].into_iter().for_each(|(number, length)| written.enter(number, length));
+        // Prompts together, then token by token; one ends, another joins with its prompt while others write.
+        written.step(&[(0, 5), (1, 1), (2, 17)]);
+        written.step(&[(0, 1), (1, 1), (2, 1)]);
+        written.step(&[(2, 1), (1, 1), (0, 1)]);
+        written.leave(1, tolerance);
+        written.enter(3, 12);
+        written.step(&[(0, 1), (3, 7), (2, 1)]);
+        written.step(&[(3, 4), (0, 1)]);
+        written.leave(0, tolerance);
+        written.step(&[(2, 12)]);
+        written.step(&[(3, 1)]);
+        [2, 3].into_iter().for_each(|place| written.leave(place, tolerance));
+        assert_eq!(written.cache.written.free_pages(), free);
+    }
+}
+
+#[test]
+fn gpt2_goes_on_as_if_all_were_read_at_once() {
+    check(&gpt2(json!({})), DType::F32, 1e-5);
+    check(&gpt2(json!({ "scale_attn_weights": false, "scale_attn_by_inverse_layer_idx": true })), DType::F32, 1e-5);
+    check(&gpt2(json!({})), DType::Bf16, 3e-2);
+}
+
+#[test]
+fn openai_gpt_goes_on_as_if_all_were_read_at_once() {
+    check(&openai_gpt(), DType::F32, 1e-5);
+    check(&openai_gpt(), DType::Bf16, 3e-2);
+}
+
+/// The vocabulary's logits of new tokens are those of the same rows in a whole pass.
+#[test]
+fn logits_of_new_tokens() {
+    let device = Device::cpu(None, Some(2)).unwrap();
+    for config in [gpt2(json!({})), gpt2(json!({ "tie_word_embeddings": false })), openai_gpt()] {
+        let model = filled(&config, &device, DType::F32);
+        let (network, parameters) = &model;
+        let (ids, segments) = (text(4, 11), vec![0; 11]);
+        let rows = |rows: &[u32]| Tensor::from_slice(&device, [rows.len()], rows).unwrap();
+        let mut tape = Tape::new();
+        let batch = Batch::new(&device, network.config(), &[Sequence { ids: &ids, segments: &segments }], 0).unwrap();
+        let mut pass = Pass::inference(&mut tape, parameters);
+        let expected = network.logits(&mut pass, &batch, Some(&rows(&[8, 10]))).unwrap().tensor().to_f32().unwrap();
+        let decoder = network.decoder().unwrap();
+        let mut cache = DecoderCache::new(&device, DType::F32, decoder.cache_sizes(), (4, 0), 4).unwrap();
+        let writing = Writing { written: cache.written.enter(), source: None };
+        let new = |cache: &mut DecoderCache, ids: &[u32]| {
+            NewTokens::new(&device, network.config(), cache, &[writing], &[ids])
+        };
+        let first = new(&mut cache, &ids[..7]).unwrap();
+        decoder.step(&mut pass, &first, &mut cache).unwrap();
+        let second = new(&mut cache, &ids[7..]).unwrap();
+        let states = decoder.step(&mut pass, &second, &mut cache).unwrap();
+        let logits = network.logits_of(&mut pass, states, &second.layout, Some(&rows(&[1, 3]))).unwrap();
+        let found = logits.tensor().to_f32().unwrap();
+        assert!(found.iter().zip(&expected).all(|(f, e)| (f - e).abs() <= 1e-5), "{config}");
+        // Nothing is written beyond the table of positions.
+        let error = new(&mut cache, &[1; 22]).unwrap_err().to_string();
+        assert!(error.contains("has 33 tokens, the model takes 32"), "{error}");
+    }
+}
