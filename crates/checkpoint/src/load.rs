@@ -230,7 +230,8 @@ fn check<'w>(
     }
     let repeated: Vec<&str> = report.repeated.iter().map(|repeated| repeated.parameter.as_str()).collect();
     for (entry, parameter) in entries.iter().enumerate() {
-        if sources.contains_key(&entry) || repeated.contains(&parameter.name.as_str()) {
+        let zeros = parameter.constant && !sources.contains_key(&entry);
+        if zeros || sources.contains_key(&entry) || repeated.contains(&parameter.name.as_str()) {
             continue;
         }
         let missing = Missing { parameter: parameter.name.clone(), shape: parameter.stored_shape().sizes().to_vec() };
@@ -273,12 +274,14 @@ impl<'a> Names<'a> {
         self.spellings(key).find_map(|name| {
             let (copy, original) = self.naming.tied.iter().find(|(copy, _)| *copy == name)?;
             let original = self.parameter(original)?;
-            // `cls.predictions.decoder.weight` is of use to a model with something else in `cls.predictions.`.
+            // `cls.predictions.decoder.weight` is of use to a model with something else in `cls.predictions.`; what stands in no
+            // module to all but an encoder alone, where the names tell one.
             let module = copy.rsplitn(3, '.').nth(2).unwrap_or("");
-            let in_use = self
-                .entries
-                .keys()
-                .any(|name| name.strip_prefix(module).is_some_and(|rest| module.is_empty() || rest.starts_with('.')));
+            let whole = |name: &str| !self.naming.base_prefix.is_empty() || !self.naming.is_encoder(name);
+            let in_use = self.entries.keys().any(|name| {
+                let rest = name.strip_prefix(module);
+                rest.is_some_and(|rest| if module.is_empty() { whole(name) } else { rest.starts_with('.') })
+            });
             Some(TiedCopy { original, in_use })
         })
     }

@@ -105,7 +105,7 @@ impl Task {
             Head::Span => Some(Task::Answer),
             Head::Choice => Some(Task::Choose),
             Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => None,
-            Head::ReplacedTokens => None,
+            Head::ReplacedTokens | Head::Seq2Seq => None,
         }
     }
 
@@ -153,6 +153,7 @@ fn described(config: &Config, head: Head) -> String {
     let words = match head {
         Head::Encoder | Head::Pooler => "an encoder without a head",
         Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => "a masked language model",
+        Head::Seq2Seq => "an encoder-decoder that writes",
         Head::Sequence { .. } => "a classifier of texts",
         Head::ReplacedTokens => "a discriminator of replaced tokens",
         Head::Token { .. } => "a tagger of words",

@@ -128,6 +128,11 @@ fn check<E: Element>(cpu: &Cpu, t: usize, h: usize) {
     assert_close("multiply", cpu, &y, &expected);
 
     let mut y = poisoned::<E>(t * h);
+    rows::scale(cpu, -1.75, &x, &mut y);
+    let expected: Vec<f64> = wide.iter().map(|x| -1.75 * x).collect();
+    assert_close("scale", cpu, &y, &expected);
+
+    let mut y = poisoned::<E>(t * h);
     rows::fill_zero(cpu, &mut y);
     assert!(y.iter().all(|y| y.to_f32() == 0.0));
 }

@@ -2,7 +2,7 @@
 
 use henson_tensor::{Device, Layout, RelativePositions, Tensor, TensorError};
 
-use crate::ModelConfig;
+use crate::{ModelConfig, TargetReading};
 
 /// One sequence of tokens.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +56,16 @@ pub enum InputError {
         /// How many there are.
         end: usize,
     },
+    /// Targets for a model that writes none, or not one for each source.
+    #[error(
+        "{sources} sources with {targets} targets: an encoder-decoder takes one for each, and no other model takes any"
+    )]
+    Targets {
+        /// How many sources.
+        sources: usize,
+        /// How many targets.
+        targets: usize,
+    },
     /// The batch could not be laid out.
     #[error(transparent)]
     Tensor(#[from] TensorError),
@@ -88,8 +98,44 @@ impl Batch {
     }
 
     /// Lays sequences out one after the other. `first_number` is the first one's number in the global batch, which
-    /// dropout counts by.
+    /// dropout counts by. Where a decoder reads sources without targets itself ([`TargetReading::from_source`]), it does.
     pub fn new(
+        device: &Device,
+        config: &ModelConfig,
+        sequences: &[Sequence<'_>],
+        first_number: u32,
+    ) -> Result<Self, InputError> {
+        let batch = Self::laid_out(device, config, sequences, first_number)?;
+        let Some(TargetReading { start, from_source: true, .. }) = config.targets() else { return Ok(batch) };
+        let mut ids: Vec<u32> = sequences.iter().flat_map(|s| shifted(s.ids, start)).collect();
+        ids.resize(batch.layout.tokens(), 0);
+        // The same layout, not an equal one: attention knows it by that.
+        let target = Self { ids: Tensor::from_slice(device, [ids.len()], &ids)?, ..batch.clone() };
+        Ok(batch.with_target(target))
+    }
+
+    /// Lays out sources and the targets that an encoder-decoder shall write for them: it reads each target a token behind, after its
+    /// start token. The targets end as they shall end, with the end token.
+    pub fn pairs(
+        device: &Device,
+        config: &ModelConfig,
+        sources: &[Sequence<'_>],
+        targets: &[&[u32]],
+        first_number: u32,
+    ) -> Result<Self, InputError> {
+        let reading = config.targets().filter(|_| sources.len() == targets.len());
+        let Some(TargetReading { start, .. }) = reading else {
+            return Err(InputError::Targets { sources: sources.len(), targets: targets.len() });
+        };
+        let read: Vec<Vec<u32>> = targets.iter().map(|target| shifted(target, start).collect()).collect();
+        let segments = vec![0; read.iter().map(Vec::len).max().unwrap_or(0)];
+        let read: Vec<Sequence<'_>> =
+            read.iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
+        let target = Self::laid_out(device, config, &read, first_number)?;
+        Ok(Self::laid_out(device, config, sources, first_number)?.with_target(target))
+    }
+
+    fn laid_out(
         device: &Device,
         config: &ModelConfig,
         sequences: &[Sequence<'_>],
@@ -133,6 +179,12 @@ impl Batch {
             target: None,
         })
     }
+}
+
+/// The ids behind a start token, without the last one.
+fn shifted(ids: &[u32], start: u32) -> impl Iterator<Item = u32> {
+    let kept = &ids[..ids.len().saturating_sub(1)];
+    (!ids.is_empty()).then_some(start).into_iter().chain(kept.iter().copied())
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! Legend: T tokens, H hidden, A heads, D = head size, I inner columns of a feed-forward layer.
 
 use henson_tensor::{
-    Activation, Angles, Attention, Bias, BiasValues, Buckets, Builder, FeedForwardLayers, Init, Layout, Norm, Param,
-    Pass, QueryKeyValue, Result, Tensor, Var, Window,
+    Activation, Angles, Attention, Bias, BiasValues, Buckets, Builder, Cache, FeedForwardLayers, Init, Layout, Norm,
+    Param, Pass, QueryKeyValue, Result, Tensor, TensorError, Var, Window,
 };
 
 use crate::layers::layer_norm;
@@ -41,6 +41,16 @@ impl<'a> Stream<'a> {
         Ok(self.sum.clone())
     }
 
+    /// How the tokens that flow here are divided.
+    pub(crate) fn layout(&self) -> &'a Layout {
+        self.layout
+    }
+
+    /// Goes on with something else: what a post-norm block gives.
+    pub(crate) fn replace(&mut self, x: Var) {
+        (self.sum, self.waiting) = (x, None);
+    }
+
     /// Adds dropout(x).
     pub fn add(&mut self, pass: &mut Pass<'_>, x: Var, dropout: (f32, u32)) -> Result<()> {
         self.value(pass)?;
@@ -70,6 +80,8 @@ pub struct AttentionLayer {
     query_bias: Option<Param>,
     /// Key and value of what is attended to (2·A·D×H).
     key_value: Option<Param>,
+    /// As many as rows.
+    key_value_bias: Option<Param>,
     /// H×A·D.
     output: Param,
     /// H.
@@ -80,14 +92,86 @@ pub struct AttentionLayer {
 }
 
 impl AttentionLayer {
+    /// Lays out one with biases, under names such as `q_proj`: query, key, value, output. It has `heads` and `hidden` columns, and
+    /// keys and values come from elsewhere where it is `cross`.
+    pub(crate) fn with_biases(
+        b: &mut Builder,
+        [query, key, value, output]: [&str; 4],
+        (hidden, attention): (usize, Attention),
+        cross: bool,
+        dropout: (f32, u32),
+        init: Init,
+    ) -> Self {
+        let mut project = |names: &[&str]| {
+            let [weights, biases] = ["weight", "bias"]
+                .map(|end| -> Vec<String> { names.iter().map(|name| format!("{name}.{end}")).collect() });
+            let [weights, biases] = [&weights, &biases].map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
+            (b.side_by_side(&weights, hidden, hidden, init), Some(b.vectors(&biases, hidden, Init::Zeros)))
+        };
+        let (own, elsewhere) = if cross {
+            (project(&[query]), Some(project(&[key, value])))
+        } else {
+            (project(&[query, key, value]), None)
+        };
+        let (output, output_bias) = project(&[output]);
+        let (key_value, key_value_bias) = elsewhere.map_or((None, None), |(weight, bias)| (Some(weight), bias));
+        let ((query, query_bias), bias) = (own, BiasValues::None);
+        Self { query, query_bias, key_value, key_value_bias, output, output_bias, attention, bias, dropout }
+    }
+
     /// What the tokens of `x` attend to among themselves. Rotary positions are those of `angles`.
     pub fn attend(&self, pass: &mut Pass<'_>, x: &Var, layout: &Layout, angles: Option<Angles>) -> Result<Var> {
         let (y, _) = self.values(pass, x, layout, angles, false)?;
         self.project(pass, &y)
     }
 
-    /// The same before the last projection, and the probabilities on request.
-    fn values(
+    /// What new tokens attend to among themselves and those before them, whose keys and values a layer of the cache has; theirs join
+    /// them.
+    pub fn step(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Var,
+        layout: &Layout,
+        (cache, layer): (&mut Cache, usize),
+    ) -> Result<Var> {
+        let qkv = pass.linear(x, self.query, self.query_bias, Activation::None)?;
+        pass.append_to_cache(cache, layer, &qkv, self.attention.query_width(), layout)?;
+        let y = pass.attend_to_cache(cache, layer, &self.attention, &qkv, &self.bias, layout)?;
+        self.project(pass, &y)
+    }
+
+    /// Keeps the keys and values of what is attended to in a layer of the cache.
+    pub fn keep(
+        &self,
+        pass: &mut Pass<'_>,
+        memory: (&Var, &Layout),
+        (cache, layer): (&mut Cache, usize),
+    ) -> Result<()> {
+        let key_value = self.key_value(pass, memory.0)?;
+        pass.append_to_cache(cache, layer, &key_value, 0, memory.1)
+    }
+
+    /// What the tokens of `x` attend to in what was [kept](Self::keep).
+    pub fn attend_to_kept(
+        &self,
+        pass: &mut Pass<'_>,
+        (x, layout): (&Var, &Layout),
+        (cache, layer): (&Cache, usize),
+    ) -> Result<Var> {
+        let query = pass.linear(x, self.query, self.query_bias, Activation::None)?;
+        let y = pass.attend_to_cache(cache, layer, &self.attention, &query, &self.bias, layout)?;
+        self.project(pass, &y)
+    }
+
+    /// Key and value of what is attended to: M×2·A·D.
+    fn key_value(&self, pass: &mut Pass<'_>, memory: &Var) -> Result<Var> {
+        let why = "the layer attends to its own tokens";
+        let weight = self.key_value.ok_or(TensorError::Unsupported { operation: "attend_to", why })?;
+        pass.linear(memory, weight, self.key_value_bias, Activation::None)
+    }
+
+    /// What [`AttentionLayer::attend`] gives before the last projection, and the probabilities on request.
+    pub(crate) fn values(
         &self,
         pass: &mut Pass<'_>,
         x: &Var,
@@ -112,18 +196,63 @@ impl AttentionLayer {
     /// What the tokens of `x` attend to in `memory`.
     pub fn attend_to(&self, pass: &mut Pass<'_>, (x, layout): (&Var, &Layout), memory: (&Var, &Layout)) -> Result<Var> {
         let query = pass.linear(x, self.query, self.query_bias, Activation::None)?;
-        let Some(key_value) = self.key_value else {
-            let why = "the layer attends to its own tokens";
-            return Err(henson_tensor::TensorError::Unsupported { operation: "attend_to", why });
-        };
-        let key_value = pass.linear(memory.0, key_value, None, Activation::None)?;
+        let key_value = self.key_value(pass, memory.0)?;
         let (from, layouts) = (QueryKeyValue::Cross { query, key_value }, (layout, memory.1));
         let y = pass.attention(&self.attention, from, &self.bias, layouts, self.dropout)?;
         self.project(pass, &y)
     }
 
-    fn project(&self, pass: &mut Pass<'_>, y: &Var) -> Result<Var> {
+    pub(crate) fn project(&self, pass: &mut Pass<'_>, y: &Var) -> Result<Var> {
         pass.linear(y, self.output, self.output_bias, Activation::None)
+    }
+}
+
+/// What the blocks of a stack attend to beyond their own tokens.
+#[derive(Debug)]
+pub enum Memory<'a> {
+    /// Nothing: an encoder.
+    None,
+    /// The source's states, M×H: a decoder that reads whole targets.
+    Source(&'a Var, &'a Layout),
+    /// What a cache holds: a decoder that writes.
+    Cache {
+        /// Keys and values of the target so far, which those of new tokens join.
+        written: &'a mut Cache,
+        /// Those of the source.
+        source: &'a Cache,
+        /// Their layer.
+        layer: usize,
+    },
+}
+
+impl Memory<'_> {
+    /// What a layer for its own tokens gives, and probabilities on request.
+    pub(crate) fn own(
+        &mut self,
+        pass: &mut Pass<'_>,
+        attention: &AttentionLayer,
+        (x, layout): (&Var, &Layout),
+        want_maps: bool,
+    ) -> Result<(Var, Option<Tensor>)> {
+        if let Memory::Cache { written, layer, .. } = self {
+            return Ok((attention.step(pass, x, layout, (written, *layer))?, None));
+        }
+        let (y, maps) = attention.values(pass, x, layout, None, want_maps)?;
+        Ok((attention.project(pass, &y)?, maps))
+    }
+
+    /// What a layer for the source gives, where there is one.
+    pub(crate) fn other(
+        &self,
+        pass: &mut Pass<'_>,
+        attention: &AttentionLayer,
+        x: (&Var, &Layout),
+    ) -> Result<Option<Var>> {
+        Ok(match self {
+            Memory::None => None,
+            Memory::Source(states, layout) => Some(attention.attend_to(pass, x, (states, layout))?),
+            Memory::Cache { source, layer, .. } => Some(attention.attend_to_kept(pass, x, (source, *layer))?),
+        })
     }
 }
 
@@ -188,6 +317,7 @@ impl ModernBertBlock {
             query: b.matrix("Wqkv.weight", 3 * h, h, init),
             query_bias: bias(b, "Wqkv.bias", 3 * h, settings.attention_bias),
             key_value: None,
+            key_value_bias: None,
             output: b.matrix("Wo.weight", h, h, output_init),
             output_bias: bias(b, "Wo.bias", h, settings.attention_bias),
             attention,
@@ -268,8 +398,15 @@ pub struct T5Settings {
     pub epsilon: f32,
     /// Everywhere.
     pub dropout: f32,
-    /// How matrices start.
-    pub init: Init,
+    /// A factor on the standard deviations that matrices start with: `initializer_factor`.
+    pub initializer_factor: f32,
+}
+
+impl T5Settings {
+    /// Normal with a variance of one over so many numbers.
+    fn init(&self, numbers: usize) -> Init {
+        Init::Normal(self.initializer_factor / (numbers.max(1) as f32).sqrt())
+    }
 }
 
 /// Dropout sites that a block uses.
@@ -293,46 +430,45 @@ impl T5Block {
     /// Builds with the names of `transformers`. The first block of a stack has the table of biases, which all others use: see
     /// [`T5Block::bias`].
     pub fn build(b: &mut Builder, settings: T5Settings, decoder: bool, bias: Option<Param>, site: u32) -> Self {
-        let T5Settings { hidden, heads, epsilon, dropout, init, .. } = settings;
+        let T5Settings { hidden, heads, head_size, epsilon, dropout, .. } = settings;
         let norm = |b: &mut Builder| norm_without_bias(b, "layer_norm", hidden, epsilon, false);
         let window = if decoder { Window::CAUSAL } else { Window::FULL };
-        let plain = Attention { scale: 1.0, ..Attention::new(heads, settings.head_size) };
+        let plain = Attention { scale: 1.0, ..Attention::new(heads, head_size) };
+        let inner = plain.query_width();
+        // Queries start so small that scores, which nothing divides by √D, are as large as elsewhere.
+        let (query, other) = (settings.init(hidden * head_size), settings.init(hidden));
+        let layer = |query: Param, key_value: Option<Param>, output: Param, site: u32| AttentionLayer {
+            query,
+            query_bias: None,
+            key_value,
+            key_value_bias: None,
+            output,
+            output_bias: None,
+            attention: plain,
+            bias: BiasValues::None,
+            dropout: (dropout, site),
+        };
         let (self_attention, self_norm) = b.at("layer.0", |b| {
-            let inner = plain.query_width();
             let layer = b.at("SelfAttention", |b| {
-                let query = b.side_by_side(&["q.weight", "k.weight", "v.weight"], inner, hidden, init);
-                let output = b.matrix("o.weight", hidden, inner, init);
+                let starts = [("q.weight", query), ("k.weight", other), ("v.weight", other)];
+                let qkv = b.side_by_side_from(&starts, inner, hidden);
+                let output = b.matrix("o.weight", hidden, inner, settings.init(inner));
                 let count = settings.buckets;
                 let table =
-                    bias.unwrap_or_else(|| b.matrix("relative_attention_bias.weight", count as usize, heads, init));
+                    bias.unwrap_or_else(|| b.matrix("relative_attention_bias.weight", count as usize, heads, other));
                 let buckets = Buckets { count, max_distance: settings.max_distance, bidirectional: !decoder };
                 let attention = Attention { window, bias: Bias::Relative(buckets), ..plain };
-                let bias = BiasValues::Table(table);
-                AttentionLayer {
-                    query,
-                    query_bias: None,
-                    key_value: None,
-                    output,
-                    output_bias: None,
-                    attention,
-                    bias,
-                    dropout: (dropout, site),
-                }
+                AttentionLayer { attention, bias: BiasValues::Table(table), ..layer(qkv, None, output, site) }
             });
             (layer, norm(b))
         });
         let cross = decoder.then(|| {
             b.at("layer.1", |b| {
-                let inner = plain.query_width();
-                let layer = b.at("EncDecAttention", |b| AttentionLayer {
-                    query: b.matrix("q.weight", inner, hidden, init),
-                    query_bias: None,
-                    key_value: Some(b.side_by_side(&["k.weight", "v.weight"], inner, hidden, init)),
-                    output: b.matrix("o.weight", hidden, inner, init),
-                    output_bias: None,
-                    attention: plain,
-                    bias: BiasValues::None,
-                    dropout: (dropout, site + 2),
+                let layer = b.at("EncDecAttention", |b| {
+                    let query = b.matrix("q.weight", inner, hidden, query);
+                    let key_value = b.side_by_side(&["k.weight", "v.weight"], inner, hidden, other);
+                    let output = b.matrix("o.weight", hidden, inner, settings.init(inner));
+                    layer(query, Some(key_value), output, site + 2)
                 });
                 (norm(b), layer)
             })
@@ -353,30 +489,50 @@ impl T5Block {
 
     /// Adds what the block computes to the stream; a decoder's attends to `memory`.
     pub fn forward(&self, pass: &mut Pass<'_>, stream: &mut Stream<'_>, memory: Option<(&Var, &Layout)>) -> Result<()> {
+        let mut memory = memory.map_or(Memory::None, |(states, layout)| Memory::Source(states, layout));
+        self.apply(pass, stream, &mut memory, false)?;
+        Ok(())
+    }
+
+    /// The same with any memory; probabilities of the attention to its own tokens on request.
+    pub(crate) fn apply(
+        &self,
+        pass: &mut Pass<'_>,
+        stream: &mut Stream<'_>,
+        memory: &mut Memory<'_>,
+        want_maps: bool,
+    ) -> Result<Option<Tensor>> {
         let dropout = |i: u32| (self.settings.dropout, self.site + i);
         let x = stream.norm(pass, &self.self_norm)?;
-        let y = self.self_attention.attend(pass, &x, stream.layout, None)?;
+        let (y, maps) = memory.own(pass, &self.self_attention, (&x, stream.layout), want_maps)?;
         stream.add(pass, y, dropout(1))?;
-        if let (Some((norm, layer)), Some(memory)) = (&self.cross, memory) {
+        if let Some((norm, layer)) = &self.cross {
             let x = stream.norm(pass, norm)?;
-            let y = layer.attend_to(pass, (&x, stream.layout), memory)?;
-            stream.add(pass, y, dropout(3))?;
+            if let Some(y) = memory.other(pass, layer, (&x, stream.layout))? {
+                stream.add(pass, y, dropout(3))?;
+            }
         }
         let x = stream.norm(pass, &self.feed_forward_norm)?;
         let y = pass.feed_forward(&x, &self.feed_forward, Some((stream.layout, dropout(4))))?;
-        stream.add(pass, y, dropout(5))
+        stream.add(pass, y, dropout(5))?;
+        Ok(maps)
+    }
+
+    /// Its attention to a source, of a decoder's.
+    pub(crate) fn cross(&self) -> Option<&AttentionLayer> {
+        self.cross.as_ref().map(|(_, layer)| layer)
     }
 }
 
 fn feed_forward(b: &mut Builder, settings: &T5Settings) -> FeedForwardLayers {
-    let T5Settings { hidden, intermediate, activation, gated, init, .. } = *settings;
+    let T5Settings { hidden, intermediate, activation, gated, .. } = *settings;
     let up: &[&str] = if gated { &["wi_0.weight", "wi_1.weight"] } else { &["wi.weight"] };
     FeedForwardLayers {
-        up: b.side_by_side(up, intermediate, hidden, init),
+        up: b.side_by_side(up, intermediate, hidden, settings.init(hidden)),
         up_bias: None,
         activation,
         gated,
-        down: b.matrix("wo.weight", hidden, intermediate, init),
+        down: b.matrix("wo.weight", hidden, intermediate, settings.init(intermediate)),
         down_bias: None,
     }
 }

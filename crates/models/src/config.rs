@@ -39,6 +39,10 @@ pub(crate) trait FamilyConfig {
     fn fine_tuning(&self, _head: Head) -> FineTuning {
         FineTuning::BERT
     }
+    /// How targets are read, where the family is one of encoder-decoders.
+    fn targets(&self) -> Option<TargetReading> {
+        None
+    }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
     /// The generator that a discriminator of this config is trained with, where the family has such pairs: so many times its width,
@@ -50,6 +54,18 @@ pub(crate) trait FamilyConfig {
     fn build_pair(&self, _b: &mut Builder, _generator: &ModelConfig) -> Option<Model> {
         None
     }
+}
+
+/// How an encoder-decoder reads what it writes: a token behind the one that it shall give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetReading {
+    /// `decoder_start_token_id`: what stands before the first token of a target.
+    pub start: u32,
+    /// `eos_token_id`: what ends a target.
+    pub end: u32,
+    /// Whether a source without a target is read by the decoder as well, behind the start token, as BART's classifiers do; otherwise
+    /// the encoder's output is the network's.
+    pub from_source: bool,
 }
 
 /// How models of base and large sizes are fine-tuned where nobody says otherwise, as their authors did.
@@ -206,6 +222,11 @@ impl ModelConfig {
     /// How distances become rows of the table of relative positions, and how many it has, where there is one.
     pub(crate) fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
         self.own().relative_positions()
+    }
+
+    /// How targets are read, where it is an encoder-decoder.
+    pub fn targets(&self) -> Option<TargetReading> {
+        self.own().targets()
     }
 
     /// Checks what the single fields cannot.

@@ -89,7 +89,8 @@ impl Family {
 
     /// What is pre-trained: next sentence as well, where the family has it.
     pub fn pretraining_head(&self) -> Head {
-        if self.has_head(Head::PreTraining) { Head::PreTraining } else { Head::MaskedLm }
+        let written = if self.has_head(Head::Seq2Seq) { Head::Seq2Seq } else { Head::MaskedLm };
+        if self.has_head(Head::PreTraining) { Head::PreTraining } else { written }
     }
 
     /// Whether it has a head of this kind.

@@ -26,6 +26,8 @@ pub enum Head {
     /// Masked LM, and masked spans from the tokens around them. The second is for training alone: what is saved is a
     /// [`Head::MaskedLm`].
     SpanBoundary,
+    /// The next token of what an encoder-decoder writes.
+    Seq2Seq,
     /// One vector of logits per sequence.
     Sequence {
         /// Logits; 1 for regression.
@@ -51,6 +53,7 @@ impl Head {
             Head::Encoder | Head::Pooler => "Model",
             Head::PreTraining | Head::ReplacedTokens => "ForPreTraining",
             Head::MaskedLm | Head::SpanBoundary => "ForMaskedLM",
+            Head::Seq2Seq => "ForConditionalGeneration",
             Head::Sequence { .. } => "ForSequenceClassification",
             Head::Token { .. } => "ForTokenClassification",
             Head::Span => "ForQuestionAnswering",
@@ -164,6 +167,26 @@ pub(crate) enum SequencePooling {
     Mean,
 }
 
+/// What gives the vocabulary's logits: a transformation, then the word embeddings once more, and a bias; of models that write, the
+/// table alone, which may be one of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VocabularyHead {
+    transform: Option<(Linear, Activation, Norm)>,
+    /// A table of its own, where it does not use the word embeddings.
+    table: Option<Param>,
+    /// A factor on what is multiplied with the table.
+    scale: f32,
+    bias: VocabularyBias,
+}
+
+/// What is added to the vocabulary's logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum VocabularyBias {
+    None,
+    Trained(Param),
+    Constant(Param),
+}
+
 impl SequencePooling {
     /// The rows of the tokens that are read, where others are not.
     pub(crate) fn rows(self, layout: &Layout) -> Option<&Tensor> {
@@ -173,16 +196,6 @@ impl SequencePooling {
             Self::Mean => None,
         }
     }
-}
-
-/// The masked-LM head: a transformation, then the word embeddings once more, and a bias; of models that write, the last alone.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct VocabularyHead {
-    transform: Option<(Linear, Activation)>,
-    norm: Option<Norm>,
-    /// A table of its own, where it does not use the word embeddings.
-    table: Option<Param>,
-    bias: Option<Param>,
 }
 
 /// The names of a [`VocabularyHead`]'s parameters.
@@ -209,28 +222,40 @@ impl VocabularyHead {
 
     /// From parts that were laid out already.
     pub(crate) fn of(transform: Linear, activation: Activation, norm: Norm, bias: Option<Param>) -> Self {
-        Self { transform: Some((transform, activation)), norm: Some(norm), table: None, bias }
+        let bias = bias.map_or(VocabularyBias::None, VocabularyBias::Trained);
+        Self { transform: Some((transform, activation, norm)), table: None, scale: 1.0, bias }
     }
 
     /// The word embeddings alone, or a table like them.
     pub(crate) fn plain(table: Option<Param>) -> Self {
-        Self { table, ..Self::default() }
+        Self::scaled(table, 1.0, VocabularyBias::None)
+    }
+
+    /// The same with a factor on what is multiplied with it, and a bias.
+    pub(crate) fn scaled(table: Option<Param>, scale: f32, bias: VocabularyBias) -> Self {
+        Self { transform: None, table, scale, bias }
     }
 
     /// Logits at the rows named (P): P×V, the columns padded to a multiple of 64.
-    pub(crate) fn forward(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor, table: Param) -> Result<Var> {
+    pub(crate) fn forward(&self, pass: &mut Pass<'_>, last: &Var, rows: &Tensor, words: Param) -> Result<Var> {
         let mut x = pass.gather(last, rows)?;
-        if let Some((transform, activation)) = self.transform {
-            x = transform.forward(pass, &x, activation)?;
-        }
-        if let Some(norm) = &self.norm {
+        if let Some((transform, activation, norm)) = &self.transform {
+            x = transform.forward(pass, &x, *activation)?;
             x = pass.norm(x, norm)?;
         }
-        let table = self.table.unwrap_or(table);
+        if self.scale != 1.0 {
+            x = pass.scale(&x, self.scale)?;
+        }
+        let table = self.table.unwrap_or(words);
+        let bias = match self.bias {
+            VocabularyBias::None => None,
+            VocabularyBias::Trained(bias) => Some(bias),
+            VocabularyBias::Constant(constants) => return pass.linear_with_constants(&x, table, constants),
+        };
         if pass.is_training() {
-            pass.linear(&x, table, self.bias, Activation::None)
+            pass.linear(&x, table, bias, Activation::None)
         } else {
-            pass.linear_f32(&x, table, self.bias)
+            pass.linear_f32(&x, table, bias)
         }
     }
 }

@@ -6,6 +6,7 @@
 mod family;
 
 mod albert;
+mod bart;
 mod batch;
 mod bert;
 pub mod blocks;
@@ -16,6 +17,7 @@ mod decoder;
 mod distilbert;
 mod electra;
 mod encoder;
+mod encoder_decoder;
 mod gpt;
 mod gpt2;
 mod heads;
@@ -26,10 +28,11 @@ mod mpnet;
 mod naming;
 mod openai_gpt;
 mod roberta;
+mod t5;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use boundary::BOUNDARY_TARGETS;
-pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes};
+pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, TargetReading};
 pub use decoder::{CacheSizes, Decoder, DecoderCache, NewTokens, Writing};
 pub use family::{Family, NamedSize};
 pub use heads::Head;
@@ -53,6 +56,10 @@ families! {
     ModernBert(modernbert::ModernBertConfig, modernbert::FAMILY),
     /// DeBERTa-v2 and v3.
     DebertaV2(deberta::DebertaV2Config, deberta::FAMILY),
+    /// T5, T5 v1.1, Flan-T5 and mT5.
+    T5(t5::T5Config, t5::FAMILY),
+    /// BART.
+    Bart(bart::BartConfig, bart::FAMILY),
     /// GPT-2.
     Gpt2(gpt2::Gpt2Config, gpt2::FAMILY),
     /// GPT.

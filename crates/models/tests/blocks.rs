@@ -206,7 +206,7 @@ fn t5_equals_transformers() {
         gated: true,
         epsilon: 1e-6,
         dropout: 0.0,
-        init: INIT,
+        initializer_factor: 1.0,
     };
     let stack = |b: &mut Builder, decoder: bool| {
         let mut blocks: Vec<T5Block> = vec![];

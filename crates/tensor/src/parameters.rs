@@ -74,6 +74,9 @@ pub struct Entry {
     pub decay: bool,
     /// The part of the model that it belongs to.
     pub group: Group,
+    /// Whether it is no parameter but numbers that stand next to them in a checkpoint, and are zeros where one does not have them:
+    /// nothing has a gradient of them.
+    pub constant: bool,
     /// Where it begins in the flat buffers.
     pub start: usize,
     /// Whether checkpoints hold it as columns×rows, the transpose of what products read.
@@ -226,12 +229,18 @@ impl Builder {
 
     /// Matrices of one shape without gaps between them, seen as one with all of their rows.
     pub fn side_by_side(&mut self, names: &[&str], rows: usize, columns: usize, init: Init) -> Param {
+        let starts: Vec<(&str, Init)> = names.iter().map(|name| (*name, init)).collect();
+        self.side_by_side_from(&starts, rows, columns)
+    }
+
+    /// The same for matrices that start in ways of their own.
+    pub fn side_by_side_from(&mut self, starts: &[(&str, Init)], rows: usize, columns: usize) -> Param {
         self.align();
         let start = self.size;
-        for name in names {
-            self.push(name, [rows, columns].into(), init, true);
+        for (name, init) in starts {
+            self.push(name, [rows, columns].into(), *init, true);
         }
-        Param { start, shape: [names.len() * rows, columns].into() }
+        Param { start, shape: [starts.len() * rows, columns].into() }
     }
 
     /// A table whose rows are padded with zeros to a multiple of 64 inside; the padding is never saved.
@@ -268,6 +277,18 @@ impl Builder {
         Param { start, shape: [pad(length)].into() }
     }
 
+    /// Constants that are added to vectors padded like [`Builder::padded_table`]'s rows; a checkpoint has them as 1×length.
+    pub fn padded_constants(&mut self, name: &str, length: usize) -> Param {
+        self.align();
+        let start = self.size;
+        self.push(name, [1, length].into(), Init::Zeros, false);
+        if let Some(entry) = self.entries.last_mut() {
+            entry.constant = true;
+        }
+        self.size = start + pad(length);
+        Param { start, shape: [pad(length)].into() }
+    }
+
     /// A table of rotary positions below `positions`: nothing to train and nothing to save. Layers that ask for the same one
     /// share it.
     pub fn rotary(&mut self, rotary: Rotary, positions: usize) -> Angles {
@@ -299,7 +320,8 @@ impl Builder {
 
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
         let name = format!("{}{name}", self.path);
-        self.entries.push(Entry { name, shape, init, decay, group: self.group, start: self.size, transposed: false });
+        let (group, start) = (self.group, self.size);
+        self.entries.push(Entry { name, shape, init, decay, group, constant: false, start, transposed: false });
         self.size += shape.elements();
     }
 

@@ -272,7 +272,8 @@ mod tests {
         let pick = |other: bool, a: f32, b: f32| if other { b } else { a };
         type Case<'a> = (&'a str, &'a dyn Fn(&mut Pass<'_>, Var, bool));
         let drawn_at = Training { seed: 0, step: 7 };
-        let cases: [Case<'_>; 16] = [
+        let cases: [Case<'_>; 17] = [
+            ("factor", &|p, x, o| drop(p.scale(&x, pick(o, 1.0, 0.5)).unwrap())),
             ("classes", &|p, x, o| drop(p.cross_entropy(x, 4 - usize::from(o), &classes, None, 1.0).unwrap())),
             ("smoothing", &|p, x, o| {
                 drop(p.smoothed_cross_entropy(x, 4, &classes, None, pick(o, 0.0, 0.1), 1.0).unwrap());

@@ -393,7 +393,9 @@ fn gathered_rows_may_repeat() {
             let x = rows(pass, *x);
             // Two rows next to each other, as one of twice the width.
             let pairs = pass.gather(&x, &picked).unwrap().reshape([picked.shape().elements() / 2, 2 * h]).unwrap();
-            vec![pass.gather(&x, &picked).unwrap(), pairs, pass.first_tokens(&x, &layout).unwrap()]
+            let ends = pass.last_tokens(&x, &layout).unwrap();
+            let scaled = pass.scale(&ends, -0.75).unwrap();
+            vec![pass.gather(&x, &picked).unwrap(), pairs, pass.first_tokens(&x, &layout).unwrap(), ends, scaled]
         },
     );
 }

@@ -179,7 +179,7 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let weights = Tensor::from_slice::<f32>(device, shape, weights.as_flattened()).unwrap();
             of_targets(pass, Targets::Spans(targets, weights), 1.0)
         }
-        Head::SpanBoundary => unreachable!("saved models have no such head"),
+        Head::SpanBoundary | Head::Seq2Seq => unreachable!("not among these files"),
         Head::Choice => {
             let labels = golden.ids("input.labels");
             of_targets(pass, Targets::Classes(tensor(&labels), None), 1.0 / labels.len() as f32)

@@ -429,6 +429,29 @@ unsafe fn multiply_body<S: Simd, E: Element>(x: &[E], y: &mut [E]) {
     }
 }
 
+/// y = factor·x.
+pub fn scale<E: Element>(cpu: &Cpu, factor: f32, x: &[E], y: &mut [E]) {
+    assert!(x.len() == y.len(), "scale: lengths differ");
+    let y = SharedMut::new(y);
+    cpu.for_ranges(x.len(), LEAST, |_, range| {
+        // SAFETY: ranges are disjoint.
+        let y = unsafe { y.slice(range.start, range.len()) };
+        scale_range(cpu.isa(), factor, &x[range], y);
+    });
+}
+
+dispatch! { fn scale_range<E>(factor: f32, x: &[E], y: &mut [E]) = scale_body }
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn scale_body<S: Simd, E: Element>(factor: f32, x: &[E], y: &mut [E]) {
+    for i in (0..x.len()).step_by(S::LANES) {
+        // SAFETY: i < x.len() = y.len().
+        unsafe { write::<S, E>(y, i, S::mul(S::splat(factor), read::<S, E>(x, i))) };
+    }
+}
+
 /// x = 0.
 pub fn fill_zero<E: Element>(cpu: &Cpu, x: &mut [E]) {
     let n = x.len();

@@ -306,6 +306,15 @@ fn pass(gpu: &Gpu, kernel: &'static str, x: View<'_>, y: View<'_>) -> Result<()>
     unsafe { gpu.launch(&activation::SOURCE, &[store(x.dtype())], kernel, blocks(x.len()), &arguments) }
 }
 
+/// y = factor·x.
+pub fn scale(gpu: &Gpu, factor: f32, x: View<'_>, y: View<'_>) -> Result<()> {
+    y.expect("scale", "the result", x.len(), x.dtype());
+    let (n, wide) = (x.len() as u64, aligned(&[x, y]));
+    let arguments: [&dyn Argument; 5] = [&x.address(), &y.address(), &n, &wide, &factor];
+    // SAFETY: both have n numbers.
+    unsafe { gpu.launch(&activation::SOURCE, &[store(x.dtype())], "scale", blocks(x.len()), &arguments) }
+}
+
 /// Adds a bias (f32 or the dtype of x) to every row, in place.
 pub fn add_bias(gpu: &Gpu, x: View<'_>, bias: View<'_>) -> Result<()> {
     activation::forward(gpu, Activation::None, x, Some(bias), x)

@@ -195,6 +195,10 @@ fn passes<E: Number>(checks: &mut Checks<'_>, n: usize, shift: usize) -> Result<
     rows::multiply(checks.gpu, gx, product.view())?;
     let expected: Vec<f64> = exact(&y).iter().zip(&x).map(|(y, x)| x * y).collect();
     checks.close::<E>(&format!("multiply of {n}"), &product, &expected)?;
+    let scaled = checks.poisoned::<E>(n)?;
+    rows::scale(checks.gpu, -1.75, gx, scaled.view())?;
+    let expected: Vec<f64> = x.iter().map(|x| -1.75 * x).collect();
+    checks.close::<E>(&format!("scale of {n}"), &scaled, &expected)?;
     let full = checks.poisoned::<E>(n)?;
     rows::fill(checks.gpu, full.view(), 0.25)?;
     checks.within::<E>(&format!("fill of {n}"), &full, &vec![0.25; n], 0.0)?;

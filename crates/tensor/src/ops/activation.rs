@@ -1,7 +1,7 @@
-//! An activation by itself, where no linear layer stands before it that would apply it.
+//! An activation by itself, where no linear layer stands before it that would apply it; and a factor on all numbers.
 
-use henson_kernels::cpu::activation as kernels;
-use henson_kernels::cuda::activation as cuda_kernels;
+use henson_kernels::cpu::{activation as kernels, rows};
+use henson_kernels::cuda::{activation as cuda_kernels, rows as cuda_rows};
 
 use super::{Op, with_float};
 use crate::tape::{Backward, Slot};
@@ -27,6 +27,43 @@ impl Pass<'_> {
             self.record(Op::Activation(Activated { x: x.clone(), activation, out }));
         }
         Ok(y)
+    }
+
+    /// factor·x, element by element.
+    pub fn scale(&mut self, x: &Var, factor: f32) -> Result<Var> {
+        self.reads(&factor);
+        let y = self.var(scaled(self.device(), x.tensor(), factor)?);
+        if let Some(out) = y.slot() {
+            self.record(Op::Scale(Scaled { x: x.slot(), factor, out }));
+        }
+        Ok(y)
+    }
+}
+
+fn scaled(device: &Device, x: &Tensor, factor: f32) -> Result<Tensor> {
+    let mut out = Tensor::empty(device, x.shape(), x.dtype())?;
+    let _timer = device.timer(Kind::Rows, 0, &[x, &out]);
+    match device {
+        Device::Cpu(cpu) => with_float!(x.dtype(), E => {
+            rows::scale(&cpu.kernels, factor, x.slice::<E>(), out.slice_mut::<E>());
+        }),
+        Device::Cuda(cuda) => cuda_rows::scale(&cuda.gpu, factor, x.on_gpu(), out.on_gpu())?,
+    }
+    Ok(out)
+}
+
+/// A recorded factor.
+pub(crate) struct Scaled {
+    x: Option<Slot>,
+    factor: f32,
+    out: Slot,
+}
+
+impl Scaled {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let dx = scaled(back.device(), &dy, self.factor)?;
+        back.add(self.x, dx)
     }
 }
 

@@ -5,7 +5,7 @@
 //! go. What a token gets depends on its own sequence alone, to the last bit.
 
 use henson_kernels::cpu::attention::cache::{Pages, append, attend};
-use henson_kernels::cpu::attention::{Attention, View};
+use henson_kernels::cpu::attention::{Attention, Bias, View, Window};
 use henson_kernels::cuda::attention::cache as cuda_kernels;
 use henson_kernels::cuda::attention::general::Columns;
 
@@ -187,9 +187,10 @@ impl Cache {
         self.layers.get(layer).ok_or(TensorError::Index { operation, what, index, end })
     }
 
-    fn check_layout(&self, layout: &Layout) -> Result<()> {
-        let counts = layout.offsets().windows(2).map(|w| w[1] - w[0]);
-        if layout.sequences() == self.lengths.len() && self.lengths.iter().zip(counts).all(|(all, new)| new <= *all) {
+    /// Whether the layout is that of the sequences selected; the tokens of which are their last ones, or those `apart`.
+    fn check_layout(&self, layout: &Layout, apart: bool) -> Result<()> {
+        let mut counts = layout.offsets().windows(2).map(|w| w[1] - w[0]).zip(&self.lengths);
+        if layout.sequences() == self.lengths.len() && counts.all(|(new, all)| apart || new <= *all) {
             return Ok(());
         }
         let why = "the layout is not that of the sequences that the cache was extended or selected for";
@@ -208,7 +209,7 @@ impl Pass<'_> {
         column: usize,
         layout: &Layout,
     ) -> Result<()> {
-        cache.check_layout(layout)?;
+        cache.check_layout(layout, false)?;
         let ([mut keys, mut values], x) = (cache.layer(layer)?.clone(), from.tensor());
         let width = keys.columns();
         x.check_dtype("cache", "keys and values", keys.dtype())?;
@@ -245,7 +246,9 @@ impl Pass<'_> {
         }
         check(attention, self.device())?;
         bias.check(attention)?;
-        cache.check_layout(layout)?;
+        // Those that see all keys may be tokens of another text, and more than there are keys.
+        let apart = attention.window == Window::FULL && attention.bias == Bias::None;
+        cache.check_layout(layout, apart)?;
         let ([keys, values], x) = (cache.layer(layer)?, from.tensor());
         let (h, width) = (attention.query_width(), attention.key_width());
         keys.check_shape("cache", "the layer's keys", [keys.rows(), width])?;

@@ -25,6 +25,20 @@ impl Pass<'_> {
         self.linear_in(x, weight, bias, Activation::None, DType::F32)
     }
 
+    /// x·weightᵀ + constants, in f32 for inference: logits of a vocabulary. The constants get no gradient.
+    pub fn linear_with_constants(&mut self, x: &Var, weight: Param, constants: Param) -> Result<Var> {
+        let dtype = if self.is_training() { self.dtype() } else { DType::F32 };
+        let layer = Layer { weight, bias: Some(constants), activation: Activation::None, gated: false };
+        self.reads(&(weight, constants));
+        let (y, _) = apply(self.weights(), x.tensor(), layer, dtype, false)?;
+        let y = self.var(y);
+        if let Some(out) = y.slot() {
+            let (bias, activation, slope) = (None, Activation::None, None);
+            self.record(Op::Linear(Linear { x: x.clone(), weight, bias, activation, slope, out }));
+        }
+        Ok(y)
+    }
+
     fn linear_in(
         &mut self,
         x: &Var,

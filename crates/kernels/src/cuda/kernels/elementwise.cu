@@ -74,6 +74,9 @@ extern "C" __global__ void add(const STORE *x, STORE *y, u64 n, u32 aligned) {
 extern "C" __global__ void multiply(const STORE *x, STORE *y, u64 n, u32 aligned) {
     map(x, (const STORE *)y, y, n, aligned, [](float x, float y) { return x * y; });
 }
+extern "C" __global__ void scale(const STORE *x, STORE *y, u64 n, u32 aligned, float factor) {
+    map(x, (const STORE *)nullptr, y, n, aligned, [factor](float x, float) { return factor * x; });
+}
 extern "C" __global__ void to_bf16(const STORE *x, bf16 *out, u64 n, u32 aligned) {
     map(x, (const STORE *)nullptr, out, n, aligned, [](float x, float) { return x; });
 }
