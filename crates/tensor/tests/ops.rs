@@ -515,6 +515,83 @@ fn decoding_with_a_cache_gives_what_the_whole_pass_gives() {
 }
 
 #[test]
+fn forks_go_on_apart_and_share_full_pages() {
+    let form = Attention { window: Window::CAUSAL, ..attention(4, 2) };
+    let columns: usize = form.fused_widths().iter().sum();
+    let devices = devices();
+    let all = devices.iter().flat_map(|device| [DType::F32, DType::Bf16].map(|dtype| (device, dtype)));
+    for (device, dtype) in all {
+        let mut builder = Builder::new();
+        let x = input(&mut builder, "x", 30, columns);
+        let mut parameters = builder.finish(device, dtype).unwrap();
+        parameters.write(0, &numbers(1, 30 * columns)).unwrap();
+        parameters.refresh().unwrap();
+        let mut tape = Tape::new();
+        let mut pass = Pass::inference(&mut tape, &parameters);
+        let all = rows(&mut pass, x);
+        let mut step = |cache: &mut Cache, who: &[_], picked: &[u32], lengths: &[usize]| {
+            let layout = Layout::new(device, lengths, 0).unwrap();
+            let picked = Tensor::from_slice(device, [picked.len()], picked).unwrap();
+            let x = pass.gather(&all, &picked).unwrap();
+            cache.extend(who, &layout)?;
+            for layer in 0..2 {
+                pass.append_to_cache(cache, layer, &x, form.query_width(), &layout)?;
+            }
+            pass.attend_to_cache(cache, 1, &form, &x, &BiasValues::None, &layout)?.tensor().to_f32()
+        };
+        let new = || Cache::new(device, dtype, 2, form.key_width(), (9, 4)).unwrap();
+        let h = form.query_width();
+        // Six tokens and two continuations, once as sequences of their own and once as forks.
+        let mut cache = new();
+        let (a, b) = (cache.enter(), cache.enter());
+        step(&mut cache, &[a, b], &[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], &[6, 6]).unwrap();
+        let expected = step(&mut cache, &[a, b], &[6, 7, 16, 17], &[2, 2]).unwrap();
+        let later = step(&mut cache, &[a, b], &[8, 18], &[1, 1]).unwrap();
+
+        let mut cache = new();
+        let a = cache.enter();
+        step(&mut cache, &[a], &[0, 1, 2, 3, 4, 5], &[6]).unwrap();
+        let b = cache.fork(a).unwrap();
+        assert_eq!((cache.tokens(b), cache.free_pages()), (6, 9 - 3), "a full page is shared, the last one copied");
+        assert_eq!(step(&mut cache, &[a, b], &[6, 7, 16, 17], &[2, 2]).unwrap(), expected);
+        let c = cache.fork(b).unwrap();
+        assert_eq!(cache.free_pages(), 9 - 3, "eight tokens are two full pages");
+        cache.leave(b);
+        assert_eq!(cache.free_pages(), 9 - 3, "c has them");
+        assert_eq!(step(&mut cache, &[a, c], &[8, 18], &[1, 1]).unwrap(), later);
+        cache.leave(b);
+        cache.leave(a);
+        assert_eq!(cache.free_pages(), 9 - 3, "c has three of them");
+        assert_eq!(step(&mut cache, &[c], &[9], &[1]).unwrap().len(), h);
+        cache.leave(c);
+        assert_eq!(cache.free_pages(), 9);
+        assert!(cache.fork(c).is_err(), "it has left");
+
+        // Several queries may share a source, but nobody grows twice at once.
+        let a = cache.enter();
+        step(&mut cache, &[a], &[0, 1, 2], &[3]).unwrap();
+        assert!(step(&mut cache, &[a, a], &[3, 4], &[1, 1]).unwrap_err().to_string().contains("named twice"));
+        assert_eq!(cache.tokens(a), 3);
+        cache.select(&[a, a]).unwrap();
+        let layout = Layout::new(device, &[1, 1], 0).unwrap();
+        let picked = Tensor::from_slice(device, [2], &[7u32, 7]).unwrap();
+        let queries = pass.gather(&all, &picked).unwrap();
+        let y = pass.attend_to_cache(&cache, 0, &form, &queries, &BiasValues::None, &layout).unwrap();
+        let y = y.tensor().to_f32().unwrap();
+        assert_eq!(y[..h], y[h..]);
+
+        // A fork that needs a page where there is none changes nothing.
+        let mut cache = Cache::new(device, dtype, 1, form.key_width(), (1, 4)).unwrap();
+        let a = cache.enter();
+        let layout = Layout::new(device, &[3], 0).unwrap();
+        cache.extend(&[a], &layout).unwrap();
+        assert!(cache.fork(a).unwrap_err().to_string().contains("0 free pages"));
+        cache.leave(a);
+        assert_eq!(cache.free_pages(), 1);
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_an_error() {
     let device = device(1);
     let mut builder = Builder::new();

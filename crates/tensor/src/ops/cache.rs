@@ -3,6 +3,9 @@
 //!
 //! Memory is divided into pages of some tokens, and a sequence has as many as it needs, so nothing is moved when others come and
 //! go. What a token gets depends on its own sequence alone, to the last bit.
+//!
+//! A fork shares the full pages of the sequence that it continues, which nobody writes again; the last page, unless it is full, is
+//! copied. So a page that several sequences have is never written.
 
 use henson_kernels::cpu::attention::cache::{Pages, append, attend};
 use henson_kernels::cpu::attention::{Attention, Bias, View, Window};
@@ -21,7 +24,13 @@ pub struct Cache {
     layers: Vec<[Tensor; 2]>,
     page_size: usize,
     free: Vec<u32>,
+    /// Of each page, how many sequences have it.
+    shared: Vec<u32>,
     sequences: Vec<Sequence>,
+    /// Places of `sequences` that nobody has.
+    vacant: Vec<usize>,
+    /// Counts the checks, so that a sequence can keep by which it was seen.
+    checks: u64,
     /// What the pass under way works on, in the order of its sequences.
     pages: Vec<u32>,
     page_offsets: Vec<u32>,
@@ -30,12 +39,14 @@ pub struct Cache {
     on_gpu: Option<[Tensor; 3]>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Sequence {
     pages: Vec<u32>,
     tokens: usize,
     /// Whether it is one that has not left.
     entered: bool,
+    /// The last check that saw it.
+    checked: u64,
 }
 
 /// A sequence in a [`Cache`].
@@ -64,7 +75,10 @@ impl Cache {
             page_size,
             // The first pages are given out first.
             free: (0..pages as u32).rev().collect(),
+            shared: vec![0; pages],
             sequences: vec![],
+            vacant: vec![],
+            checks: 0,
             pages: vec![],
             page_offsets: vec![0],
             lengths: vec![],
@@ -74,25 +88,68 @@ impl Cache {
 
     /// A new sequence, without tokens.
     pub fn enter(&mut self) -> CachedSequence {
-        let new = Sequence { entered: true, ..Sequence::default() };
-        match self.sequences.iter().position(|sequence| !sequence.entered) {
+        self.place(Sequence { entered: true, ..Sequence::default() })
+    }
+
+    /// A new sequence that continues another: it has the same tokens so far, and the two go on apart. It takes a page of its own
+    /// only where the last one is not full.
+    pub fn fork(&mut self, sequence: CachedSequence) -> Result<CachedSequence> {
+        self.check(&[sequence], true)?;
+        let Sequence { mut pages, tokens, .. } = self.sequences[sequence.0].clone();
+        let rest = tokens % self.page_size;
+        if rest > 0 {
+            let from = pages.pop().unwrap_or_default();
+            let Some(to) = self.free.pop() else { return Err(self.out_of_pages(1)) };
+            self.copy_page(from, to, rest)?;
+            pages.push(to);
+        }
+        pages.iter().for_each(|page| self.shared[*page as usize] += 1);
+        Ok(self.place(Sequence { pages, tokens, entered: true, checked: 0 }))
+    }
+
+    /// Forgets a sequence; the pages that no other one has serve others.
+    pub fn leave(&mut self, sequence: CachedSequence) {
+        let Some(left) = self.sequences.get_mut(sequence.0).filter(|sequence| sequence.entered) else { return };
+        for page in std::mem::take(left).pages {
+            let shared = &mut self.shared[page as usize];
+            *shared -= 1;
+            if *shared == 0 {
+                self.free.push(page);
+            }
+        }
+        self.vacant.push(sequence.0);
+    }
+
+    fn place(&mut self, sequence: Sequence) -> CachedSequence {
+        match self.vacant.pop() {
             Some(place) => {
-                self.sequences[place] = new;
+                self.sequences[place] = sequence;
                 CachedSequence(place)
             }
             None => {
-                self.sequences.push(new);
+                self.sequences.push(sequence);
                 CachedSequence(self.sequences.len() - 1)
             }
         }
     }
 
-    /// Forgets a sequence; its pages serve others.
-    pub fn leave(&mut self, sequence: CachedSequence) {
-        if let Some(sequence) = self.sequences.get_mut(sequence.0) {
-            self.free.append(&mut sequence.pages);
-            *sequence = Sequence::default();
+    /// Copies the first tokens of a page to another, in all layers.
+    fn copy_page(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
+        let page_size = self.page_size;
+        for matrix in self.layers.iter_mut().flatten() {
+            let width = matrix.columns();
+            let (from, to) = (from as usize * page_size * width, to as usize * page_size * width);
+            match &self.device {
+                Device::Cpu(_) => with_float!(matrix.dtype(), E => {
+                    matrix.slice_mut::<E>().copy_within(from..from + tokens * width, to);
+                }),
+                Device::Cuda(cuda) => {
+                    let all = matrix.on_gpu();
+                    cuda.gpu.copy(all.part(from, tokens * width), all.part(to, tokens * width))?;
+                }
+            }
         }
+        Ok(())
     }
 
     /// Tokens of a sequence so far: the position of its next one.
@@ -112,7 +169,7 @@ impl Cache {
             let (expected, got) = ([sequences.len()].into(), [layout.sequences()].into());
             return Err(TensorError::Shape { operation: "cache", what: "the layout", expected, got });
         }
-        self.check(sequences)?;
+        self.check(sequences, true)?;
         let counts = layout.offsets().windows(2).map(|w| (w[1] - w[0]) as usize);
         let pages_of = |tokens: usize| tokens.div_ceil(self.page_size);
         let missing = |(sequence, count): (&CachedSequence, usize)| {
@@ -121,25 +178,24 @@ impl Cache {
         };
         let needed: usize = sequences.iter().zip(counts.clone()).map(missing).sum();
         if needed > self.free.len() {
-            return Err(TensorError::Layout(format!(
-                "the cache has {} free pages of {} tokens, and {needed} are needed: let sequences leave, or make it larger",
-                self.free.len(),
-                self.page_size
-            )));
+            return Err(self.out_of_pages(needed));
         }
         for (sequence, count) in sequences.iter().zip(counts) {
             let sequence = &mut self.sequences[sequence.0];
             sequence.tokens += count;
             while sequence.pages.len() * self.page_size < sequence.tokens {
-                sequence.pages.extend(self.free.pop());
+                let Some(page) = self.free.pop() else { break };
+                self.shared[page as usize] = 1;
+                sequence.pages.push(page);
             }
         }
         self.select(sequences)
     }
 
-    /// Names the sequences that the next operations are about.
+    /// Names the sequences that the next operations are about. One that several queries attend to, as beams to their source, is
+    /// named several times.
     pub fn select(&mut self, sequences: &[CachedSequence]) -> Result<()> {
-        self.check(sequences)?;
+        self.check(sequences, false)?;
         self.pages.clear();
         self.page_offsets.truncate(1);
         self.lengths.clear();
@@ -159,15 +215,26 @@ impl Cache {
         Ok(())
     }
 
-    fn check(&self, sequences: &[CachedSequence]) -> Result<()> {
-        for (i, sequence) in sequences.iter().enumerate() {
-            let known = self.sequences.get(sequence.0).is_some_and(|sequence| sequence.entered);
-            if !known || sequences[..i].contains(sequence) {
+    fn check(&mut self, sequences: &[CachedSequence], once: bool) -> Result<()> {
+        self.checks += 1;
+        for sequence in sequences {
+            let known = self.sequences.get_mut(sequence.0).filter(|sequence| sequence.entered);
+            let fine =
+                known.is_some_and(|known| std::mem::replace(&mut known.checked, self.checks) < self.checks || !once);
+            if !fine {
                 let why = "a sequence is named twice, or is not in the cache";
                 return Err(TensorError::Unsupported { operation: "cache", why });
             }
         }
         Ok(())
+    }
+
+    fn out_of_pages(&self, needed: usize) -> TensorError {
+        TensorError::Layout(format!(
+            "the cache has {} free pages of {} tokens, and {needed} are needed: let sequences leave, or make it larger",
+            self.free.len(),
+            self.page_size
+        ))
     }
 
     fn pages(&self) -> Pages<'_> {
