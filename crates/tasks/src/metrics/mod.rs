@@ -1,19 +1,33 @@
-//! Scores by their official definitions: scikit-learn's for classes, SciPy's for numbers, conlleval's for entities, and those of
-//! SQuAD's own programs for answers. Plain functions of what is expected and what was predicted.
+//! Scores by their official definitions: scikit-learn's for classes, SciPy's for numbers, conlleval's for entities, those of
+//! SQuAD's own programs for answers, and those of sacreBLEU and rouge-score for written texts. Plain functions of what is
+//! expected and what was predicted.
 //!
 //! A quotient of nothing by nothing is 0, as scikit-learn has it; a correlation with something constant is not a number.
 
 mod answers;
+mod bleu;
+mod chrf;
 mod classes;
+mod edits;
 mod entities;
+mod ngrams;
 mod numbers;
 mod retrieval;
+mod rouge;
+mod stem;
+mod texts;
 
 pub use answers::{AnswerScore, Threshold, answer_score, best_threshold, normalise_answer};
+pub use bleu::Bleu;
+pub use chrf::Chrf;
 pub use classes::{Confusion, MultilabelCounts};
+pub use edits::{common_length, edit_distance};
 pub use entities::EntityCounts;
 pub use numbers::{mean_absolute_error, mean_squared_error, pearson, spearman};
 pub use retrieval::{cosine, nearest};
+pub use rouge::{Rouge, RougeScore};
+pub use stem::stem;
+pub use texts::TextScores;
 
 /// Right ones, predicted ones and expected ones: all that precision, recall and F1 need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,3 +13,4 @@ mod readers;
 mod spans;
 mod superglue;
 mod support;
+mod texts;
