@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use super::softmax::{softmax, softmax_backward};
-use super::{Attention, AttentionDropout, Block, LogBuckets, Matrix, Part, Right, View, ViewMut};
+use super::{Attention, AttentionDropout, Block, LogBuckets, Matrix, Part, Right, View, ViewMut, round, store};
 use crate::cpu::gemm::{Finish, product, product_into};
 use crate::cpu::scratch::{self, Purpose};
 use crate::cpu::simd::{Element, Simd, read, write};
@@ -838,24 +838,5 @@ impl<E: Element> BackwardWork<'_, '_, '_, E> {
             let key = Right::Plain(work.rows(&work.inputs.content.key, part, tokens));
             product(cpu, dpositions.transposed(), key, dqr, d, finish());
         }
-    }
-}
-
-/// The same numbers as elements.
-fn round<'a, E: Element>(from: &[f32], to: &'a mut [E]) -> &'a [E] {
-    let to = &mut to[..from.len()];
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = E::from_f32(*from));
-    to
-}
-
-/// Writes rows of D numbers to a gradient's columns.
-///
-/// # Safety
-/// No other task may have these columns of these rows.
-unsafe fn store<E: Element>(to: &ViewMut<'_, E>, rows: Range<usize>, column: usize, sums: &[f32], d: usize) {
-    for (row, sums) in rows.zip(sums.chunks_exact(d)) {
-        // SAFETY: the caller's promise.
-        let out = unsafe { to.data.slice(to.at(row, column), d) };
-        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = E::from_f32(*sum));
     }
 }

@@ -10,6 +10,7 @@ mod description;
 pub mod disentangled;
 pub mod reference;
 mod softmax;
+pub mod xl;
 
 pub use description::{Attention, Bias, Buckets, LogBuckets, Window};
 
@@ -578,5 +579,24 @@ impl Attention {
     pub fn probabilities(&self, query_offsets: &[u32], key_offsets: &[u32]) -> usize {
         let pairs = query_offsets.windows(2).zip(key_offsets.windows(2));
         self.heads * pairs.map(|(q, k)| (q[1] - q[0]) as usize * (k[1] - k[0]) as usize).sum::<usize>()
+    }
+}
+
+/// The same numbers as elements.
+fn round<'a, E: Element>(from: &[f32], to: &'a mut [E]) -> &'a [E] {
+    let to = &mut to[..from.len()];
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = E::from_f32(*from));
+    to
+}
+
+/// Writes rows of D numbers to a gradient's columns.
+///
+/// # Safety
+/// No other task may have these columns of these rows.
+unsafe fn store<E: Element>(to: &ViewMut<'_, E>, rows: Range<usize>, column: usize, sums: &[f32], d: usize) {
+    for (row, sums) in rows.zip(sums.chunks_exact(d)) {
+        // SAFETY: the caller's promise.
+        let out = unsafe { to.data.slice(to.at(row, column), d) };
+        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = E::from_f32(*sum));
     }
 }
