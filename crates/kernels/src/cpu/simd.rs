@@ -135,43 +135,30 @@ pub(crate) mod private {
         unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V);
     }
 
-    impl Vectors for f32 {
-        #[inline(always)]
-        unsafe fn load<S: Simd>(p: *const Self) -> S::V {
-            S::load(p)
-        }
-        #[inline(always)]
-        unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
-            S::store(p, v)
-        }
-        #[inline(always)]
-        unsafe fn load_part<S: Simd>(p: *const Self, n: usize) -> S::V {
-            S::load_part(p, n)
-        }
-        #[inline(always)]
-        unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V) {
-            S::store_part(p, n, v)
-        }
+    macro_rules! vectors {
+        ($element:ty, $load:ident, $store:ident, $load_part:ident, $store_part:ident) => {
+            impl Vectors for $element {
+                #[inline(always)]
+                unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+                    S::$load(p)
+                }
+                #[inline(always)]
+                unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
+                    S::$store(p, v)
+                }
+                #[inline(always)]
+                unsafe fn load_part<S: Simd>(p: *const Self, n: usize) -> S::V {
+                    S::$load_part(p, n)
+                }
+                #[inline(always)]
+                unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V) {
+                    S::$store_part(p, n, v)
+                }
+            }
+        };
     }
-
-    impl Vectors for bf16 {
-        #[inline(always)]
-        unsafe fn load<S: Simd>(p: *const Self) -> S::V {
-            S::load_bf16(p)
-        }
-        #[inline(always)]
-        unsafe fn store<S: Simd>(p: *mut Self, v: S::V) {
-            S::store_bf16(p, v)
-        }
-        #[inline(always)]
-        unsafe fn load_part<S: Simd>(p: *const Self, n: usize) -> S::V {
-            S::load_bf16_part(p, n)
-        }
-        #[inline(always)]
-        unsafe fn store_part<S: Simd>(p: *mut Self, n: usize, v: S::V) {
-            S::store_bf16_part(p, n, v)
-        }
-    }
+    vectors!(f32, load, store, load_part, store_part);
+    vectors!(bf16, load_bf16, store_bf16, load_bf16_part, store_bf16_part);
 }
 
 /// Reads a vector at `c`, zeros beyond the end of the row.
@@ -241,6 +228,16 @@ macro_rules! dispatch {
     };
 }
 
+/// Functions of a [`Simd`] that are one expression; like all others they must be inlined.
+macro_rules! inlined {
+    ($($name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $call:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
+            $call
+        }
+    )*};
+}
+
 /// Plain Rust on four lanes, which compilers map to the base line's vectors.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -261,6 +258,26 @@ impl Simd for Portable {
     const BF16_DOT: bool = false;
     type V = [f32; 4];
 
+    inlined! {
+        splat(x: f32) -> Self::V = [x; 4];
+        load(p: *const f32) -> Self::V = p.cast::<[f32; 4]>().read_unaligned();
+        store(p: *mut f32, v: Self::V) = p.cast::<[f32; 4]>().write_unaligned(v);
+        load_part(p: *const f32, n: usize) -> Self::V = std::array::from_fn(|i| if i < n { *p.add(i) } else { 0.0 });
+        store_bf16(p: *mut bf16, v: Self::V) = Self::store_bf16_part(p, 4, v);
+        add(a: Self::V, b: Self::V) -> Self::V = zip(a, b, |a, b| a + b);
+        sub(a: Self::V, b: Self::V) -> Self::V = zip(a, b, |a, b| a - b);
+        mul(a: Self::V, b: Self::V) -> Self::V = zip(a, b, |a, b| a * b);
+        div(a: Self::V, b: Self::V) -> Self::V = zip(a, b, |a, b| a / b);
+        max(a: Self::V, b: Self::V) -> Self::V = zip(a, b, |a, b| if a > b { a } else { b });
+        min(a: Self::V, b: Self::V) -> Self::V = zip(a, b, |a, b| if a < b { a } else { b });
+        sqrt(a: Self::V) -> Self::V = map(a, f32::sqrt);
+        abs(a: Self::V) -> Self::V = map(a, f32::abs);
+        copysign(a: Self::V, b: Self::V) -> Self::V = zip(a, b, f32::copysign);
+        pow2(n: Self::V) -> Self::V = map(n, |n| f32::from_bits(((n as i32 + 127) as u32) << 23));
+        keep(v: Self::V, bits: u32) -> Self::V = std::array::from_fn(|i| if bits >> i & 1 == 1 { v[i] } else { 0.0 });
+        sum(v: Self::V) -> f32 = (v[0] + v[2]) + (v[1] + v[3]);
+        largest(v: Self::V) -> f32 = v[0].max(v[2]).max(v[1].max(v[3]));
+    }
     #[inline(always)]
     unsafe fn dot_pairs(_: Self::V, _: Self::V, _: Self::V) -> Self::V {
         unreachable!("dot_pairs: only where BF16_DOT")
@@ -275,22 +292,6 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn prefetch_to_write(_: *const u8) {}
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::V {
-        [x; 4]
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::V {
-        p.cast::<[f32; 4]>().read_unaligned()
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: Self::V) {
-        p.cast::<[f32; 4]>().write_unaligned(v)
-    }
-    #[inline(always)]
-    unsafe fn load_part(p: *const f32, n: usize) -> Self::V {
-        std::array::from_fn(|i| if i < n { *p.add(i) } else { 0.0 })
-    }
-    #[inline(always)]
     unsafe fn store_part(p: *mut f32, n: usize, v: Self::V) {
         for i in 0..n {
             *p.add(i) = v[i];
@@ -299,10 +300,6 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         std::array::from_fn(|i| f32::from_bits(u32::from((*p.add(i)).to_bits()) << 16))
-    }
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-        Self::store_bf16_part(p, 4, v)
     }
     #[inline(always)]
     unsafe fn load_bf16_part(p: *const bf16, n: usize) -> Self::V {
@@ -315,42 +312,6 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
-    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a + b)
-    }
-    #[inline(always)]
-    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a - b)
-    }
-    #[inline(always)]
-    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a * b)
-    }
-    #[inline(always)]
-    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a / b)
-    }
-    #[inline(always)]
-    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| if a < b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn sqrt(a: Self::V) -> Self::V {
-        map(a, f32::sqrt)
-    }
-    #[inline(always)]
-    unsafe fn abs(a: Self::V) -> Self::V {
-        map(a, f32::abs)
-    }
-    #[inline(always)]
-    unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, f32::copysign)
-    }
-    #[inline(always)]
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // Not `f32::mul_add`: without the instruction that is a slow library call.
         std::array::from_fn(|i| a[i] * b[i] + c[i])
@@ -359,22 +320,6 @@ impl Simd for Portable {
     unsafe fn round(a: Self::V) -> Self::V {
         // Adding and taking away 1.5·2²³ leaves the nearest integer, ties to even.
         map(a, |a| (a + 12_582_912.0) - 12_582_912.0)
-    }
-    #[inline(always)]
-    unsafe fn pow2(n: Self::V) -> Self::V {
-        map(n, |n| f32::from_bits(((n as i32 + 127) as u32) << 23))
-    }
-    #[inline(always)]
-    unsafe fn keep(v: Self::V, bits: u32) -> Self::V {
-        std::array::from_fn(|i| if bits >> i & 1 == 1 { v[i] } else { 0.0 })
-    }
-    #[inline(always)]
-    unsafe fn sum(v: Self::V) -> f32 {
-        (v[0] + v[2]) + (v[1] + v[3])
-    }
-    #[inline(always)]
-    unsafe fn largest(v: Self::V) -> f32 {
-        v[0].max(v[2]).max(v[1].max(v[3]))
     }
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Self::V; 16]) {
@@ -413,6 +358,25 @@ mod x86 {
         const BF16_DOT: bool = false;
         type V = __m256;
 
+        inlined! {
+            splat(x: f32) -> Self::V = _mm256_set1_ps(x);
+            load(p: *const f32) -> Self::V = _mm256_loadu_ps(p);
+            store(p: *mut f32, v: Self::V) = _mm256_storeu_ps(p, v);
+            load_part(p: *const f32, n: usize) -> Self::V = _mm256_maskload_ps(p, first_lanes(n));
+            store_part(p: *mut f32, n: usize, v: Self::V) = _mm256_maskstore_ps(p, first_lanes(n), v);
+            add(a: Self::V, b: Self::V) -> Self::V = _mm256_add_ps(a, b);
+            sub(a: Self::V, b: Self::V) -> Self::V = _mm256_sub_ps(a, b);
+            mul(a: Self::V, b: Self::V) -> Self::V = _mm256_mul_ps(a, b);
+            div(a: Self::V, b: Self::V) -> Self::V = _mm256_div_ps(a, b);
+            max(a: Self::V, b: Self::V) -> Self::V = _mm256_max_ps(a, b);
+            min(a: Self::V, b: Self::V) -> Self::V = _mm256_min_ps(a, b);
+            sqrt(a: Self::V) -> Self::V = _mm256_sqrt_ps(a);
+            abs(a: Self::V) -> Self::V = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+            mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm256_fmadd_ps(a, b, c);
+            round(a: Self::V) -> Self::V = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+            prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+            prefetch_to_write(p: *const u8) = _mm_prefetch::<_MM_HINT_ET0>(p.cast());
+        }
         #[inline(always)]
         unsafe fn dot_pairs(_: Self::V, _: Self::V, _: Self::V) -> Self::V {
             unreachable!("dot_pairs: only where BF16_DOT")
@@ -420,26 +384,6 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_pairs(_: *const bf16, _: *const bf16, _: usize) -> Self::V {
             unreachable!("load_pairs: only where BF16_DOT")
-        }
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self::V {
-            _mm256_set1_ps(x)
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self::V {
-            _mm256_loadu_ps(p)
-        }
-        #[inline(always)]
-        unsafe fn store(p: *mut f32, v: Self::V) {
-            _mm256_storeu_ps(p, v)
-        }
-        #[inline(always)]
-        unsafe fn load_part(p: *const f32, n: usize) -> Self::V {
-            _mm256_maskload_ps(p, first_lanes(n))
-        }
-        #[inline(always)]
-        unsafe fn store_part(p: *mut f32, n: usize, v: Self::V) {
-            _mm256_maskstore_ps(p, first_lanes(n), v)
         }
         #[inline(always)]
         unsafe fn load_bf16(p: *const bf16) -> Self::V {
@@ -472,49 +416,9 @@ mod x86 {
             std::ptr::copy_nonoverlapping(all.as_ptr(), p, n);
         }
         #[inline(always)]
-        unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-            _mm256_add_ps(a, b)
-        }
-        #[inline(always)]
-        unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-            _mm256_sub_ps(a, b)
-        }
-        #[inline(always)]
-        unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-            _mm256_mul_ps(a, b)
-        }
-        #[inline(always)]
-        unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
-            _mm256_div_ps(a, b)
-        }
-        #[inline(always)]
-        unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
-            _mm256_max_ps(a, b)
-        }
-        #[inline(always)]
-        unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-            _mm256_min_ps(a, b)
-        }
-        #[inline(always)]
-        unsafe fn sqrt(a: Self::V) -> Self::V {
-            _mm256_sqrt_ps(a)
-        }
-        #[inline(always)]
-        unsafe fn abs(a: Self::V) -> Self::V {
-            _mm256_andnot_ps(_mm256_set1_ps(-0.0), a)
-        }
-        #[inline(always)]
         unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V {
             let sign = _mm256_set1_ps(-0.0);
             _mm256_or_ps(_mm256_andnot_ps(sign, a), _mm256_and_ps(sign, b))
-        }
-        #[inline(always)]
-        unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-            _mm256_fmadd_ps(a, b, c)
-        }
-        #[inline(always)]
-        unsafe fn round(a: Self::V) -> Self::V {
-            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
         }
         #[inline(always)]
         unsafe fn pow2(n: Self::V) -> Self::V {
@@ -538,14 +442,6 @@ mod x86 {
             let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
-        }
-        #[inline(always)]
-        unsafe fn prefetch(p: *const u8) {
-            _mm_prefetch::<_MM_HINT_T0>(p.cast())
-        }
-        #[inline(always)]
-        unsafe fn prefetch_to_write(p: *const u8) {
-            _mm_prefetch::<_MM_HINT_ET0>(p.cast())
         }
         #[inline(always)]
         unsafe fn transpose(rows: &mut [Self::V; 16]) {
@@ -675,33 +571,31 @@ mod x86 {
                 const BF16_DOT: bool = $dot;
                 type V = __m512;
 
-                #[inline(always)]
-                unsafe fn splat(x: f32) -> Self::V {
-                    _mm512_set1_ps(x)
-                }
-                #[inline(always)]
-                unsafe fn load(p: *const f32) -> Self::V {
-                    _mm512_loadu_ps(p)
-                }
-                #[inline(always)]
-                unsafe fn store(p: *mut f32, v: Self::V) {
-                    _mm512_storeu_ps(p, v)
-                }
-                #[inline(always)]
-                unsafe fn load_part(p: *const f32, n: usize) -> Self::V {
-                    _mm512_maskz_loadu_ps(first_bits(n), p)
-                }
-                #[inline(always)]
-                unsafe fn store_part(p: *mut f32, n: usize, v: Self::V) {
-                    _mm512_mask_storeu_ps(p, first_bits(n), v)
-                }
-                #[inline(always)]
-                unsafe fn load_bf16(p: *const bf16) -> Self::V {
-                    widen(_mm256_loadu_si256(p.cast()))
-                }
-                #[inline(always)]
-                unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-                    _mm256_storeu_si256(p.cast(), $narrow(v))
+                inlined! {
+                    splat(x: f32) -> Self::V = _mm512_set1_ps(x);
+                    load(p: *const f32) -> Self::V = _mm512_loadu_ps(p);
+                    store(p: *mut f32, v: Self::V) = _mm512_storeu_ps(p, v);
+                    load_part(p: *const f32, n: usize) -> Self::V = _mm512_maskz_loadu_ps(first_bits(n), p);
+                    store_part(p: *mut f32, n: usize, v: Self::V) = _mm512_mask_storeu_ps(p, first_bits(n), v);
+                    load_bf16(p: *const bf16) -> Self::V = widen(_mm256_loadu_si256(p.cast()));
+                    store_bf16(p: *mut bf16, v: Self::V) = _mm256_storeu_si256(p.cast(), $narrow(v));
+                    add(a: Self::V, b: Self::V) -> Self::V = _mm512_add_ps(a, b);
+                    sub(a: Self::V, b: Self::V) -> Self::V = _mm512_sub_ps(a, b);
+                    mul(a: Self::V, b: Self::V) -> Self::V = _mm512_mul_ps(a, b);
+                    div(a: Self::V, b: Self::V) -> Self::V = _mm512_div_ps(a, b);
+                    max(a: Self::V, b: Self::V) -> Self::V = _mm512_max_ps(a, b);
+                    min(a: Self::V, b: Self::V) -> Self::V = _mm512_min_ps(a, b);
+                    sqrt(a: Self::V) -> Self::V = _mm512_sqrt_ps(a);
+                    abs(a: Self::V) -> Self::V = _mm512_abs_ps(a);
+                    mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm512_fmadd_ps(a, b, c);
+                    pow2(n: Self::V) -> Self::V = _mm512_scalef_ps(_mm512_set1_ps(1.0), n);
+                    keep(v: Self::V, bits: u32) -> Self::V = _mm512_maskz_mov_ps(bits as __mmask16, v);
+                    sum(v: Self::V) -> f32 = _mm512_reduce_add_ps(v);
+                    largest(v: Self::V) -> f32 = _mm512_reduce_max_ps(v);
+                    dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V = $dot_pairs(acc, a, b);
+                    prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+                    prefetch_to_write(p: *const u8) = _mm_prefetch::<_MM_HINT_ET0>(p.cast());
+                    transpose(rows: &mut [Self::V; 16]) = transpose_16(rows);
                 }
                 #[inline(always)]
                 unsafe fn load_bf16_part(p: *const bf16, n: usize) -> Self::V {
@@ -712,85 +606,17 @@ mod x86 {
                     _mm256_mask_storeu_epi16(p.cast(), first_bits(n), $narrow(v))
                 }
                 #[inline(always)]
-                unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-                    _mm512_add_ps(a, b)
-                }
-                #[inline(always)]
-                unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-                    _mm512_sub_ps(a, b)
-                }
-                #[inline(always)]
-                unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-                    _mm512_mul_ps(a, b)
-                }
-                #[inline(always)]
-                unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
-                    _mm512_div_ps(a, b)
-                }
-                #[inline(always)]
-                unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
-                    _mm512_max_ps(a, b)
-                }
-                #[inline(always)]
-                unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-                    _mm512_min_ps(a, b)
-                }
-                #[inline(always)]
-                unsafe fn sqrt(a: Self::V) -> Self::V {
-                    _mm512_sqrt_ps(a)
-                }
-                #[inline(always)]
-                unsafe fn abs(a: Self::V) -> Self::V {
-                    _mm512_abs_ps(a)
-                }
-                #[inline(always)]
                 unsafe fn copysign(a: Self::V, b: Self::V) -> Self::V {
                     let sign = _mm512_set1_ps(-0.0);
                     _mm512_or_ps(_mm512_andnot_ps(sign, a), _mm512_and_ps(sign, b))
-                }
-                #[inline(always)]
-                unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-                    _mm512_fmadd_ps(a, b, c)
                 }
                 #[inline(always)]
                 unsafe fn round(a: Self::V) -> Self::V {
                     _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
                 }
                 #[inline(always)]
-                unsafe fn pow2(n: Self::V) -> Self::V {
-                    _mm512_scalef_ps(_mm512_set1_ps(1.0), n)
-                }
-                #[inline(always)]
-                unsafe fn keep(v: Self::V, bits: u32) -> Self::V {
-                    _mm512_maskz_mov_ps(bits as __mmask16, v)
-                }
-                #[inline(always)]
-                unsafe fn sum(v: Self::V) -> f32 {
-                    _mm512_reduce_add_ps(v)
-                }
-                #[inline(always)]
-                unsafe fn largest(v: Self::V) -> f32 {
-                    _mm512_reduce_max_ps(v)
-                }
-                #[inline(always)]
                 unsafe fn draw_at_least(seed: u64, counter: [u32; 4], threshold: u16) -> [u32; 4] {
                     draw_at_least_512(seed, counter, threshold)
-                }
-                #[inline(always)]
-                unsafe fn dot_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
-                    $dot_pairs(acc, a, b)
-                }
-                #[inline(always)]
-                unsafe fn prefetch(p: *const u8) {
-                    _mm_prefetch::<_MM_HINT_T0>(p.cast())
-                }
-                #[inline(always)]
-                unsafe fn prefetch_to_write(p: *const u8) {
-                    _mm_prefetch::<_MM_HINT_ET0>(p.cast())
-                }
-                #[inline(always)]
-                unsafe fn transpose(rows: &mut [Self::V; 16]) {
-                    transpose_16(rows)
                 }
                 #[inline(always)]
                 unsafe fn load_pairs(low: *const bf16, high: *const bf16, n: usize) -> Self::V {
