@@ -3,9 +3,9 @@
 //!
 //! Over [−8, 8] every activation and every derivative is within 10⁻⁶ of the exact one in f32 (tested).
 
+use super::Cpu;
 use super::math;
 use super::simd::{Element, Simd, read, write};
-use super::{Cpu, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
@@ -211,11 +211,7 @@ unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
 /// y = activation(x).
 pub fn forward<E: Element>(cpu: &Cpu, activation: Activation, x: &[E], y: &mut [E]) {
     assert!(x.len() == y.len(), "activation: lengths differ");
-    let n = x.len();
-    let y = SharedMut::new(y);
-    cpu.for_ranges(n, LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        let y = unsafe { y.slice(range.start, range.len()) };
+    cpu.for_rows(y, 1, LEAST, |range, y| {
         forward_range(cpu.isa(), activation, &x[range], y);
     });
 }
@@ -223,11 +219,7 @@ pub fn forward<E: Element>(cpu: &Cpu, activation: Activation, x: &[E], y: &mut [
 /// dx = dy·activation′(x), where x is what the activation was applied to.
 pub fn backward<E: Element>(cpu: &Cpu, activation: Activation, x: &[E], dy: &[E], dx: &mut [E]) {
     assert!(x.len() == dy.len() && x.len() == dx.len(), "activation: lengths differ");
-    let n = x.len();
-    let dx = SharedMut::new(dx);
-    cpu.for_ranges(n, LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        let dx = unsafe { dx.slice(range.start, range.len()) };
+    cpu.for_rows(dx, 1, LEAST, |range, dx| {
         backward_range(cpu.isa(), activation, &x[range.clone()], &dy[range], dx);
     });
 }

@@ -6,7 +6,7 @@
 use half::bf16;
 
 use super::simd::{Simd, read, write};
-use super::{Cpu, SharedMut};
+use super::{Cpu, Element};
 
 /// The definition.
 pub mod reference {
@@ -29,45 +29,23 @@ const LEAST: usize = 16384;
 /// Rounds each number to bf16.
 pub fn to_bf16(cpu: &Cpu, x: &[f32], out: &mut [bf16]) {
     assert!(x.len() == out.len(), "to_bf16: lengths differ");
-    let out = SharedMut::new(out);
-    cpu.for_ranges(x.len(), LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        let out = unsafe { out.slice(range.start, range.len()) };
-        narrow(cpu.isa(), &x[range], out);
-    });
-}
-
-dispatch! { fn narrow(x: &[f32], out: &mut [bf16]) = narrow_body }
-
-/// # Safety
-/// The instruction set must be there.
-#[inline(always)]
-unsafe fn narrow_body<S: Simd>(x: &[f32], out: &mut [bf16]) {
-    for i in (0..x.len()).step_by(S::LANES) {
-        // SAFETY: i < x.len() = out.len().
-        unsafe { write::<S, bf16>(out, i, read::<S, f32>(x, i)) };
-    }
+    cpu.for_rows(out, 1, LEAST, |range, out| convert(cpu.isa(), &x[range], out));
 }
 
 /// Widens each number, exactly.
 pub fn to_f32(cpu: &Cpu, x: &[bf16], out: &mut [f32]) {
     assert!(x.len() == out.len(), "to_f32: lengths differ");
-    let out = SharedMut::new(out);
-    cpu.for_ranges(x.len(), LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        let out = unsafe { out.slice(range.start, range.len()) };
-        widen(cpu.isa(), &x[range], out);
-    });
+    cpu.for_rows(out, 1, LEAST, |range, out| convert(cpu.isa(), &x[range], out));
 }
 
-dispatch! { fn widen(x: &[bf16], out: &mut [f32]) = widen_body }
+dispatch! { fn convert<A, B>(x: &[A], out: &mut [B]) = convert_body }
 
 /// # Safety
 /// The instruction set must be there.
 #[inline(always)]
-unsafe fn widen_body<S: Simd>(x: &[bf16], out: &mut [f32]) {
+unsafe fn convert_body<S: Simd, A: Element, B: Element>(x: &[A], out: &mut [B]) {
     for i in (0..x.len()).step_by(S::LANES) {
         // SAFETY: i < x.len() = out.len().
-        unsafe { write::<S, f32>(out, i, read::<S, bf16>(x, i)) };
+        unsafe { write::<S, B>(out, i, read::<S, A>(x, i)) };
     }
 }

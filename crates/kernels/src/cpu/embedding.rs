@@ -2,9 +2,9 @@
 //!
 //! Legend: T tokens, H columns. Tables may be f32 or bf16, whatever the output is; the sum is taken in f32.
 
+use super::Cpu;
 use super::rows::scatter_add;
 use super::simd::{Element, Simd, read, write};
-use super::{Cpu, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
@@ -48,10 +48,7 @@ pub fn forward<E: Element, W: Element>(cpu: &Cpu, lookups: &[Lookup<'_, W>], h: 
         assert!(lookup.ids.iter().all(|id| (*id as usize) < rows), "embedding: an id is outside of table {i}'s {rows}");
     }
     assert!((1..=4).contains(&lookups.len()), "embedding: {} tables", lookups.len());
-    let out = SharedMut::new(out);
-    cpu.for_ranges(t, (8192 / h).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let out = unsafe { out.slice(range.start * h, range.len() * h) };
+    cpu.for_rows(out, h, (8192 / h).max(1), |range, out| {
         sum_rows(cpu.isa(), lookups, range.start, h, out);
     });
 }

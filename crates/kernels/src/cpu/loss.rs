@@ -306,10 +306,7 @@ pub fn accuracy<E: Element>(
 pub fn hits<E: Element>(cpu: &Cpu, logits: &[E], columns: usize, classes: usize, targets: &[u32], hits: &mut [bool]) {
     check("hits", logits.len(), columns, classes, targets.len(), None);
     assert!(hits.len() == targets.len(), "hits: one answer per row");
-    let hits = SharedMut::new(hits);
-    cpu.for_ranges(targets.len(), (LEAST / columns).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let hits = unsafe { hits.slice(range.start, range.len()) };
+    cpu.for_rows(hits, 1, (LEAST / columns).max(1), |range, hits| {
         for (p, hit) in range.zip(hits) {
             *hit = is_hit(cpu, &logits[p * columns..][..classes], targets[p]);
         }
@@ -345,10 +342,7 @@ fn for_rows_of_softmax<E: Element>(
     let rows = logits.len() / columns.max(1);
     check("softmax", logits.len(), columns, classes, rows, None);
     assert!(out.len() == rows * classes, "softmax: lengths differ");
-    let out = SharedMut::new(out);
-    cpu.for_ranges(rows, (LEAST / columns).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let out = unsafe { out.slice(range.start * classes, range.len() * classes) };
+    cpu.for_rows(out, classes, (LEAST / columns).max(1), |range, out| {
         softmax_rows(cpu.isa(), &logits[range.start * columns..range.end * columns], columns, classes, out, log);
     });
 }

@@ -74,6 +74,23 @@ impl Cpu {
         let (count, chunk) = chunks(rows, least);
         self.pool.run(count, &|i| task(i, i * chunk..((i + 1) * chunk).min(rows)));
     }
+
+    /// The same over the rows of an output, `width` elements each: every task has its own to write.
+    pub(crate) fn for_rows<T: Send>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        least: usize,
+        task: impl Fn(Range<usize>, &mut [T]) + Sync,
+    ) {
+        let rows = out.len() / width.max(1);
+        let out = SharedMut::new(out);
+        self.for_ranges(rows, least, |_, range| {
+            // SAFETY: ranges are disjoint, and so are their rows.
+            let part = unsafe { out.slice(range.start * width, range.len() * width) };
+            task(range, part);
+        });
+    }
 }
 
 /// How rows are divided for parallel work: (number of ranges, rows in each but the last).

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
+use super::Cpu;
 use super::simd::{Element, Simd, read, write};
-use super::{Cpu, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
@@ -93,10 +93,7 @@ pub fn rotate<E: Element>(
     assert!(x.len() == positions.len() * stride && table.len().is_multiple_of(size), "rotary: lengths differ");
     let known = table.len() / size;
     assert!(positions.iter().all(|position| (*position as usize) < known), "rotary: a position is outside of {known}");
-    let x = SharedMut::new(x);
-    cpu.for_ranges(positions.len(), (8192 / columns.len().max(1)).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let x = unsafe { x.slice(range.start * stride, range.len() * stride) };
+    cpu.for_rows(x, stride, (8192 / columns.len().max(1)).max(1), |range, x| {
         let rows = Rows { rotary, table, head_size, opposite };
         for (position, row) in positions[range].iter().zip(x.chunks_exact_mut(stride)) {
             rotate_row(cpu.isa(), &rows, *position as usize, &mut row[columns.clone()]);

@@ -83,10 +83,7 @@ const COLUMNS: usize = 64;
 /// Row i of `out` becomes row `rows[i]` of `x`; rows have `h` columns.
 pub fn gather<E: Element>(cpu: &Cpu, x: &[E], h: usize, rows: &[u32], out: &mut [E]) {
     assert!(h > 0 && x.len().is_multiple_of(h) && out.len() == rows.len() * h, "gather: lengths differ");
-    let out = SharedMut::new(out);
-    cpu.for_ranges(rows.len(), (LEAST / h).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let out = unsafe { out.slice(range.start * h, range.len() * h) };
+    cpu.for_rows(out, h, (LEAST / h).max(1), |range, out| {
         for (row, out) in rows[range].iter().zip(out.chunks_exact_mut(h)) {
             out.copy_from_slice(&x[*row as usize * h..][..h]);
         }
@@ -156,10 +153,7 @@ pub fn drop<E: Element>(cpu: &Cpu, x: &mut [E], h: usize, dropout: &Dropout, row
 pub fn drop_parts<E: Element>(cpu: &Cpu, x: &mut [E], h: usize, parts: usize, dropout: &Dropout, rows: &[RowId]) {
     let columns = parts * h;
     assert!(x.len() == rows.len() * columns, "drop: lengths differ");
-    let x = SharedMut::new(x);
-    cpu.for_ranges(rows.len(), (LEAST / columns.max(1)).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let x = unsafe { x.slice(range.start * columns, range.len() * columns) };
+    cpu.for_rows(x, columns, (LEAST / columns.max(1)).max(1), |range, x| {
         drop_rows(cpu.isa(), x, h, parts, dropout, &rows[range]);
     });
 }
@@ -261,13 +255,7 @@ unsafe fn max_body<S: Simd, E: Element, O: Element>(x: &[E], h: usize, start: us
 /// Divides each row by its length √Σx², or by 10⁻¹² where that is larger, in place.
 pub fn l2_normalise<E: Element>(cpu: &Cpu, x: &mut [E], h: usize) {
     assert!(h > 0 && x.len().is_multiple_of(h), "l2_normalise: lengths differ");
-    let t = x.len() / h;
-    let x = SharedMut::new(x);
-    cpu.for_ranges(t, (LEAST / h).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let x = unsafe { x.slice(range.start * h, range.len() * h) };
-        l2_rows(cpu.isa(), x, h);
-    });
+    cpu.for_rows(x, h, (LEAST / h).max(1), |_, x| l2_rows(cpu.isa(), x, h));
 }
 
 dispatch! { fn l2_rows<E>(x: &mut [E], h: usize) = l2_body }
@@ -348,10 +336,7 @@ unsafe fn spread_body<S: Simd, E: Element, O: Element>(dy: &[E], dx: &mut [O], a
 /// the place of `dy`.
 pub fn l2_normalise_gradient<E: Element>(cpu: &Cpu, x: &[E], dy: &mut [E], h: usize) {
     assert!(h > 0 && x.len().is_multiple_of(h) && dy.len() == x.len(), "l2_normalise's gradient: lengths differ");
-    let dy = SharedMut::new(dy);
-    cpu.for_ranges(x.len() / h, (LEAST / h).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let dy = unsafe { dy.slice(range.start * h, range.len() * h) };
+    cpu.for_rows(dy, h, (LEAST / h).max(1), |range, dy| {
         l2_gradient_rows(cpu.isa(), &x[range.start * h..range.end * h], dy, h);
     });
 }
@@ -386,12 +371,7 @@ unsafe fn l2_gradient_body<S: Simd, E: Element>(x: &[E], dy: &mut [E], h: usize)
 /// y += x.
 pub fn add<E: Element>(cpu: &Cpu, x: &[E], y: &mut [E]) {
     assert!(x.len() == y.len(), "add: lengths differ");
-    let y = SharedMut::new(y);
-    cpu.for_ranges(x.len(), LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        let y = unsafe { y.slice(range.start, range.len()) };
-        add_range(cpu.isa(), &x[range], y);
-    });
+    cpu.for_rows(y, 1, LEAST, |range, y| add_range(cpu.isa(), &x[range], y));
 }
 
 dispatch! { fn add_range<E>(x: &[E], y: &mut [E]) = add_body }
@@ -409,12 +389,7 @@ unsafe fn add_body<S: Simd, E: Element>(x: &[E], y: &mut [E]) {
 /// y *= x.
 pub fn multiply<E: Element>(cpu: &Cpu, x: &[E], y: &mut [E]) {
     assert!(x.len() == y.len(), "multiply: lengths differ");
-    let y = SharedMut::new(y);
-    cpu.for_ranges(x.len(), LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        let y = unsafe { y.slice(range.start, range.len()) };
-        multiply_range(cpu.isa(), &x[range], y);
-    });
+    cpu.for_rows(y, 1, LEAST, |range, y| multiply_range(cpu.isa(), &x[range], y));
 }
 
 dispatch! { fn multiply_range<E>(x: &[E], y: &mut [E]) = multiply_body }
@@ -454,10 +429,5 @@ unsafe fn scale_body<S: Simd, E: Element>(factor: f32, x: &[E], y: &mut [E]) {
 
 /// x = 0.
 pub fn fill_zero<E: Element>(cpu: &Cpu, x: &mut [E]) {
-    let n = x.len();
-    let x = SharedMut::new(x);
-    cpu.for_ranges(n, 4 * LEAST, |_, range| {
-        // SAFETY: ranges are disjoint.
-        unsafe { x.slice(range.start, range.len()) }.fill(E::default());
-    });
+    cpu.for_rows(x, 1, 4 * LEAST, |_, x| x.fill(E::default()));
 }

@@ -4,9 +4,9 @@
 //!
 //! Legend: P rows of logits, `columns` apart, of which the first `classes` count.
 
+use super::Cpu;
 use super::dropout::RowId;
 use super::simd::{Element, Simd};
-use super::{Cpu, SharedMut};
 use crate::philox::{ROUNDS, philox, philox_lanes};
 
 /// The definition, in f64.
@@ -67,10 +67,7 @@ pub fn sample<E: Element>(
     assert!(0 < classes && classes <= columns && logits.len() == rows.len() * columns, "sample: lengths differ");
     assert!(out.len() == rows.len() && sampler.temperature > 0.0, "sample: one draw per row, at a temperature above 0");
     assert!(never.is_none_or(|never| never.len() == rows.len()), "sample: one class per row that is never drawn");
-    let out = SharedMut::new(out);
-    cpu.for_ranges(rows.len(), (4096 / columns).max(1), |_, range| {
-        // SAFETY: ranges are disjoint.
-        let out = unsafe { out.slice(range.start, range.len()) };
+    cpu.for_rows(out, 1, (4096 / columns).max(1), |range, out| {
         for (i, out) in range.zip(out) {
             let never = never.map_or(u32::MAX, |never| never[i]);
             *out = sample_row(cpu.isa(), sampler, rows[i], never, &logits[i * columns..][..classes]);
