@@ -248,38 +248,21 @@ pub fn backward(
     gradients: Gradients<'_>,
 ) -> Result<()> {
     let (rows, heads, dtype) = (inputs.sequences.tokens, attention.heads, inputs.query.dtype());
-    let (width, p) = (heads * attention.head_size, inputs.positions());
-    for (view, what) in [(out, "the output"), (dout, "the output's gradient")] {
-        view.expect("attention", what, rows * width, dtype);
-    }
-    log_sums.expect("attention", "the log-sums", heads * rows, DType::F32);
+    let p = inputs.positions();
     let Gradients { query, key, value, position_key, position_query } = gradients;
-    let pairs = [
-        (Some(inputs.query), Some(query)),
-        (Some(inputs.key), Some(key)),
-        (Some(inputs.value), Some(value)),
-        (inputs.position_key, position_key),
-        (inputs.position_query, position_query),
-    ];
-    for (x, dx) in pairs {
+    for (x, dx) in [(inputs.position_key, position_key), (inputs.position_query, position_query)] {
         assert!(x.is_some() == dx.is_some(), "attention: a table without a gradient, or the reverse");
         if let (Some(x), Some(dx)) = (x, dx) {
-            dx.expect("a gradient", x.rows(), x.width, dtype);
-            assert!(
-                (dx.stride, dx.offset) == (x.stride, x.offset),
-                "attention: a gradient lies otherwise than its number"
-            );
+            dx.expect_gradient_of(&x);
         }
     }
     let (described, content) = (attention.content(), inputs.content());
-    let others = [query, key, value, Columns::new(out, width), Columns::new(dout, width)];
+    let others = general::check_backward(&described, &content, out, log_sums, dout, [query, key, value]);
     let plan = plan(gpu, &described, &content, &others, dropout.is_some());
     let call = Call::new(gpu, attention, inputs, 3)?;
     call.multiply_contents(gpu)?;
     let mut arguments = call.arguments(&plan, dropout);
-    (arguments.out, arguments.dout, arguments.log_sums) = (out.address(), dout.address(), log_sums.address());
-    (arguments.dquery, arguments.dkey, arguments.dvalue) = (query.address(), key.address(), value.address());
-    arguments.terms = gpu.scratch(Purpose::Attention, 8 * heads * rows)?;
+    arguments.set_backward(gpu, &content, out, log_sums, dout, [query, key, value])?;
     arguments.dscores = gpu.scratch(Purpose::Scores, rows * heads * inputs.longest * dtype.size())?;
     let shared = match plan.tiles {
         Some(tiles) => general::backward_bytes(tiles, &arguments, false),
@@ -288,11 +271,7 @@ pub fn backward(
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the table, and the work space has a pair of numbers
     // for every query and head, a number for every score, and one for every product.
     unsafe {
-        if let Some(tiles) = plan.tiles {
-            let lanes = (tiles.size / 8).next_power_of_two();
-            let launch = Launch::new((rows * heads * lanes).div_ceil(256), 256);
-            gpu.launch(&general::SOURCE, &plan.variant, "backward_terms", launch, &[&arguments])?;
-        }
+        plan.launch_terms(gpu, &arguments)?;
         for (by_keys, kernel, content, dcontent, table, dtable) in [
             (false, "backward_queries", inputs.query, query, inputs.position_key, position_key),
             (true, "backward_keys", inputs.key, key, inputs.position_query, position_query),

@@ -124,6 +124,13 @@ impl<'a> Columns<'a> {
         self.view.expect("attention", what, rows * self.stride, dtype);
         assert!(self.width == width, "attention: {what} has {} columns, not {width}", self.width);
     }
+
+    #[track_caller]
+    pub(super) fn expect_gradient_of(&self, x: &Columns<'_>) {
+        self.expect("a gradient", x.rows(), x.width, x.dtype());
+        let same = (self.stride, self.offset) == (x.stride, x.offset);
+        assert!(same, "attention: a gradient lies otherwise than its number");
+    }
 }
 
 /// A layout of sequences as [`super::write_table`] wrote it.
@@ -238,53 +245,22 @@ impl<'a> Arguments<'a> {
     /// What follows from the description alone.
     pub(super) fn new(attention: &Attention, bias: Option<View<'_>>, dropout: Option<Dropout<'a>>) -> Self {
         let window = |keys: u32| keys.min(LARGEST_WINDOW) as i32;
+        // SAFETY: numbers alone, and a marker without a size.
+        let nothing: Arguments<'a> = unsafe { std::mem::zeroed() };
         let mut arguments = Arguments {
-            query: 0,
-            key: 0,
-            value: 0,
-            out: 0,
-            dout: 0,
-            result: 0,
-            dquery: 0,
-            dkey: 0,
-            dvalue: 0,
-            log_sums: 0,
-            terms: 0,
-            dbias: 0,
             bias: address(bias),
-            items: 0,
-            own_offsets: 0,
-            other_offsets: 0,
-            numbers: 0,
-            pages: 0,
-            page_offsets: 0,
-            lengths: 0,
-            by_query: 0,
-            by_key: 0,
-            dscores: 0,
-            distance_rows: 0,
-            page_size: 0,
-            sequences: 0,
-            query_stride: 0,
-            key_stride: 0,
-            value_stride: 0,
-            queries: 0,
             heads: attention.heads as u32,
             group: (attention.heads / attention.key_heads) as u32,
             head_size: attention.head_size as u32,
             left: window(attention.window.left),
             right: window(attention.window.right),
             scale: attention.scale,
-            bias_kind: 0,
-            reach: 0,
             side: 1,
-            bidirectional: 0,
-            least_queries: 0,
             most_queries: u32::MAX,
             thresholds: [u32::MAX; LEVELS],
             keys: dropout.map_or([0; 14], |dropout| dropout.keys()),
-            positions: 0,
             dropout: Dropout::argument(dropout),
+            ..nothing
         };
         match attention.bias {
             Bias::None => {}
@@ -298,6 +274,22 @@ impl<'a> Arguments<'a> {
             }
         }
         arguments
+    }
+
+    /// What the backward reads and writes besides the inputs, and its room for a pair of numbers for every query and head.
+    pub(super) fn set_backward(
+        &mut self,
+        gpu: &Gpu,
+        inputs: &Inputs<'_>,
+        out: View<'_>,
+        log_sums: View<'_>,
+        dout: View<'_>,
+        [query, key, value]: [Columns<'_>; 3],
+    ) -> Result<()> {
+        (self.out, self.dout, self.log_sums) = (out.address(), dout.address(), log_sums.address());
+        (self.dquery, self.dkey, self.dvalue) = (query.address(), key.address(), value.address());
+        self.terms = gpu.scratch(Purpose::Attention, 8 * self.heads as usize * inputs.queries.tokens)?;
+        Ok(())
     }
 
     /// Distances that the bias is kept for.
@@ -489,6 +481,19 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
+    /// Launches the kernel before the backward's two, where they need it.
+    ///
+    /// # Safety
+    /// As [`Gpu::launch`].
+    pub(super) unsafe fn launch_terms(&self, gpu: &Gpu, arguments: &Arguments<'_>) -> Result<()> {
+        let Some(tiles) = self.tiles else { return Ok(()) };
+        let threads = self.inputs.queries.tokens * self.attention.heads * (tiles.size / 8).next_power_of_two();
+        // SAFETY: the caller's promise.
+        unsafe {
+            gpu.launch(&SOURCE, &self.variant, "backward_terms", Launch::new(threads.div_ceil(256), 256), &[arguments])
+        }
+    }
+
     /// Blocks of the queries' layout, each of which has a share of the bias' gradient.
     fn shares(&self) -> usize {
         self.inputs.queries.room.items() * self.tiles.map_or(1, |tiles| TILE / tiles.rows())
@@ -578,6 +583,27 @@ pub(super) unsafe fn forward_paged(
     unsafe { plan.launch(gpu, "forward", false, shared, &mut arguments) }
 }
 
+/// Checks what [`backward`] gets, and gives the columns that kernels touch besides the inputs.
+#[track_caller]
+pub(super) fn check_backward<'a>(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    out: View<'a>,
+    log_sums: View<'_>,
+    dout: View<'a>,
+    [query, key, value]: [Columns<'a>; 3],
+) -> [Columns<'a>; 5] {
+    let (rows, width, dtype) = (inputs.queries.tokens, attention.query_width(), inputs.query.dtype());
+    for (view, what) in [(out, "the output"), (dout, "the output's gradient")] {
+        view.expect("attention", what, rows * width, dtype);
+    }
+    log_sums.expect("attention", "the log-sums", attention.heads * rows, DType::F32);
+    for (x, dx) in [(inputs.query, query), (inputs.key, key), (inputs.value, value)] {
+        dx.expect_gradient_of(&x);
+    }
+    [query, key, value, Columns::new(out, width), Columns::new(dout, width)]
+}
+
 /// Gradients of [`forward`]. `out` and `log_sums` are what it gave.
 pub fn backward(
     gpu: &Gpu,
@@ -589,22 +615,11 @@ pub fn backward(
     dout: View<'_>,
     gradients: Gradients<'_>,
 ) -> Result<()> {
-    let (rows, width, dtype) = (inputs.queries.tokens, attention.query_width(), inputs.query.dtype());
-    for (view, what) in [(out, "the output"), (dout, "the output's gradient")] {
-        view.expect("attention", what, rows * width, dtype);
-    }
-    log_sums.expect("attention", "the log-sums", attention.heads * rows, DType::F32);
     let Gradients { query, key, value, bias } = gradients;
-    for (x, dx) in [(inputs.query, query), (inputs.key, key), (inputs.value, value)] {
-        dx.expect("a gradient", x.rows(), x.width, dtype);
-        assert!((dx.stride, dx.offset) == (x.stride, x.offset), "attention: a gradient lies otherwise than its number");
-    }
-    let others = [query, key, value, Columns::new(out, width), Columns::new(dout, width)];
+    let others = check_backward(attention, inputs, out, log_sums, dout, [query, key, value]);
     let plan = Plan::new(gpu, attention, inputs, &others, dropout.is_some());
     let mut arguments = plan.arguments(dropout);
-    (arguments.out, arguments.dout, arguments.log_sums) = (out.address(), dout.address(), log_sums.address());
-    (arguments.dquery, arguments.dkey, arguments.dvalue) = (query.address(), key.address(), value.address());
-    arguments.terms = gpu.scratch(Purpose::Attention, 8 * attention.heads * rows)?;
+    arguments.set_backward(gpu, inputs, out, log_sums, dout, [query, key, value])?;
     if bias.is_some() {
         assert!(matches!(attention.bias, Bias::Relative(_)), "attention: only a table of buckets has a gradient");
         arguments.dbias = gpu.scratch(Purpose::Sums, 4 * plan.shares() * attention.bias_size())?;
@@ -621,11 +636,7 @@ pub fn backward(
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the tables, and the work space has a pair of numbers
     // for every query and head, and a table for every block.
     unsafe {
-        if let Some(tiles) = plan.tiles {
-            let lanes = (tiles.size / 8).next_power_of_two();
-            let launch = Launch::new((rows * attention.heads * lanes).div_ceil(256), 256);
-            gpu.launch(&SOURCE, &plan.variant, "backward_terms", launch, &[&arguments])?;
-        }
+        plan.launch_terms(gpu, &arguments)?;
         plan.launch(gpu, "backward_queries", false, by_queries, &mut arguments)?;
         plan.launch(gpu, "backward_keys", true, by_keys, &mut arguments)?;
     }
