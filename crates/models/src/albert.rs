@@ -2,14 +2,14 @@
 //!
 //! Legend: E columns of the tables, H hidden, V vocabulary.
 
-use henson_tensor::{Activation, Builder, Group};
+use henson_tensor::Builder;
 use serde_json::{Map, Value};
 
-use crate::bert::{BertConfig, encoder_settings};
+use crate::bert::{BertConfig, HeadSettings, encoder_settings, network_and_head};
 use crate::config::{FamilyConfig, as_bert, check_dropouts, check_only, check_sizes, number, probability};
-use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
-use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
-use crate::layers::{BlockNames, BlockSettings, Linear};
+use crate::encoder::EncoderSettings;
+use crate::heads::VocabularyNames;
+use crate::layers::{BlockNames, BlockSettings};
 use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
 
 /// ALBERT as the table of families has it.
@@ -25,16 +25,7 @@ pub(crate) static FAMILY: Family = Family {
         ],
         ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
     },
-    heads: &[
-        Head::Pooler,
-        Head::Encoder,
-        Head::PreTraining,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Pooler, Encoder, PreTraining, MaskedLm),
     causal: None,
     endings: &[],
     sizes: &[
@@ -97,7 +88,8 @@ impl FamilyConfig for AlbertConfig {
         self.0.check()?;
         check_sizes(&[(WIDTH, self.width(), 1 << 16), (GROUPS, self.groups(), self.0.num_hidden_layers)])?;
         check_dropouts(&[(CLASSIFIER_DROPOUT, self.classifier_dropout())])?;
-        check_only(&self.0.other, &[("inner_group_num", Value::from(1)), ("is_decoder", Value::from(false))])
+        self.0.check_bidirectional()?;
+        check_only(&self.0.other, &[("inner_group_num", Value::from(1))])
     }
 
     fn sizes(&self) -> Sizes {
@@ -136,11 +128,9 @@ fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
 }
 
 fn build(b: &mut Builder, own: &AlbertConfig, head: Head) -> Model {
-    let (h, width) = (own.0.hidden_size, own.width());
-    let (init, task) = initial_weights(own.0.initializer_range);
     let plain = encoder_settings(&own.0, 0);
     let settings = EncoderSettings {
-        projection: Some((width, "encoder.embedding_hidden_mapping_in")),
+        projection: Some((own.width(), "encoder.embedding_hidden_mapping_in")),
         layer_name: ["encoder.albert_layer_groups.", ".albert_layers.0"],
         layer_groups: Some(own.groups()),
         names: BLOCK,
@@ -148,31 +138,16 @@ fn build(b: &mut Builder, own: &AlbertConfig, head: Head) -> Model {
         block: BlockSettings { dropout: 0.0, ..plain.block },
         ..plain
     };
-    let has_pooler = matches!(head, Head::Pooler | Head::PreTraining | Head::Sequence { .. } | Head::Choice);
-    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "albert" };
-    let (network, pooler) = b.at(base, |b| {
-        let network = PostNormEncoder::build(b, &settings);
-        let pooler = |b: &mut Builder| Linear::build(b, "pooler", h, h, init);
-        (network, has_pooler.then(|| b.group(Group::Pooler, pooler)))
-    });
-    let mut parts = HeadParts { pooler, ..HeadParts::default() };
-    if matches!(head, Head::PreTraining | Head::MaskedLm) {
-        let names =
-            VocabularyNames { transform: "predictions.dense", norm: "predictions.LayerNorm", bias: "predictions.bias" };
-        let (sizes, act) = ((own.0.vocab_size, h, width), own.0.hidden_act.into());
-        parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, act, own.0.layer_norm_eps as f32, init));
-    }
-    let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
     let dropout = own.classifier_dropout() as f32;
-    let classifier = |dropout, out| Some(Classifier { hidden, ..Classifier::plain(dropout, out) });
-    parts.classifier = match head {
-        Head::PreTraining => classifier(dropout, Linear::build(b, "sop_classifier.classifier", h, 2, init)),
-        Head::Sequence { labels } | Head::Token { labels } => {
-            classifier(dropout, Linear::build(b, "classifier", h, labels, task))
-        }
-        Head::Span => classifier(0.0, Linear::build(b, "qa_outputs", h, 2, task)),
-        Head::Choice => classifier(dropout, Linear::build(b, "classifier", h, 1, task)),
-        _ => None,
+    let names =
+        VocabularyNames { transform: "predictions.dense", norm: "predictions.LayerNorm", bias: "predictions.bias" };
+    let heads = HeadSettings {
+        base: "albert",
+        pooler: "pooler",
+        vocabulary: (names, own.width()),
+        sentences: ("sop_classifier.classifier", dropout),
+        dropout,
     };
+    let (network, parts) = network_and_head(b, &own.0, &settings, head, &heads);
     Model::new(ModelConfig::Albert(own.clone()), head, network, parts)
 }

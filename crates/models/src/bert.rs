@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::boundary::BoundaryHead;
-use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_heads, check_only, check_sizes};
+use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_only, check_sizes, own_config};
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::{BlockNames, BlockSettings, Linear};
@@ -26,17 +26,7 @@ pub(crate) static FAMILY: Family = Family {
         ],
         ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
     },
-    heads: &[
-        Head::Pooler,
-        Head::Encoder,
-        Head::PreTraining,
-        Head::MaskedLm,
-        Head::SpanBoundary,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Pooler, Encoder, PreTraining, MaskedLm, SpanBoundary),
     causal: Some("LMHeadModel"),
     endings: &[],
     // The paper's sizes, and the smaller ones of Turc et al. 2019.
@@ -59,6 +49,13 @@ pub(crate) const BLOCK: BlockNames = BlockNames {
     up: "intermediate.dense",
     down: "output.dense",
     norm: "output.LayerNorm",
+};
+
+/// The names of the masked-LM head.
+pub(crate) const PREDICTIONS: VocabularyNames = VocabularyNames {
+    transform: "cls.predictions.transform.dense",
+    norm: "cls.predictions.transform.LayerNorm",
+    bias: "cls.predictions.bias",
 };
 
 /// The sizes and settings of a BERT.
@@ -129,6 +126,11 @@ fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {
 }
 
 impl BertConfig {
+    /// For relatives that have no left-to-right models.
+    pub(crate) fn check_bidirectional(&self) -> Result<(), ConfigError> {
+        if self.is_decoder { Err(ConfigError::value("is_decoder", true, "false")) } else { Ok(()) }
+    }
+
     /// With bert-base-uncased's vocabulary.
     pub(crate) fn of_size(layers: usize, hidden: usize, heads: usize) -> Self {
         Self {
@@ -153,29 +155,14 @@ impl BertConfig {
 }
 
 impl FamilyConfig for BertConfig {
-    fn family(&self) -> &'static Family {
-        &FAMILY
-    }
-
-    fn model_type(&self) -> &str {
-        &self.model_type
-    }
-
-    fn to_json(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
+    own_config!();
 
     fn check(&self) -> Result<(), ConfigError> {
+        self.sizes().check()?;
         check_sizes(&[
-            ("vocab_size", self.vocab_size, 1 << 24),
-            ("hidden_size", self.hidden_size, 1 << 16),
-            ("num_hidden_layers", self.num_hidden_layers, 1 << 10),
-            ("num_attention_heads", self.num_attention_heads, 1 << 12),
-            ("intermediate_size", self.intermediate_size, 1 << 20),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
             ("type_vocab_size", self.type_vocab_size, 1 << 16),
         ])?;
-        check_heads("num_attention_heads", self.num_attention_heads, self.hidden_size)?;
         check_dropouts(&[
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
@@ -220,79 +207,91 @@ impl FamilyConfig for BertConfig {
         self.is_decoder = causal;
         Ok(())
     }
-
-    fn build(&self, b: &mut Builder, head: Head) -> Model {
-        build(b, self, head)
-    }
 }
 
 /// What [`PostNormEncoder`] is built with for a config in BERT's words.
 pub(crate) fn encoder_settings(config: &BertConfig, first_position: usize) -> EncoderSettings {
-    EncoderSettings {
-        vocabulary: config.vocab_size,
-        positions: config.max_position_embeddings,
-        first_position,
-        segments: Some(config.type_vocab_size),
-        layers: config.num_hidden_layers,
-        projection: None,
-        embedding_dropout: config.hidden_dropout_prob as f32,
-        layer_name: ["encoder.layer.", ""],
-        layer_groups: None,
-        relative_bias: None,
-        relative_table: None,
-        names: BLOCK,
-        block: BlockSettings {
-            hidden: config.hidden_size,
-            intermediate: config.intermediate_size,
-            heads: config.num_attention_heads,
-            activation: config.hidden_act.into(),
-            causal: config.is_decoder,
-            dropout: config.hidden_dropout_prob as f32,
-            attention_output_dropout: config.hidden_dropout_prob as f32,
-            attention_dropout: config.attention_probs_dropout_prob as f32,
-            epsilon: config.layer_norm_eps as f32,
-            init: initial_weights(config.initializer_range).0,
-        },
-    }
+    let block = BlockSettings {
+        hidden: config.hidden_size,
+        intermediate: config.intermediate_size,
+        heads: config.num_attention_heads,
+        activation: config.hidden_act.into(),
+        causal: config.is_decoder,
+        dropout: config.hidden_dropout_prob as f32,
+        attention_output_dropout: config.hidden_dropout_prob as f32,
+        attention_dropout: config.attention_probs_dropout_prob as f32,
+        epsilon: config.layer_norm_eps as f32,
+        init: initial_weights(config.initializer_range).0,
+    };
+    let sizes = [config.vocab_size, config.max_position_embeddings, config.num_hidden_layers];
+    let segments = Some(config.type_vocab_size);
+    EncoderSettings { first_position, segments, ..EncoderSettings::new(sizes, BLOCK, block) }
 }
 
 fn build(b: &mut Builder, own: &BertConfig, head: Head) -> Model {
+    let heads = HeadSettings {
+        base: "bert",
+        pooler: "pooler.dense",
+        vocabulary: (PREDICTIONS, own.hidden_size),
+        sentences: ("cls.seq_relationship", 0.0),
+        dropout: own.classifier_dropout.unwrap_or(own.hidden_dropout_prob) as f32,
+    };
+    let (network, parts) = network_and_head(b, own, &encoder_settings(own, 0), head, &heads);
+    Model::new(ModelConfig::Bert(own.clone()), head, network, parts)
+}
+
+/// What tells apart heads that are BERT's otherwise.
+pub(crate) struct HeadSettings {
+    /// What stands before the encoder's names.
+    pub(crate) base: &'static str,
+    pub(crate) pooler: &'static str,
+    /// The masked-LM head's names, and the columns of the word table.
+    pub(crate) vocabulary: (VocabularyNames, usize),
+    /// The name of the layer that classifies pairs in pre-training, and its dropout.
+    pub(crate) sentences: (&'static str, f32),
+    /// Dropout of the classifiers of tasks.
+    pub(crate) dropout: f32,
+}
+
+/// An encoder with BERT's heads.
+pub(crate) fn network_and_head(
+    b: &mut Builder,
+    own: &BertConfig,
+    settings: &EncoderSettings,
+    head: Head,
+    heads: &HeadSettings,
+) -> (PostNormEncoder, HeadParts) {
     let h = own.hidden_size;
     let (init, task) = initial_weights(own.initializer_range);
     let has_pooler = matches!(head, Head::Pooler | Head::PreTraining | Head::Sequence { .. } | Head::Choice);
-    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { "bert" };
+    let base = if matches!(head, Head::Encoder | Head::Pooler) { "" } else { heads.base };
     let (network, pooler) = b.at(base, |b| {
-        let network = PostNormEncoder::build(b, &encoder_settings(own, 0));
-        let pooler = |b: &mut Builder| Linear::build(b, "pooler.dense", h, h, init);
+        let network = PostNormEncoder::build(b, settings);
+        let pooler = |b: &mut Builder| Linear::build(b, heads.pooler, h, h, init);
         (network, has_pooler.then(|| b.group(Group::Pooler, pooler)))
     });
     let mut parts = HeadParts { pooler, ..HeadParts::default() };
     if matches!(head, Head::PreTraining | Head::MaskedLm | Head::SpanBoundary) {
-        let names = VocabularyNames {
-            transform: "cls.predictions.transform.dense",
-            norm: "cls.predictions.transform.LayerNorm",
-            bias: "cls.predictions.bias",
-        };
-        let (sizes, act, epsilon) = ((own.vocab_size, h, h), own.hidden_act.into(), own.layer_norm_eps as f32);
-        parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, act, epsilon, init));
+        let (names, width) = &heads.vocabulary;
+        let (sizes, act, epsilon) = ((own.vocab_size, h, *width), own.hidden_act.into(), own.layer_norm_eps as f32);
+        parts.vocabulary = Some(VocabularyHead::build(b, names, sizes, act, epsilon, init));
     }
     if head == Head::SpanBoundary {
         let build = |b: &mut Builder| BoundaryHead::build(b, "cls.pair_target_predictions", (own.vocab_size, h), init);
         parts.boundary = Some(b.group(Group::Objective, build));
     }
-    let dropout = own.classifier_dropout.unwrap_or(own.hidden_dropout_prob) as f32;
     let hidden = pooler.map(|pooler| (pooler, Activation::Tanh));
     let classifier = |dropout, out| Some(Classifier { hidden, ..Classifier::plain(dropout, out) });
     parts.classifier = match head {
-        Head::PreTraining => classifier(0.0, Linear::build(b, "cls.seq_relationship", h, 2, init)),
+        Head::PreTraining => classifier(heads.sentences.1, Linear::build(b, heads.sentences.0, h, 2, init)),
         Head::Sequence { labels } | Head::Token { labels } => {
-            classifier(dropout, Linear::build(b, "classifier", h, labels, task))
+            classifier(heads.dropout, Linear::build(b, "classifier", h, labels, task))
         }
         Head::Span => classifier(0.0, Linear::build(b, "qa_outputs", h, 2, task)),
-        Head::Choice => classifier(dropout, Linear::build(b, "classifier", h, 1, task)),
+        Head::Choice => classifier(heads.dropout, Linear::build(b, "classifier", h, 1, task)),
         _ => None,
     };
-    Model::new(ModelConfig::Bert(own.clone()), head, network, parts)
+    (network, parts)
 }
 
 #[cfg(test)]

@@ -20,7 +20,10 @@ pub(crate) trait FamilyConfig {
     fn set_layers(&mut self, layers: usize);
     fn set_dropout(&mut self, p: f64);
     /// Whether a token sees only what stands before it; an error where the family cannot.
-    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError>;
+    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
+        let other = "a family with left-to-right models, such as bert";
+        if causal { Err(ConfigError::value("model_type", self.model_type(), other)) } else { Ok(()) }
+    }
     /// Whether [`Model::average`] works: with a layer more whose weights are its own.
     fn can_average(&self) -> bool {
         true
@@ -103,6 +106,28 @@ pub(crate) fn number(other: &Map<String, Value>, key: &str, default: usize) -> u
     given.map_or(default, |given| given.as_u64().and_then(|number| usize::try_from(number).ok()).unwrap_or(0))
 }
 
+/// What configs with a struct of their own have in common.
+macro_rules! own_config {
+    () => {
+        fn family(&self) -> &'static Family {
+            &FAMILY
+        }
+
+        fn model_type(&self) -> &str {
+            &self.model_type
+        }
+
+        fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
+            serde_json::to_value(self)
+        }
+
+        fn build(&self, b: &mut Builder, head: Head) -> Model {
+            build(b, self, head)
+        }
+    };
+}
+pub(crate) use own_config;
+
 /// What a config that is BERT's with some keys more (`struct Own(BertConfig)`) has in common with BERT's.
 macro_rules! as_bert {
     () => {
@@ -124,10 +149,6 @@ macro_rules! as_bert {
 
         fn set_layers(&mut self, layers: usize) {
             self.0.set_layers(layers);
-        }
-
-        fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
-            self.0.set_causal(causal)
         }
 
         fn build(&self, b: &mut Builder, head: Head) -> Model {
@@ -162,6 +183,20 @@ pub struct Sizes {
     pub attention_dropout: f64,
     /// Whether a token sees only what stands before it.
     pub causal: bool,
+}
+
+impl Sizes {
+    /// Checks what configs have under the same names.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        check_sizes(&[
+            ("vocab_size", self.vocab_size, 1 << 24),
+            ("hidden_size", self.hidden_size, 1 << 16),
+            ("num_hidden_layers", self.num_hidden_layers, 1 << 10),
+            ("num_attention_heads", self.num_attention_heads, 1 << 12),
+            ("intermediate_size", self.intermediate_size, 1 << 20),
+        ])?;
+        check_heads("num_attention_heads", self.num_attention_heads, self.hidden_size)
+    }
 }
 
 impl ModelConfig {

@@ -8,8 +8,8 @@ use henson_tensor::{Activation, Builder, LogBuckets};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::bert::{BLOCK, fiftieth, tenth};
-use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_heads, check_only, check_sizes};
+use crate::bert::{BLOCK, PREDICTIONS, fiftieth, tenth};
+use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_only, check_sizes, own_config};
 use crate::encoder::{EncoderSettings, PostNormEncoder, RelativeTable, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::{BlockNames, BlockSettings, Linear, PositionScores};
@@ -43,14 +43,7 @@ pub(crate) static FAMILY: Family = Family {
             "mask_predictions.classifier.bias",
         ],
     },
-    heads: &[
-        Head::Encoder,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Encoder, MaskedLm),
     causal: None,
     endings: &[],
     sizes: &[
@@ -253,29 +246,14 @@ impl DebertaV2Config {
 }
 
 impl FamilyConfig for DebertaV2Config {
-    fn family(&self) -> &'static Family {
-        &FAMILY
-    }
-
-    fn model_type(&self) -> &str {
-        &self.model_type
-    }
-
-    fn to_json(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
+    own_config!();
 
     fn check(&self) -> Result<(), ConfigError> {
+        self.sizes().check()?;
         check_sizes(&[
-            ("vocab_size", self.vocab_size, 1 << 24),
-            ("hidden_size", self.hidden_size, 1 << 16),
-            ("num_hidden_layers", self.num_hidden_layers, 1 << 10),
-            ("num_attention_heads", self.num_attention_heads, 1 << 12),
-            ("intermediate_size", self.intermediate_size, 1 << 20),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
             ("type_vocab_size", self.type_vocab_size.saturating_add(1), 1 << 16),
         ])?;
-        check_heads("num_attention_heads", self.num_attention_heads, self.hidden_size)?;
         check_dropouts(&[
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
@@ -328,50 +306,28 @@ impl FamilyConfig for DebertaV2Config {
         self.pooler_dropout = self.pooler_dropout.min(p);
     }
 
-    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
-        match causal {
-            true => {
-                Err(ConfigError::value("model_type", "deberta-v2", "a family with left-to-right models, such as bert"))
-            }
-            false => Ok(()),
-        }
-    }
-
     fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
         Some(self.table())
-    }
-
-    fn build(&self, b: &mut Builder, head: Head) -> Model {
-        build(b, self, head)
     }
 }
 
 fn encoder_settings(own: &DebertaV2Config) -> EncoderSettings {
     let dropout = own.hidden_dropout_prob as f32;
+    let positions = if own.position_biased_input { own.max_position_embeddings } else { 0 };
+    let block = BlockSettings {
+        hidden: own.hidden_size,
+        intermediate: own.intermediate_size,
+        heads: own.num_attention_heads,
+        activation: own.hidden_act.into(),
+        causal: false,
+        dropout,
+        attention_output_dropout: dropout,
+        attention_dropout: own.attention_probs_dropout_prob as f32,
+        epsilon: own.layer_norm_eps as f32,
+        init: initial_weights(own.initializer_range).0,
+    };
     EncoderSettings {
-        vocabulary: own.vocab_size,
-        positions: if own.position_biased_input { own.max_position_embeddings } else { 0 },
-        first_position: 0,
         segments: (own.type_vocab_size > 0).then_some(own.type_vocab_size),
-        projection: None,
-        embedding_dropout: dropout,
-        layers: own.num_hidden_layers,
-        layer_name: ["encoder.layer.", ""],
-        layer_groups: None,
-        names: NAMES,
-        block: BlockSettings {
-            hidden: own.hidden_size,
-            intermediate: own.intermediate_size,
-            heads: own.num_attention_heads,
-            activation: own.hidden_act.into(),
-            causal: false,
-            dropout,
-            attention_output_dropout: dropout,
-            attention_dropout: own.attention_probs_dropout_prob as f32,
-            epsilon: own.layer_norm_eps as f32,
-            init: initial_weights(own.initializer_range).0,
-        },
-        relative_bias: None,
         relative_table: Some(RelativeTable {
             name: "encoder.rel_embeddings.weight",
             rows: own.table().1,
@@ -383,6 +339,7 @@ fn encoder_settings(own: &DebertaV2Config) -> EncoderSettings {
                 dropout,
             },
         }),
+        ..EncoderSettings::new([own.vocab_size, positions, own.num_hidden_layers], NAMES, block)
     }
 }
 
@@ -394,11 +351,7 @@ fn build(b: &mut Builder, own: &DebertaV2Config, head: Head) -> Model {
     let mut parts = HeadParts::default();
     if head == Head::MaskedLm {
         let names = match own.legacy {
-            true => VocabularyNames {
-                transform: "cls.predictions.transform.dense",
-                norm: "cls.predictions.transform.LayerNorm",
-                bias: "cls.predictions.bias",
-            },
+            true => PREDICTIONS,
             false => VocabularyNames {
                 transform: "lm_predictions.lm_head.dense",
                 norm: "lm_predictions.lm_head.LayerNorm",

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::bert::{fiftieth, tenth};
-use crate::config::{FamilyConfig, check_dropouts, check_heads, check_only, check_sizes};
+use crate::config::{FamilyConfig, check_dropouts, check_heads, check_only, check_sizes, own_config};
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::{BlockNames, BlockSettings, Linear};
@@ -23,14 +23,7 @@ pub(crate) static FAMILY: Family = Family {
         tied: &[("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight")],
         ignored_endings: &["embeddings.position_ids"],
     },
-    heads: &[
-        Head::Encoder,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Encoder, MaskedLm),
     causal: None,
     endings: &[],
     sizes: &[("distilbert-base", of_size)],
@@ -118,17 +111,7 @@ fn of_size() -> ModelConfig {
 }
 
 impl FamilyConfig for DistilBertConfig {
-    fn family(&self) -> &'static Family {
-        &FAMILY
-    }
-
-    fn model_type(&self) -> &str {
-        &self.model_type
-    }
-
-    fn to_json(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
+    own_config!();
 
     fn check(&self) -> Result<(), ConfigError> {
         check_sizes(&[
@@ -177,49 +160,26 @@ impl FamilyConfig for DistilBertConfig {
     fn set_dropout(&mut self, p: f64) {
         (self.dropout, self.attention_dropout, self.qa_dropout, self.seq_classif_dropout) = (p, p, p, p);
     }
-
-    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
-        match causal {
-            true => {
-                Err(ConfigError::value("model_type", "distilbert", "a family with left-to-right models, such as bert"))
-            }
-            false => Ok(()),
-        }
-    }
-
-    fn build(&self, b: &mut Builder, head: Head) -> Model {
-        build(b, self, head)
-    }
 }
 
 fn build(b: &mut Builder, own: &DistilBertConfig, head: Head) -> Model {
     let h = own.dim;
     let (init, task) = initial_weights(own.initializer_range);
+    let block = BlockSettings {
+        hidden: h,
+        intermediate: own.hidden_dim,
+        heads: own.n_heads,
+        activation: own.activation.into(),
+        causal: false,
+        dropout: own.dropout as f32,
+        attention_output_dropout: 0.0,
+        attention_dropout: own.attention_dropout as f32,
+        epsilon: EPSILON,
+        init,
+    };
     let settings = EncoderSettings {
-        vocabulary: own.vocab_size,
-        positions: own.max_position_embeddings,
-        first_position: 0,
-        segments: None,
-        layers: own.n_layers,
-        projection: None,
-        embedding_dropout: own.dropout as f32,
         layer_name: ["transformer.layer.", ""],
-        layer_groups: None,
-        relative_bias: None,
-        relative_table: None,
-        names: BLOCK,
-        block: BlockSettings {
-            hidden: h,
-            intermediate: own.hidden_dim,
-            heads: own.n_heads,
-            activation: own.activation.into(),
-            causal: false,
-            dropout: own.dropout as f32,
-            attention_output_dropout: 0.0,
-            attention_dropout: own.attention_dropout as f32,
-            epsilon: EPSILON,
-            init,
-        },
+        ..EncoderSettings::new([own.vocab_size, own.max_position_embeddings, own.n_layers], BLOCK, block)
     };
     let base = if head == Head::Encoder { "" } else { "distilbert" };
     let network = b.at(base, |b| PostNormEncoder::build(b, &settings));

@@ -23,15 +23,7 @@ pub(crate) static FAMILY: Family = Family {
         tied: &[("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight")],
         ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
     },
-    heads: &[
-        Head::Encoder,
-        Head::ReplacedTokens,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Encoder, ReplacedTokens, MaskedLm),
     causal: Some("ForCausalLM"),
     endings: &[],
     sizes: &[
@@ -62,6 +54,10 @@ impl ElectraConfig {
 
 impl FamilyConfig for ElectraConfig {
     as_bert!();
+
+    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
+        self.0.set_causal(causal)
+    }
 
     /// As in the original code: the width is rounded, heads are 64 wide, feed-forward layers four times as wide as the model, and the
     /// tables are the discriminator's.

@@ -46,6 +46,27 @@ pub(crate) struct EncoderSettings {
     pub(crate) relative_table: Option<RelativeTable>,
 }
 
+impl EncoderSettings {
+    /// One with positions, without segments, and with blocks under BERT's name.
+    pub(crate) fn new([vocabulary, positions, layers]: [usize; 3], names: BlockNames, block: BlockSettings) -> Self {
+        Self {
+            vocabulary,
+            positions,
+            first_position: 0,
+            segments: None,
+            projection: None,
+            embedding_dropout: block.dropout,
+            layers,
+            layer_name: ["encoder.layer.", ""],
+            layer_groups: None,
+            names,
+            block,
+            relative_bias: None,
+            relative_table: None,
+        }
+    }
+}
+
 /// DeBERTa's table of relative positions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RelativeTable {

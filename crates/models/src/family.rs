@@ -28,6 +28,19 @@ macro_rules! families {
     };
 }
 
+/// The heads of a family: those named, then those of tasks, which all encoders have.
+macro_rules! heads {
+    ($($own:ident),*) => {
+        &[
+            $(Head::$own,)*
+            Head::Sequence { labels: 0 },
+            Head::Token { labels: 0 },
+            Head::Span,
+            Head::Choice,
+        ]
+    };
+}
+
 /// The name of a size, and what makes its config.
 pub type NamedSize = (&'static str, fn() -> ModelConfig);
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::bert::fiftieth;
 use crate::blocks::{MODERN_BERT_SITES, ModernBertBlock, ModernBertSettings, Stream, norm_of};
-use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_heads, check_only, check_sizes};
+use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_only, check_sizes, own_config};
 use crate::heads::{Classifier, HeadParts, SequencePooling, VocabularyHead};
 use crate::layers::Linear;
 use crate::{
@@ -29,14 +29,7 @@ pub(crate) static FAMILY: Family = Family {
         tied: &[("decoder.weight", "model.embeddings.tok_embeddings.weight")],
         ignored_endings: &["rotary_emb.inv_freq"],
     },
-    heads: &[
-        Head::Encoder,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Encoder, MaskedLm),
     causal: None,
     endings: &[],
     // The paper's two, a small one to train from scratch, and the encoders of Weller et al. 2025 by their parameters.
@@ -289,29 +282,14 @@ impl ModernBertConfig {
 }
 
 impl FamilyConfig for ModernBertConfig {
-    fn family(&self) -> &'static Family {
-        &FAMILY
-    }
-
-    fn model_type(&self) -> &str {
-        &self.model_type
-    }
-
-    fn to_json(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
+    own_config!();
 
     fn check(&self) -> Result<(), ConfigError> {
+        self.sizes().check()?;
         check_sizes(&[
-            ("vocab_size", self.vocab_size, 1 << 24),
-            ("hidden_size", self.hidden_size, 1 << 16),
-            ("num_hidden_layers", self.num_hidden_layers, 1 << 10),
-            ("num_attention_heads", self.num_attention_heads, 1 << 12),
-            ("intermediate_size", self.intermediate_size, 1 << 20),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
             ("local_attention", self.local_attention, 1 << 20),
         ])?;
-        check_heads("num_attention_heads", self.num_attention_heads, self.hidden_size)?;
         let head_size = self.hidden_size / self.num_attention_heads;
         if !head_size.is_multiple_of(2) {
             let expected = format!("a number that makes heads of {} even, for rotary positions", self.hidden_size);
@@ -384,15 +362,6 @@ impl FamilyConfig for ModernBertConfig {
         (self.embedding_dropout, self.attention_dropout, self.mlp_dropout, self.classifier_dropout) = (p, p, p, p);
     }
 
-    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
-        match causal {
-            true => {
-                Err(ConfigError::value("model_type", "modernbert", "a family with left-to-right models, such as bert"))
-            }
-            false => Ok(()),
-        }
-    }
-
     fn can_average(&self) -> bool {
         false
     }
@@ -404,10 +373,6 @@ impl FamilyConfig for ModernBertConfig {
         let seen = |kind: LayerType| if kind == LayerType::FullAttention { length } else { window };
         let layer = |kind| 4.0 * h * h + 3.0 * h * i + 2.0 * seen(kind) as f64 * h;
         self.types().into_iter().map(layer).sum()
-    }
-
-    fn build(&self, b: &mut Builder, head: Head) -> Model {
-        build(b, self, head)
     }
 }
 

@@ -25,15 +25,7 @@ pub(crate) static FAMILY: Family = Family {
         ],
         ignored_endings: &["embeddings.position_ids"],
     },
-    heads: &[
-        Head::Pooler,
-        Head::Encoder,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Pooler, Encoder, MaskedLm),
     causal: None,
     endings: &[],
     sizes: &[("mpnet-base", of_size)],
@@ -64,8 +56,8 @@ impl FamilyConfig for MpNetConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.0.check()?;
-        let only = [("relative_attention_num_buckets", Value::from(BUCKETS.count)), ("is_decoder", Value::from(false))];
-        check_only(&self.0.other, &only)?;
+        self.0.check_bidirectional()?;
+        check_only(&self.0.other, &[("relative_attention_num_buckets", Value::from(BUCKETS.count))])?;
         if self.0.max_position_embeddings <= FIRST_POSITION {
             let (key, found) = ("max_position_embeddings", self.0.max_position_embeddings);
             return Err(ConfigError::value(key, found, "more than the two that belong to padding"));

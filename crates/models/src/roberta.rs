@@ -26,15 +26,7 @@ pub(crate) static FAMILY: Family = Family {
         ],
         ignored_endings: &["embeddings.position_ids", "embeddings.token_type_ids"],
     },
-    heads: &[
-        Head::Pooler,
-        Head::Encoder,
-        Head::MaskedLm,
-        Head::Sequence { labels: 0 },
-        Head::Token { labels: 0 },
-        Head::Span,
-        Head::Choice,
-    ],
+    heads: heads!(Pooler, Encoder, MaskedLm),
     causal: Some("ForCausalLM"),
     endings: &[],
     sizes: &[("roberta-base", || of_size(12, 768, 12)), ("roberta-large", || of_size(24, 1024, 16))],
@@ -61,6 +53,10 @@ impl RobertaConfig {
 
 impl FamilyConfig for RobertaConfig {
     as_bert!();
+
+    fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
+        self.0.set_causal(causal)
+    }
 
     fn check(&self) -> Result<(), ConfigError> {
         self.0.check()?;
