@@ -87,14 +87,6 @@ impl Steps for Choose {
         vec![softmax(&logits.concat())]
     }
 
-    fn predict(&self, said: Said<'_>) -> Prediction {
-        said.class()
-    }
-
-    fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
-        class_loss(device, part.labels())
-    }
-
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {
         let pairs = class_pairs(set, predictions, usize::MAX)?;
         let mut mistakes = Vec::new();

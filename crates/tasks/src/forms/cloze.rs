@@ -134,10 +134,6 @@ impl Steps for Cloze {
         candidate.map_or(Prediction::None, |candidate| answer(candidate.clone()))
     }
 
-    fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
-        class_loss(device, part.labels())
-    }
-
     /// As SQuAD's answers are counted, the best of those that are right.
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {
         let (mut exact, mut f1, mut mistakes) = (0.0, 0.0, Vec::new());

@@ -108,23 +108,6 @@ impl Steps for Judge {
         Ok(Prepared::Plain(vec![features]))
     }
 
-    fn instances(&self, prepared: Prepared, target: &Target, _labels: usize) -> Vec<Instance> {
-        let Target::Class(class) = target else { return Vec::new() };
-        prepared.apart(|_| (vec![Some(*class)], Vec::new()))
-    }
-
-    fn digest(&self, instance: &Instance) -> String {
-        format!("Class({})", joined(&instance.labels))
-    }
-
-    fn predict(&self, said: Said<'_>) -> Prediction {
-        said.class()
-    }
-
-    fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
-        class_loss(device, part.labels())
-    }
-
     fn class_weights(&self, train: &Set) -> Option<Vec<f32>> {
         Some(balanced(&train.label_counts()))
     }

@@ -141,7 +141,8 @@ impl Deref for Form {
     }
 }
 
-/// What a form does, in the order of the way that data takes. What most do, or those for a text or two, is the default.
+/// What a form does, in the order of the way that data takes. What most do, or those with one label for a text or two,
+/// is the default.
 pub(crate) trait Steps: Debug + Sync {
     /// Reads a file: a table, unless a form has files of its own.
     fn read(&self, path: &Path, collector: Collector<'_>) -> Result<Set, TaskError> {
@@ -177,10 +178,15 @@ pub(crate) trait Steps: Debug + Sync {
     }
 
     /// What there is to learn from an example; `labels` is how many there are. Nothing where its target is not known.
-    fn instances(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance>;
+    fn instances(&self, prepared: Prepared, target: &Target, _labels: usize) -> Vec<Instance> {
+        let Target::Class(class) = target else { return Vec::new() };
+        prepared.apart(|_| (vec![Some(*class)], Vec::new()))
+    }
 
     /// How version 0.1 wrote down what is to be learned from an instance: a run's data is known by it.
-    fn digest(&self, instance: &Instance) -> String;
+    fn digest(&self, instance: &Instance) -> String {
+        format!("Class({})", joined(&instance.labels))
+    }
 
     /// The sequences of some instances in the order of a batch.
     fn sequences<'a>(&self, instances: &[&'a Instance]) -> Vec<Sequence<'a>> {
@@ -189,7 +195,9 @@ pub(crate) trait Steps: Debug + Sync {
     }
 
     /// Puts what a part of a batch is held against on the device.
-    fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>>;
+    fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
+        class_loss(device, part.labels())
+    }
 
     /// What each label counts so that all weigh the same; none where labels are not weighed.
     fn class_weights(&self, _train: &Set) -> Option<Vec<f32>> {
@@ -251,7 +259,9 @@ pub(crate) trait Steps: Debug + Sync {
     }
 
     /// From scores to a prediction.
-    fn predict(&self, said: Said<'_>) -> Prediction;
+    fn predict(&self, said: Said<'_>) -> Prediction {
+        said.class()
+    }
 
     /// Asks models about all examples; see [`crate::predict()`].
     fn predict_set(

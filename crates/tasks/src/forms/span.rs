@@ -154,10 +154,6 @@ impl Steps for Spans {
         vec![softmax(&sums)]
     }
 
-    fn predict(&self, said: Said<'_>) -> Prediction {
-        said.class()
-    }
-
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {
         score_classes(set, predictions)
     }
