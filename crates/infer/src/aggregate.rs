@@ -6,12 +6,14 @@
 use std::ops::Range;
 
 use henson_text::{Kind, Pieces, join_words, windows_with_most_context};
+use serde::Deserialize;
 
 use crate::numbers::softmax;
 use crate::{Length, Model, Read, Request, Result, TagInput, Task};
 
-/// How tags of tokens become entities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How tags of tokens become entities, by the names of `transformers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Aggregation {
     /// Every token with its tag, as it is.
     None,

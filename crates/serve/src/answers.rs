@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use henson_infer::{
-    Aggregation, Choices, Classified, Grouped, InferError, Input, Length, Model, Question, Request, TagInput, Tagged,
-    ZeroShot, ZeroShotScores,
+    Choices, Classified, Grouped, InferError, Input, Length, Model, Question, Request, TagInput, Tagged, ZeroShot,
+    ZeroShotScores,
 };
 use henson_text::code_point_offsets;
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ pub(crate) async fn tag(call: Call<wire::TagRequest>) -> Result<Answer<Vec<Value
         let bytes = body.inputs.0.iter().map(String::len).sum();
         let answer = ask(&model, bytes, move |model| {
             let length = Length { windows: true, ..model.model.task_length() };
-            let group = |text| model.model.prepare_tag_groups(TagInput::Text(text), strategy.into(), length);
+            let group = |text| model.model.prepare_tag_groups(TagInput::Text(text), strategy, length);
             let requests = body.inputs.0.iter().map(|text| group(text));
             Ok(Request::all(requests.collect::<Result<_, _>>()?))
         });
@@ -197,18 +197,6 @@ async fn classify<A: 'static>(
         Ok(Request::all(requests.collect::<Result<_, ApiError>>()?))
     });
     answer.await
-}
-
-impl From<wire::AggregationStrategy> for Aggregation {
-    fn from(strategy: wire::AggregationStrategy) -> Self {
-        match strategy {
-            wire::AggregationStrategy::None => Aggregation::None,
-            wire::AggregationStrategy::Simple => Aggregation::Simple,
-            wire::AggregationStrategy::First => Aggregation::First,
-            wire::AggregationStrategy::Average => Aggregation::Average,
-            wire::AggregationStrategy::Max => Aggregation::Max,
-        }
-    }
 }
 
 /// The entities of one text as JSON.

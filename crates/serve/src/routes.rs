@@ -34,6 +34,13 @@ pub(crate) struct Route {
     pub(crate) handler: fn() -> MethodRouter<App>,
 }
 
+impl Route {
+    /// One without a body, and not of a model.
+    const fn get(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<App>) -> Self {
+        Self { method: "get", path, of_model: false, summary, fields: &[], example: "", handler }
+    }
+}
+
 const TEXTS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}"#;
 const INPUTS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "integer"}}, {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}]}"#;
 const PAIRS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}]}"#;
@@ -129,15 +136,7 @@ pub(crate) const ROUTES: [Route; 22] = [
         example: r#"{"input": "Jim Henson was a puppeteer."}"#,
         handler: || post(openai),
     },
-    Route {
-        method: "get",
-        path: "/v1/models",
-        of_model: false,
-        summary: "The models, as OpenAI's clients expect them",
-        fields: &[],
-        example: "",
-        handler: || get(openai_models),
-    },
+    Route::get("/v1/models", "The models, as OpenAI's clients expect them", || get(openai_models)),
     Route {
         method: "post",
         path: "/tokenize",
@@ -291,42 +290,10 @@ pub(crate) const ROUTES: [Route; 22] = [
         example: "",
         handler: || get(info),
     },
-    Route {
-        method: "get",
-        path: "/models",
-        of_model: false,
-        summary: "The models with what they can do",
-        fields: &[],
-        example: "",
-        handler: || get(models),
-    },
-    Route {
-        method: "get",
-        path: "/metrics",
-        of_model: false,
-        summary: "Counts and times for Prometheus",
-        fields: &[],
-        example: "",
-        handler: || get(metrics),
-    },
-    Route {
-        method: "get",
-        path: "/runs",
-        of_model: false,
-        summary: "The training runs below --runs",
-        fields: &[],
-        example: "",
-        handler: || get(runs::list),
-    },
-    Route {
-        method: "get",
-        path: "/runs/{run}",
-        of_model: false,
-        summary: "The log of a run from a byte offset on (?from=BYTES), for polling",
-        fields: &[],
-        example: "",
-        handler: || get(runs::log),
-    },
+    Route::get("/models", "The models with what they can do", || get(models)),
+    Route::get("/metrics", "Counts and times for Prometheus", || get(metrics)),
+    Route::get("/runs", "The training runs below --runs", || get(runs::list)),
+    Route::get("/runs/{run}", "The log of a run from a byte offset on (?from=BYTES), for polling", || get(runs::log)),
     Route {
         method: "post",
         path: "/",

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use henson_infer::{Ability, Task, ZeroShot};
-use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use henson_infer::{Ability, Aggregation, Task, ZeroShot};
+use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 /// A request's body, what a model must be able to do for it, and the model that it names.
@@ -301,22 +301,11 @@ pub(crate) struct ZeroShotRequest {
     pub(crate) model: Option<String>,
 }
 
-/// `transformers`' names of the strategies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum AggregationStrategy {
-    None,
-    Simple,
-    First,
-    Average,
-    Max,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TagRequest {
     pub(crate) inputs: Texts,
-    pub(crate) aggregation_strategy: Option<AggregationStrategy>,
+    pub(crate) aggregation_strategy: Option<Aggregation>,
     pub(crate) model: Option<String>,
 }
 
@@ -353,7 +342,7 @@ pub(crate) struct NeighboursRequest {
     pub(crate) model: Option<String>,
 }
 
-/// Anything that can stand in a list of inputs.
+/// A text, a token id, or a list of such.
 enum Element {
     Text(String),
     Id(u32),
@@ -361,13 +350,14 @@ enum Element {
     Texts(Vec<String>),
 }
 
-struct ElementVisitor;
+/// Reads an element. Lists inside of it may be this deep: deeper ones end here, so that nesting cannot use up the stack.
+struct Depth(u8);
 
-impl<'de> Visitor<'de> for ElementVisitor {
+impl<'de> Visitor<'de> for Depth {
     type Value = Element;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a text, a list of texts, or token ids")
+        formatter.write_str(if self.0 == 0 { "a text or a token id" } else { "a text, a list of texts, or token ids" })
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Element, E> {
@@ -384,11 +374,17 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        if self.0 == 0 {
+            return Err(de::Error::invalid_type(de::Unexpected::Seq, &self));
+        }
         let (mut texts, mut ids) = (Vec::new(), Vec::new());
-        while let Some(flat) = list.next_element::<Flat>()? {
-            match flat {
-                Flat::Text(text) => texts.push(text),
-                Flat::Id(id) => ids.push(id),
+        while let Some(element) = list.next_element_seed(Depth(0))? {
+            match element {
+                Element::Text(text) => texts.push(text),
+                Element::Id(id) => ids.push(id),
+                Element::Ids(_) | Element::Texts(_) => {
+                    return Err(de::Error::invalid_type(de::Unexpected::Seq, &Depth(0)));
+                }
             }
         }
         match (texts.is_empty(), ids.is_empty()) {
@@ -399,44 +395,11 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for Element {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ElementVisitor)
-    }
-}
+impl<'de> DeserializeSeed<'de> for Depth {
+    type Value = Element;
 
-/// An element that is no list: deeper lists end here, so that nesting cannot use up the stack.
-enum Flat {
-    Text(String),
-    Id(u32),
-}
-
-impl<'de> Deserialize<'de> for Flat {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct FlatVisitor;
-        impl<'de> Visitor<'de> for FlatVisitor {
-            type Value = Flat;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a text or a token id")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Flat, E> {
-                Ok(Flat::Text(text.to_owned()))
-            }
-
-            fn visit_string<E: de::Error>(self, text: String) -> Result<Flat, E> {
-                Ok(Flat::Text(text))
-            }
-
-            fn visit_u64<E: de::Error>(self, id: u64) -> Result<Flat, E> {
-                match ElementVisitor.visit_u64(id)? {
-                    Element::Id(id) => Ok(Flat::Id(id)),
-                    _ => Err(E::custom("a token id")),
-                }
-            }
-        }
-        deserializer.deserialize_any(FlatVisitor)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Element, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -466,7 +429,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<OneOrMany, A::Error> {
                 let mut elements = Vec::new();
-                while let Some(element) = list.next_element()? {
+                while let Some(element) = list.next_element_seed(Depth(1))? {
                     elements.push(element);
                 }
                 Ok(OneOrMany::Many(elements))

@@ -37,6 +37,6 @@ pub use recipe::{
 pub use replaced::GeneratorSettings;
 pub use run::{Best, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};
 pub use schedule::{Schedule, ScheduleKind};
-pub use settings::{Setting, settings};
+pub use settings::{Setting, choices_of, settings};
 pub use trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch, Work};
 pub use update::{Clip, OptimizerSettings, Updater};

@@ -21,8 +21,7 @@ pub struct Setting {
 
 /// The settings of a recipe in the order of its fields, those of tables in it included.
 pub fn settings<T: JsonSchema + Default + Serialize + DeserializeOwned>() -> Vec<Setting> {
-    let schema = SchemaSettings::default().with(|settings| settings.inline_subschemas = true);
-    let schema = schema.into_generator().into_root_schema_for::<T>();
+    let schema = schema::<T>();
     let defaults = Table::try_from(T::default()).unwrap_or_default();
     let mut found = Vec::new();
     for key in fields::<T>() {
@@ -40,6 +39,16 @@ pub fn settings<T: JsonSchema + Default + Serialize + DeserializeOwned>() -> Vec
         }
     }
     found
+}
+
+/// The values that a setting with names for values can have, with what each means.
+pub fn choices_of<T: JsonSchema>() -> Vec<(String, String)> {
+    choices(schema::<T>().as_value())
+}
+
+fn schema<T: JsonSchema>() -> schemars::Schema {
+    let schema = SchemaSettings::default().with(|settings| settings.inline_subschemas = true);
+    schema.into_generator().into_root_schema_for::<T>()
 }
 
 /// The documentation in one line.

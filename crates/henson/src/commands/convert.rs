@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use anyhow::Context;
-use henson_checkpoint::{Existing, SaveDType, SaveOptions, read_json, save};
+use henson_checkpoint::{Existing, SaveOptions, read_json, save};
 use henson_infer::{EmbedSettings, Model, Want};
 use henson_tasks::Tagger;
 use henson_tensor::{DType, Device};
 use serde_json::Value;
 
-use crate::flags::{Convert, SavedDType};
+use crate::flags::Convert;
 use crate::{models, output};
 
 pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
@@ -31,14 +31,9 @@ pub(crate) fn run(flags: &Convert) -> anyhow::Result<()> {
         output::message(&format!("the tagger on the encoder ({}) is copied unchanged", Tagger::FILES.join(", ")));
     }
     files.extend(tagger);
-    let dtype = match flags.dtype {
-        SavedDType::F32 => SaveDType::F32,
-        SavedDType::Bf16 => SaveDType::Bf16,
-        SavedDType::F16 => SaveDType::F16,
-    };
     let existing = if flags.overwrite { Existing::Replace } else { Existing::Refuse };
     let options = SaveOptions { existing, ..SaveOptions::default() };
-    save(&flags.destination, &files, &config.to_json()?, model.parameters(), dtype, &options)?;
+    save(&flags.destination, &files, &config.to_json()?, model.parameters(), flags.dtype, &options)?;
     let count = model.parameters().count();
     output::line(&format!(
         "wrote {} ({}, {count} parameters) to {}",

@@ -1,10 +1,10 @@
 //! `henson embed`.
 
-use henson_infer::{EmbedSettings, Model, Pooling, Prompts, Want};
+use henson_infer::{EmbedSettings, Model, Prompts, Want};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
-use crate::flags::{Embed, PoolingName};
+use crate::flags::Embed;
 use crate::{input, models, output};
 
 /// What `--json` prints for a text.
@@ -22,14 +22,7 @@ pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     let mut settings = EmbedSettings::of_directory(&path)?;
     if let Some(pooling) = flags.pooling {
-        settings.pooling = vec![match pooling {
-            PoolingName::Mean => Pooling::Mean,
-            PoolingName::Cls => Pooling::First,
-            PoolingName::Max => Pooling::Max,
-            PoolingName::Last => Pooling::Last,
-            PoolingName::WeightedMean => Pooling::WeightedMean,
-            PoolingName::MeanSqrtLength => Pooling::MeanSqrtLength,
-        }];
+        settings.pooling = vec![pooling];
     }
     if let Some(name) = &flags.prompt_name {
         let prompts = Prompts::of_directory(&path)?;

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use henson_infer::{Aggregation, Grouped, Model, TagInput, Tagged, Task, Want};
+use henson_infer::{Grouped, Model, TagInput, Tagged, Task, Want};
 use henson_tasks::Tagger;
 use henson_text::code_point_offsets;
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
-use crate::flags::tasks::{AggregationName, Tag};
+use crate::flags::tasks::Tag;
 use crate::{input, models, output};
 
 /// What tags: a model with a head for it, or a tagger on a frozen encoder.
@@ -67,7 +67,7 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
             let Opened::Model(model) = &opened else {
                 anyhow::bail!("--aggregation: {} is a tagger on a frozen encoder, which tags words", path.display());
             };
-            let grouped = model.tag_groups(&inputs, strategy(aggregation), flags.ask.length.of_task(model));
+            let grouped = model.tag_groups(&inputs, aggregation, flags.ask.length.of_task(model));
             let grouped = grouped.map_err(|error| error.numbered(numbers))?;
             output::warn_cut(numbers, grouped.iter().map(|g| g.dropped));
             return grouped.iter().try_for_each(|grouped| {
@@ -106,16 +106,6 @@ fn line<'a>(tagged: &'a Tagged, labels: &'a [String], each_word: bool) -> Line<'
         entities: spans(text, entities.collect()),
         words: each_word.then(|| spans(text, words.collect())),
         dropped: tagged.dropped,
-    }
-}
-
-fn strategy(name: AggregationName) -> Aggregation {
-    match name {
-        AggregationName::None => Aggregation::None,
-        AggregationName::Simple => Aggregation::Simple,
-        AggregationName::First => Aggregation::First,
-        AggregationName::Average => Aggregation::Average,
-        AggregationName::Max => Aggregation::Max,
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use henson_data::{
     Format, InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Sentences, Separators, SourceFiles,
 };
 
-use super::{parse_count, parse_threads, parse_within};
+use super::settings::named;
+use super::{Values, among, parse_count, parse_threads, parse_within};
 
 #[derive(Args, Debug)]
 #[command(arg_required_else_help = true)]
@@ -47,42 +48,16 @@ Example:\n  henson data export corpus --out batches.safetensors --batches 50 --b
     Export(DataExport),
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FormatName {
-    /// Lines of text
-    Text,
-    /// One JSON object per line
-    Jsonl,
-    /// A table
-    Parquet,
-}
+const FORMATS: Values<Format> = &[
+    ("text", "Lines of text", Format::Text),
+    ("jsonl", "One JSON object per line", Format::JsonLines),
+    ("parquet", "A table", Format::Parquet),
+];
 
-impl From<FormatName> for Format {
-    fn from(name: FormatName) -> Self {
-        match name {
-            FormatName::Text => Self::Text,
-            FormatName::Jsonl => Self::JsonLines,
-            FormatName::Parquet => Self::Parquet,
-        }
-    }
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SentencesName {
-    /// Each line is one
-    Lines,
-    /// By punctuation, abbreviations and the like
-    Split,
-}
-
-impl From<SentencesName> for Sentences {
-    fn from(name: SentencesName) -> Self {
-        match name {
-            SentencesName::Lines => Self::Lines,
-            SentencesName::Split => Self::Split,
-        }
-    }
-}
+const SENTENCES: Values<Sentences> = &[
+    ("lines", "Each line is one", Sentences::Lines),
+    ("split", "By punctuation, abbreviations and the like", Sentences::Split),
+];
 
 #[derive(Args, Debug)]
 pub(crate) struct DataBuild {
@@ -112,8 +87,8 @@ pub(crate) struct DataBuild {
     pub(crate) held_out_files: Vec<PathBuf>,
 
     /// What files hold [default: what their names say, else text]
-    #[arg(long, value_enum)]
-    pub(crate) format: Option<FormatName>,
+    #[arg(long, value_parser = among(FORMATS))]
+    pub(crate) format: Option<Format>,
 
     /// In text, each line is a document; else an empty line ends one
     #[arg(long)]
@@ -132,8 +107,8 @@ pub(crate) struct DataBuild {
     pub(crate) column: String,
 
     /// What a sentence is [default: lines in text with empty lines between documents, else split]
-    #[arg(long, value_enum)]
-    pub(crate) sentences: Option<SentencesName>,
+    #[arg(long, value_parser = among(SENTENCES))]
+    pub(crate) sentences: Option<Sentences>,
 
     /// Replace bytes that are not UTF-8 instead of stopping at them
     #[arg(long)]
@@ -175,71 +150,6 @@ pub(crate) struct DataStats {
     pub(crate) json: bool,
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ObjectiveName {
-    /// Masked tokens plus next-sentence prediction
-    MlmNsp,
-    /// Masked tokens of single segments
-    Mlm,
-    /// Every next token, from left to right
-    Causal,
-    /// What a generator of replaced tokens reads, two consecutive segments
-    ReplacedTokens,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PackingName {
-    /// Whole sentences of one document
-    #[value(alias = "doc-sentences")]
-    Documents,
-    /// Whole sentences, across documents
-    FullSentences,
-    /// Blocks of one length, across documents
-    Blocks,
-    /// Pairs of single sentences, with `--objective mlm-nsp`
-    SentencePairs,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LongSentencesName {
-    /// Cut; the next sequence continues with the rest
-    Split,
-    /// Cut; the rest is lost
-    Cut,
-    /// Left out
-    Drop,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SeparatorsName {
-    /// One between documents
-    Documents,
-    /// One after every sentence, one more between documents
-    Sentences,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MaskCountName {
-    /// Rounded, at least one, as in BERT
-    Rounded,
-    /// Rounded up or down by chance, as in RoBERTa
-    Stochastic,
-    /// Each token by a draw of its own, as in ModernBERT
-    Bernoulli,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MaskingName {
-    /// Single tokens
-    Pieces,
-    /// All tokens of a word
-    WholeWords,
-    /// Up to ten words in a row
-    Spans,
-    /// Spans as SpanBERT draws them
-    Spanbert,
-}
-
 /// How instances are made. The names are those of recipes, and so are the defaults.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct InstanceFlags {
@@ -248,36 +158,36 @@ pub(crate) struct InstanceFlags {
     pub(crate) sequence_length: usize,
 
     /// The objective
-    #[arg(long, value_enum, default_value = "mlm-nsp")]
-    pub(crate) objective: ObjectiveName,
+    #[arg(long, value_parser = named::<Objective>(&[]), default_value = "mlm-nsp")]
+    pub(crate) objective: Objective,
 
     /// How single segments are cut
-    #[arg(long, value_enum, default_value = "documents")]
-    pub(crate) packing: PackingName,
+    #[arg(long, value_parser = named::<Packing>(&["doc-sentences"]), default_value = "documents")]
+    pub(crate) packing: Packing,
 
     /// What becomes of sentences that do not fit into a sequence
-    #[arg(long, value_enum, default_value = "split")]
-    pub(crate) long_sentences: LongSentencesName,
+    #[arg(long, value_parser = named::<LongSentences>(&[]), default_value = "split")]
+    pub(crate) long_sentences: LongSentences,
 
     /// Where separators stand among sentences
-    #[arg(long, value_enum, default_value = "documents")]
-    pub(crate) separators: SeparatorsName,
+    #[arg(long, value_parser = named::<Separators>(&[]), default_value = "documents")]
+    pub(crate) separators: Separators,
 
     /// The share of documents that are cut into shorter sequences
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     pub(crate) short_sequences: f64,
 
     /// What is masked together
-    #[arg(long, value_enum, default_value = "pieces")]
-    pub(crate) masking: MaskingName,
+    #[arg(long, value_parser = named::<Masking>(&[]), default_value = "pieces")]
+    pub(crate) masking: Masking,
 
     /// The share of tokens that are masked
     #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
     pub(crate) mask_probability: f64,
 
     /// How that share becomes a number of tokens
-    #[arg(long, value_enum, default_value = "rounded")]
-    pub(crate) mask_count: MaskCountName,
+    #[arg(long, value_parser = named::<MaskCount>(&[]), default_value = "rounded")]
+    pub(crate) mask_count: MaskCount,
 
     /// Mask special tokens as well
     #[arg(long)]
@@ -309,44 +219,18 @@ impl InstanceFlags {
     pub(crate) fn settings(&self) -> InstanceSettings {
         InstanceSettings {
             sequence_length: self.sequence_length,
-            objective: match self.objective {
-                ObjectiveName::MlmNsp => Objective::MlmNsp,
-                ObjectiveName::Mlm => Objective::Mlm,
-                ObjectiveName::Causal => Objective::Causal,
-                ObjectiveName::ReplacedTokens => Objective::ReplacedTokens,
-            },
-            packing: match self.packing {
-                PackingName::Documents => Packing::Documents,
-                PackingName::FullSentences => Packing::FullSentences,
-                PackingName::Blocks => Packing::Blocks,
-                PackingName::SentencePairs => Packing::SentencePairs,
-            },
-            long_sentences: match self.long_sentences {
-                LongSentencesName::Split => LongSentences::Split,
-                LongSentencesName::Cut => LongSentences::Cut,
-                LongSentencesName::Drop => LongSentences::Drop,
-            },
-            separators: match self.separators {
-                SeparatorsName::Documents => Separators::Documents,
-                SeparatorsName::Sentences => Separators::Sentences,
-            },
+            objective: self.objective,
+            packing: self.packing,
+            long_sentences: self.long_sentences,
+            separators: self.separators,
             short_sequences: self.short_sequences,
-            masking: match self.masking {
-                MaskingName::Pieces => Masking::Pieces,
-                MaskingName::WholeWords => Masking::Words,
-                MaskingName::Spans => Masking::Spans,
-                MaskingName::Spanbert => Masking::SpanBert,
-            },
+            masking: self.masking,
             mask_probability: self.mask_probability,
-            mask_count: match self.mask_count {
-                MaskCountName::Rounded => MaskCount::Rounded,
-                MaskCountName::Stochastic => MaskCount::Stochastic,
-                MaskCountName::Bernoulli => MaskCount::Bernoulli,
-            },
+            mask_count: self.mask_count,
             mask_specials: self.mask_specials,
             max_predictions: self.max_predictions,
             mask_split: self.mask_split.unwrap_or(match self.objective {
-                ObjectiveName::ReplacedTokens => [0.85, 0.0, 0.15],
+                Objective::ReplacedTokens => [0.85, 0.0, 0.15],
                 _ => [0.8, 0.1, 0.1],
             }),
             dupe_factor: self.dupe_factor,

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::Args;
 use clap::builder::TypedValueParser;
-use clap::{Args, ValueEnum};
+use henson_infer::Scoring;
 
 use super::labelled::{Labelled, task_names};
-use super::{Compute, LengthFlags, ModelName, parse_count};
+use super::{Compute, LengthFlags, ModelName, Values, among, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -64,8 +65,8 @@ pub(crate) struct Eval {
     pub(crate) sample: bool,
 
     /// What a masked LM sees when it predicts a token [default: piece]
-    #[arg(long, value_enum, conflicts_with = "predictions")]
-    pub(crate) scoring: Option<ScoringName>,
+    #[arg(long, value_parser = among(SCORINGS), conflicts_with = "predictions")]
+    pub(crate) scoring: Option<Scoring>,
 
     #[command(flatten)]
     pub(crate) length: LengthFlags,
@@ -80,6 +81,11 @@ pub(crate) struct Eval {
     #[command(flatten)]
     pub(crate) labelled: Labelled,
 }
+
+const SCORINGS: Values<Scoring> = &[
+    ("piece", "All other tokens", Scoring::Piece),
+    ("word", "All other tokens except the later ones of the same word", Scoring::Word),
+];
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,12 +107,4 @@ impl Task {
             None => Self::Perplexity,
         }
     }
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ScoringName {
-    /// All other tokens
-    Piece,
-    /// All other tokens except the later ones of the same word
-    Word,
 }

@@ -14,8 +14,10 @@ pub(crate) mod settings;
 pub(crate) mod tasks;
 pub(crate) mod tokenizer;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use henson_infer::{Length, Model};
+use henson_checkpoint::SaveDType;
+use henson_infer::{Length, Model, Pooling};
 use henson_tensor::{DType, Device, Isa};
 
 use crate::built_in::BuiltIn;
@@ -198,30 +200,20 @@ pub(crate) struct Fill {
     pub(crate) ask: AskTexts,
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PoolingName {
-    /// The mean of all tokens
-    Mean,
-    /// The first token, [CLS]
-    Cls,
-    /// The largest value of each column
-    Max,
-    /// The last token
-    #[value(name = "lasttoken")]
-    Last,
-    /// The mean, later tokens weighing more
-    #[value(name = "weightedmean")]
-    WeightedMean,
-    /// The sum over the square root of the number of tokens
-    #[value(name = "mean_sqrt_len_tokens")]
-    MeanSqrtLength,
-}
+const POOLINGS: Values<Pooling> = &[
+    ("mean", "The mean of all tokens", Pooling::Mean),
+    ("cls", "The first token, [CLS]", Pooling::First),
+    ("max", "The largest value of each column", Pooling::Max),
+    ("lasttoken", "The last token", Pooling::Last),
+    ("weightedmean", "The mean, later tokens weighing more", Pooling::WeightedMean),
+    ("mean_sqrt_len_tokens", "The sum over the square root of the number of tokens", Pooling::MeanSqrtLength),
+];
 
 #[derive(Args, Debug)]
 pub(crate) struct Embed {
     /// How token vectors are pooled [default: as in the directory, otherwise mean]
-    #[arg(long, value_enum)]
-    pub(crate) pooling: Option<PoolingName>,
+    #[arg(long, value_parser = among(POOLINGS))]
+    pub(crate) pooling: Option<Pooling>,
 
     /// Scale every vector to length 1 [default: as in the directory, otherwise no]
     #[arg(long, visible_alias = "normalize", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -303,15 +295,11 @@ pub(crate) struct Info {
     pub(crate) json: bool,
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SavedDType {
-    /// Single precision
-    F32,
-    /// The upper half of an f32
-    Bf16,
-    /// IEEE half precision
-    F16,
-}
+const SAVED_DTYPES: Values<SaveDType> = &[
+    ("f32", "Single precision", SaveDType::F32),
+    ("bf16", "The upper half of an f32", SaveDType::Bf16),
+    ("f16", "IEEE half precision", SaveDType::F16),
+];
 
 #[derive(Args, Debug)]
 pub(crate) struct Convert {
@@ -324,8 +312,8 @@ pub(crate) struct Convert {
     pub(crate) destination: std::path::PathBuf,
 
     /// The precision to save in
-    #[arg(long, value_enum, default_value = "f32")]
-    pub(crate) dtype: SavedDType,
+    #[arg(long, value_parser = among(SAVED_DTYPES), default_value = "f32")]
+    pub(crate) dtype: SaveDType,
 
     /// Replace DST if it is a model directory already
     #[arg(long)]
@@ -369,6 +357,16 @@ pub(crate) enum DeviceName {
     Cpu,
     /// An NVIDIA GPU
     Cuda,
+}
+
+/// The values of a flag by their names, each with its help.
+pub(crate) type Values<T> = &'static [(&'static str, &'static str, T)];
+
+/// Reads one of them.
+pub(crate) fn among<T: Copy + Send + Sync>(values: Values<T>) -> impl TypedValueParser<Value = T> {
+    let names = values.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    let value = move |name: String| values.iter().find(|(known, ..)| *known == name).map(|(.., value)| *value);
+    PossibleValuesParser::new(names).try_map(move |name| value(name).ok_or("unknown value"))
 }
 
 pub(crate) fn parse_dtype(name: &str) -> Result<DType, String> {

@@ -1,7 +1,11 @@
 //! The flags that set values of a recipe, and those of `henson settings`.
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, ValueEnum};
+use schemars::JsonSchema;
+use serde::de::value::Error;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 
 /// Values of the recipe. The flags are those that people ask for most; each is the same as `--set` with its key.
 #[derive(Args, Debug, Clone, Default)]
@@ -44,6 +48,20 @@ impl RecipeFlags {
         sets.extend_from_slice(&self.sets);
         Ok(sets)
     }
+}
+
+/// Reads a setting of recipes that has names for values, with their meanings as help. Older names are not shown.
+pub(crate) fn named<T>(older: &[&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: JsonSchema + DeserializeOwned + Clone + Send + Sync + 'static,
+{
+    // Commands are described once, and as long as the program runs.
+    let text = |text: String| -> &'static str { text.leak() };
+    let known = henson_train::choices_of::<T>().into_iter();
+    let known = known.map(|(name, meaning)| PossibleValue::new(text(name)).help(text(meaning)));
+    let older = older.iter().map(|name| PossibleValue::new(*name).hide(true));
+    let names = PossibleValuesParser::new(known.chain(older));
+    names.try_map(|name| T::deserialize(IntoDeserializer::<Error>::into_deserializer(name)))
 }
 
 /// Whose settings.

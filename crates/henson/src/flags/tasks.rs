@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use henson_infer::Aggregation;
 
-use super::{AskTexts, Compute, ModelName, parse_count};
+use super::{AskTexts, Compute, ModelName, Values, among, parse_count};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  henson classify --model DIR 'A film to remember.'\n  \
@@ -39,6 +40,15 @@ pub(crate) struct Classify {
     pub(crate) ask: AskTexts,
 }
 
+/// The aggregation strategies of transformers.
+const AGGREGATIONS: Values<Aggregation> = &[
+    ("none", "Every token with its tag", Aggregation::None),
+    ("simple", "Adjacent tokens with the same tag", Aggregation::Simple),
+    ("first", "Words by their first token", Aggregation::First),
+    ("average", "Words by the mean over their tokens", Aggregation::Average),
+    ("max", "Words by the token that is surest", Aggregation::Max),
+];
+
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  henson tag --model DIR 'Jim Henson was born in Greenville.'\n  \
 henson tag --model DIR --json --windows --file notes.txt > entities.jsonl\n\n\
@@ -54,26 +64,11 @@ pub(crate) struct Tag {
     pub(crate) each_word: bool,
 
     /// Group tokens as transformers' pipeline does [default: whole words by their first token, joined by what the tags mean]
-    #[arg(long, value_enum, value_name = "STRATEGY")]
-    pub(crate) aggregation: Option<AggregationName>,
+    #[arg(long, value_parser = among(AGGREGATIONS), value_name = "STRATEGY")]
+    pub(crate) aggregation: Option<Aggregation>,
 
     #[command(flatten)]
     pub(crate) ask: AskTexts,
-}
-
-/// The aggregation strategies of transformers.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AggregationName {
-    /// Every token with its tag
-    None,
-    /// Adjacent tokens with the same tag
-    Simple,
-    /// Words by their first token
-    First,
-    /// Words by the mean over their tokens
-    Average,
-    /// Words by the token that is surest
-    Max,
 }
 
 #[derive(Args, Debug)]

@@ -106,7 +106,7 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
         held_out_files: flags.held_out_files.clone(),
         held_out: flags.held_out.unwrap_or(default_share),
         seed: flags.seed,
-        format: flags.format.map(Into::into),
+        format: flags.format,
         documents: match (flags.document_per_line, flags.document_per_file) {
             (true, _) => Documents::Lines,
             (_, true) => Documents::Files,
@@ -114,7 +114,7 @@ fn options(flags: &DataBuild) -> anyhow::Result<BuildOptions> {
         },
         field: flags.field.clone(),
         column: flags.column.clone(),
-        sentences: flags.sentences.map(Into::into),
+        sentences: flags.sentences,
         lossy: flags.lossy,
         threads: flags.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
         shard_size: (flags.shard_size as u64) << 20,

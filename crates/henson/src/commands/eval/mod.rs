@@ -15,7 +15,7 @@ pub(crate) use blimp::{accuracy as blimp_accuracy, read as read_blimp};
 pub(crate) use predictions::MISTAKES;
 
 use crate::built_in::BuiltIn;
-use crate::flags::eval::{Eval, ScoringName, Task};
+use crate::flags::eval::{Eval, Task};
 use crate::flags::labelled::Labelled;
 use crate::flags::{LengthFlags, ModelName};
 use crate::{models, output};
@@ -53,7 +53,7 @@ impl Scorer {
         Self::open(&path, &device, flags.compute.dtype, flags.scoring)
     }
 
-    fn open(path: &Path, device: &Device, dtype: DType, scoring: Option<ScoringName>) -> anyhow::Result<Self> {
+    fn open(path: &Path, device: &Device, dtype: DType, scoring: Option<Scoring>) -> anyhow::Result<Self> {
         let model = Model::open(path, device, dtype, Want::MaskedLm).map_err(|error| {
             let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
             let error = anyhow::Error::from(error);
@@ -66,8 +66,7 @@ impl Scorer {
                 "{} reads left to right (is_decoder in config.json) and masks nothing: leave --scoring out",
                 path.display()
             ),
-            (false, Some(ScoringName::Word)) => Scoring::Word,
-            (false, _) => Scoring::Piece,
+            (false, given) => given.unwrap_or(Scoring::Piece),
         };
         Ok(Self { model, scoring })
     }
