@@ -19,7 +19,8 @@ fn reference_has_the_right_gradients() {
     let (own_orders, orders) = ([1, 3, 2, 9], [0, 4, 0, 2, 7, UNSEEN, 1]);
     let whole =
         Relations { places: Some(&places), segments: Some([&of, &segments]), orders: Some([&own_orders, &orders]) };
-    let (seen, segmented) = (Relations { segments: None, ..whole }, Relations { segments: whole.segments, ..Default::default() });
+    let (seen, segmented) =
+        (Relations { segments: None, ..whole }, Relations { segments: whole.segments, ..Default::default() });
     let sizes = [n * d, m * d, m * d, d, d, d, (2 * m - 1) * d, 2 * d];
     let inputs: Vec<Vec<f64>> = (1..).zip(sizes).map(|(seed, n)| exact(&numbers::<f32>(seed, n))).collect();
     for (relations, mask) in [(whole, Some(&mask[..])), (seen, None), (segmented, None), (Relations::default(), None)] {
@@ -34,10 +35,27 @@ fn reference_has_the_right_gradients() {
     }
 }
 
-fn inputs_of<'a>(x: &'a [Vec<f64>], segments: bool, relations: Relations<'a>, d: usize, first: usize) -> reference::Inputs<'a> {
+fn inputs_of<'a>(
+    x: &'a [Vec<f64>],
+    segments: bool,
+    relations: Relations<'a>,
+    d: usize,
+    first: usize,
+) -> reference::Inputs<'a> {
     let biases = [&x[3][..], &x[4], &x[5]];
     let segments = segments.then_some(&x[7][..]);
-    reference::Inputs { q: &x[0], k: &x[1], v: &x[2], d, biases, positions: &x[6], first, segments, relations, scale: 0.6 }
+    reference::Inputs {
+        q: &x[0],
+        k: &x[1],
+        v: &x[2],
+        d,
+        biases,
+        positions: &x[6],
+        first,
+        segments,
+        relations,
+        scale: 0.6,
+    }
 }
 
 /// What a token of a query, or of a key, is.
@@ -103,7 +121,8 @@ impl Numbers {
         Relations {
             places: (kind == Kind::Streams).then_some(&self.places[..]),
             segments: (kind != Kind::Plain).then_some([&self.segments[0][..], &self.segments[1][..]]),
-            orders: matches!(kind, Kind::Permuted | Kind::Streams).then_some([&self.orders[0][..], &self.orders[1][..]]),
+            orders: matches!(kind, Kind::Permuted | Kind::Streams)
+                .then_some([&self.orders[0][..], &self.orders[1][..]]),
         }
     }
 }
@@ -266,7 +285,8 @@ fn check<E: Element>(cpu: &Cpu, case: &Case<'_>) {
     assert_close(&format!("{what}: the positions' gradient"), cpu, &results.dpositions, &dpositions);
     // Sums over all queries of numbers that nearly cancel: rounding of each counts beside the sum.
     let vectors = if E::IS_BF16 { 3.0 } else { 1.0 } * tolerance::<E>();
-    for (which, name) in ["contents", "positions", "segments", "the same segment", "another segment"].iter().enumerate() {
+    for (which, name) in ["contents", "positions", "segments", "the same segment", "another segment"].iter().enumerate()
+    {
         let range = which * h..(which + 1) * h;
         let off = error(&exact(&results.dvectors[range.clone()]), &dvectors[range]);
         assert!(off <= vectors, "{what} on {cpu:?}, bf16 {}: the gradient of {name} is off by {off:e}", E::IS_BF16);

@@ -19,6 +19,9 @@ use crate::models::{Cut, Loaded, OPENAI_FIELD};
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
 
+/// A field of a body: its name, its schema as JSON, and what it is.
+type Field = (&'static str, &'static str, &'static str);
+
 /// A route, as it is served and as it is documented.
 pub(crate) struct Route {
     pub(crate) method: &'static str,
@@ -28,7 +31,7 @@ pub(crate) struct Route {
     /// One line.
     pub(crate) summary: &'static str,
     /// The names of the body's fields with their schemas, as JSON; what is required first has a `*`.
-    pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
+    pub(crate) fields: &'static [Field],
     /// A body that works.
     pub(crate) example: &'static str,
     pub(crate) handler: fn() -> MethodRouter<App>,
@@ -38,6 +41,17 @@ impl Route {
     /// One without a body, and not of a model.
     const fn get(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<App>) -> Self {
         Self { method: "get", path, of_model: false, summary, fields: &[], example: "", handler }
+    }
+
+    /// One that a model answers.
+    const fn post(
+        path: &'static str,
+        summary: &'static str,
+        fields: &'static [Field],
+        example: &'static str,
+        handler: fn() -> MethodRouter<App>,
+    ) -> Self {
+        Self { method: "post", path, of_model: true, summary, fields, example, handler }
     }
 }
 
@@ -49,24 +63,23 @@ const STRINGS: &str = r#"{"type": "array", "items": {"type": "string"}}"#;
 const BOOLEAN: &str = r#"{"type": "boolean"}"#;
 const INTEGER: &str = r#"{"type": "integer", "minimum": 1}"#;
 const DIRECTION: &str = r#"{"type": "string", "enum": ["Left", "Right"]}"#;
-const MODEL: (&str, &str, &str) = ("model", STRING, "which model; without it, the first that is made for this");
+const MODEL: Field = ("model", STRING, "which model; without it, the first that is made for this");
 /// For requests that clients of other servers send.
-const MODEL_OR_OTHER: (&str, &str, &str) = (
+const MODEL_OR_OTHER: Field = (
     "model",
     STRING,
     "which model; without it, the first that is made for this: for vectors sentence models, then other encoders. A name that is \
      not served is taken for the only such model, with the header x-model-warning, unless --strict-model-names was given",
 );
-const TRUNCATE: (&str, &str, &str) = ("truncate", BOOLEAN, "cut texts that are too long instead of refusing them");
-const SIDE: (&str, &str, &str) = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
-const PROMPT: (&str, &str, &str) =
-    ("prompt_name", STRING, "the name of one of the model's prompts, put before each text");
-const AGGREGATION: (&str, &str, &str) = (
+const TRUNCATE: Field = ("truncate", BOOLEAN, "cut texts that are too long instead of refusing them");
+const SIDE: Field = ("truncation_direction", DIRECTION, "which end of a long text is cut off");
+const PROMPT: Field = ("prompt_name", STRING, "the name of one of the model's prompts, put before each text");
+const AGGREGATION: Field = (
     "aggregation_strategy",
     r#"{"type": "string", "enum": ["none", "simple", "first", "average", "max"]}"#,
     "transformers' ways from tokens to entities (default: whole words by their first token, joined by what the labels mean)",
 );
-const EMBED: [(&str, &str, &str); 7] = [
+const EMBED: [Field; 7] = [
     ("*inputs", INPUTS, "a text, several, or token ids"),
     ("normalize", BOOLEAN, "whether vectors are normalized to length 1 (default: yes)"),
     TRUNCATE,
@@ -78,30 +91,24 @@ const EMBED: [(&str, &str, &str); 7] = [
 
 /// All routes that a key protects.
 pub(crate) const ROUTES: [Route; 22] = [
-    Route {
-        method: "post",
-        path: "/embed",
-        of_model: true,
-        summary: "A vector for each text",
-        fields: &EMBED,
-        example: r#"{"inputs": ["Jim Henson was a puppeteer.", "He made puppets."]}"#,
-        handler: || post(embed),
-    },
-    Route {
-        method: "post",
-        path: "/embed_all",
-        of_model: true,
-        summary: "A vector for each token of each text, special tokens included",
-        fields: &[("*inputs", INPUTS, "a text, several, or token ids"), TRUNCATE, SIDE, PROMPT, MODEL_OR_OTHER],
-        example: r#"{"inputs": "Jim Henson"}"#,
-        handler: || post(embed_all),
-    },
-    Route {
-        method: "post",
-        path: "/similarity",
-        of_model: true,
-        summary: "The cosine between one sentence and others",
-        fields: &[
+    Route::post(
+        "/embed",
+        "A vector for each text",
+        &EMBED,
+        r#"{"inputs": ["Jim Henson was a puppeteer.", "He made puppets."]}"#,
+        || post(embed),
+    ),
+    Route::post(
+        "/embed_all",
+        "A vector for each token of each text, special tokens included",
+        &[("*inputs", INPUTS, "a text, several, or token ids"), TRUNCATE, SIDE, PROMPT, MODEL_OR_OTHER],
+        r#"{"inputs": "Jim Henson"}"#,
+        || post(embed_all),
+    ),
+    Route::post(
+        "/similarity",
+        "The cosine between one sentence and others",
+        &[
             (
                 "*inputs",
                 r#"{"type": "object", "required": ["source_sentence", "sentences"], "properties": {"source_sentence": {"type": "string"}, "sentences": {"type": "array", "items": {"type": "string"}}}}"#,
@@ -114,15 +121,13 @@ pub(crate) const ROUTES: [Route; 22] = [
             ),
             MODEL_OR_OTHER,
         ],
-        example: r#"{"inputs": {"source_sentence": "A puppet show.", "sentences": ["He made puppets.", "It rains."]}}"#,
-        handler: || post(similarity),
-    },
-    Route {
-        method: "post",
-        path: "/v1/embeddings",
-        of_model: true,
-        summary: "A vector for each text, as OpenAI's clients expect it",
-        fields: &[
+        r#"{"inputs": {"source_sentence": "A puppet show.", "sentences": ["He made puppets.", "It rains."]}}"#,
+        || post(similarity),
+    ),
+    Route::post(
+        "/v1/embeddings",
+        "A vector for each text, as OpenAI's clients expect it",
+        &[
             ("*input", INPUTS, "a text, several, or token ids"),
             MODEL_OR_OTHER,
             (
@@ -133,30 +138,26 @@ pub(crate) const ROUTES: [Route; 22] = [
             ("dimensions", INTEGER, "truncate each vector to this many dimensions"),
             ("user", STRING, "taken and not used"),
         ],
-        example: r#"{"input": "Jim Henson was a puppeteer."}"#,
-        handler: || post(openai),
-    },
+        r#"{"input": "Jim Henson was a puppeteer."}"#,
+        || post(openai),
+    ),
     Route::get("/v1/models", "The models, as OpenAI's clients expect them", || get(openai_models)),
-    Route {
-        method: "post",
-        path: "/tokenize",
-        of_model: true,
-        summary: "The tokens of texts, with ids and character offsets",
-        fields: &[
+    Route::post(
+        "/tokenize",
+        "The tokens of texts, with ids and character offsets",
+        &[
             ("*inputs", TEXTS, "a text or several"),
             ("add_special_tokens", BOOLEAN, "with [CLS] and [SEP] (default: yes)"),
             PROMPT,
             MODEL_OR_OTHER,
         ],
-        example: r#"{"inputs": "Jim Henson"}"#,
-        handler: || post(tokenize),
-    },
-    Route {
-        method: "post",
-        path: "/decode",
-        of_model: true,
-        summary: "The text of token ids",
-        fields: &[
+        r#"{"inputs": "Jim Henson"}"#,
+        || post(tokenize),
+    ),
+    Route::post(
+        "/decode",
+        "The text of token ids",
+        &[
             (
                 "*ids",
                 r#"{"oneOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}]}"#,
@@ -165,43 +166,37 @@ pub(crate) const ROUTES: [Route; 22] = [
             ("skip_special_tokens", BOOLEAN, "without [CLS] and [SEP] (default: yes)"),
             MODEL_OR_OTHER,
         ],
-        example: r#"{"ids": [5, 6, 7]}"#,
-        handler: || post(decode),
-    },
-    Route {
-        method: "post",
-        path: "/fill",
-        of_model: true,
-        summary: "The most likely tokens for each [MASK]; needs a masked language model",
-        fields: &[
+        r#"{"ids": [5, 6, 7]}"#,
+        || post(decode),
+    ),
+    Route::post(
+        "/fill",
+        "The most likely tokens for each [MASK]; needs a masked language model",
+        &[
             ("*inputs", TEXTS, "texts with [MASK] in them"),
             ("top", INTEGER, "how many predictions for each mask (default: 5)"),
             TRUNCATE,
             MODEL,
         ],
-        example: r#"{"inputs": "The capital of France is [MASK].", "top": 3}"#,
-        handler: || post(fill),
-    },
-    Route {
-        method: "post",
-        path: "/predict",
-        of_model: true,
-        summary: "Labels with scores for texts or text pairs; needs a sequence classifier",
-        fields: &[
+        r#"{"inputs": "The capital of France is [MASK].", "top": 3}"#,
+        || post(fill),
+    ),
+    Route::post(
+        "/predict",
+        "Labels with scores for texts or text pairs; needs a sequence classifier",
+        &[
             ("*inputs", PAIRS, "a text, a pair [text, text], or a list [[text], [text, text], …] of both"),
             TRUNCATE,
             ("raw_scores", BOOLEAN, "logits instead of probabilities"),
             MODEL_OR_OTHER,
         ],
-        example: r#"{"inputs": "A charming film."}"#,
-        handler: || post(answers::predict),
-    },
-    Route {
-        method: "post",
-        path: "/rerank",
-        of_model: true,
-        summary: "Texts ranked by their relevance to a query; needs a sequence classifier with one label",
-        fields: &[
+        r#"{"inputs": "A charming film."}"#,
+        || post(answers::predict),
+    ),
+    Route::post(
+        "/rerank",
+        "Texts ranked by their relevance to a query; needs a sequence classifier with one label",
+        &[
             ("*query", STRING, "the query"),
             ("*texts", STRINGS, "the texts to rank"),
             TRUNCATE,
@@ -209,15 +204,13 @@ pub(crate) const ROUTES: [Route; 22] = [
             ("return_text", BOOLEAN, "whether to return the texts"),
             MODEL_OR_OTHER,
         ],
-        example: r#"{"query": "Who made the Muppets?", "texts": ["It rains.", "Jim Henson did."]}"#,
-        handler: || post(answers::rerank),
-    },
-    Route {
-        method: "post",
-        path: "/zero_shot",
-        of_model: true,
-        summary: "Scores for labels of your own; needs a classifier of natural language inference",
-        fields: &[
+        r#"{"query": "Who made the Muppets?", "texts": ["It rains.", "Jim Henson did."]}"#,
+        || post(answers::rerank),
+    ),
+    Route::post(
+        "/zero_shot",
+        "Scores for labels of your own; needs a classifier of natural language inference",
+        &[
             ("*inputs", TEXTS, "a text or several"),
             ("*candidate_labels", TEXTS, "the labels: a list, or one text with commas between them"),
             ("hypothesis_template", STRING, "a sentence with {} where a label goes (default: This example is {}.)"),
@@ -228,59 +221,49 @@ pub(crate) const ROUTES: [Route; 22] = [
             ),
             MODEL,
         ],
-        example: r#"{"inputs": "The match ended in a draw.", "candidate_labels": ["sport", "politics"]}"#,
-        handler: || post(answers::zero_shot),
-    },
-    Route {
-        method: "post",
-        path: "/tag",
-        of_model: true,
-        summary: "Entities with their character offsets; needs a token classifier",
-        fields: &[("*inputs", TEXTS, "a text or several"), AGGREGATION, MODEL],
-        example: r#"{"inputs": "Jim Henson lived in London."}"#,
-        handler: || post(answers::tag),
-    },
-    Route {
-        method: "post",
-        path: "/answer",
-        of_model: true,
-        summary: "Answers to a question within a passage, with their character offsets and scores; needs a question-answering model",
-        fields: &[
+        r#"{"inputs": "The match ended in a draw.", "candidate_labels": ["sport", "politics"]}"#,
+        || post(answers::zero_shot),
+    ),
+    Route::post(
+        "/tag",
+        "Entities with their character offsets; needs a token classifier",
+        &[("*inputs", TEXTS, "a text or several"), AGGREGATION, MODEL],
+        r#"{"inputs": "Jim Henson lived in London."}"#,
+        || post(answers::tag),
+    ),
+    Route::post(
+        "/answer",
+        "Answers to a question within a passage, with their character offsets and scores; needs a question-answering model",
+        &[
             ("*question", STRING, "the question"),
             ("*context", STRING, "the passage, of any length"),
             ("top", INTEGER, "how many answers (default: 5)"),
             MODEL,
         ],
-        example: r#"{"question": "Where did Jim Henson live?", "context": "Jim Henson lived in London."}"#,
-        handler: || post(answers::answer),
-    },
-    Route {
-        method: "post",
-        path: "/choose",
-        of_model: true,
-        summary: "Which of several continuations fits best; needs a multiple-choice model",
-        fields: &[("*context", STRING, "the text to continue"), ("*choices", STRINGS, "the continuations"), MODEL],
-        example: r#"{"context": "He picked up the puppet", "choices": ["and made it speak.", "and it rained."]}"#,
-        handler: || post(answers::choose),
-    },
-    Route {
-        method: "post",
-        path: "/inside/attention",
-        of_model: true,
-        summary: "What each head of each layer attends to, token by token",
-        fields: &[("*inputs", STRING, "one text of up to 128 tokens"), MODEL],
-        example: r#"{"inputs": "Jim Henson was a puppeteer."}"#,
-        handler: || post(inside::attention),
-    },
-    Route {
-        method: "post",
-        path: "/inside/neighbours",
-        of_model: true,
-        summary: "How similar the uses of a word in several texts are",
-        fields: &[("*word", STRING, "the word"), ("*inputs", STRINGS, "texts that hold it"), MODEL],
-        example: r#"{"word": "play", "inputs": ["A play by Shakespeare.", "Children play outside.", "They play chess."]}"#,
-        handler: || post(inside::neighbours),
-    },
+        r#"{"question": "Where did Jim Henson live?", "context": "Jim Henson lived in London."}"#,
+        || post(answers::answer),
+    ),
+    Route::post(
+        "/choose",
+        "Which of several continuations fits best; needs a multiple-choice model",
+        &[("*context", STRING, "the text to continue"), ("*choices", STRINGS, "the continuations"), MODEL],
+        r#"{"context": "He picked up the puppet", "choices": ["and made it speak.", "and it rained."]}"#,
+        || post(answers::choose),
+    ),
+    Route::post(
+        "/inside/attention",
+        "What each head of each layer attends to, token by token",
+        &[("*inputs", STRING, "one text of up to 128 tokens"), MODEL],
+        r#"{"inputs": "Jim Henson was a puppeteer."}"#,
+        || post(inside::attention),
+    ),
+    Route::post(
+        "/inside/neighbours",
+        "How similar the uses of a word in several texts are",
+        &[("*word", STRING, "the word"), ("*inputs", STRINGS, "texts that hold it"), MODEL],
+        r#"{"word": "play", "inputs": ["A play by Shakespeare.", "Children play outside.", "They play chess."]}"#,
+        || post(inside::neighbours),
+    ),
     Route {
         method: "get",
         path: "/info",

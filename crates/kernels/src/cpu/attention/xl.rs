@@ -606,7 +606,8 @@ pub fn backward<E: Element>(
                 unsafe { back.part(sequence, i % heads, sums) };
             }
         });
-        let total = |head: usize, at: usize| (0..chunks).map(|chunk| sums[(chunk * heads + head) * share + at]).sum::<f32>();
+        let total =
+            |head: usize, at: usize| (0..chunks).map(|chunk| sums[(chunk * heads + head) * share + at]).sum::<f32>();
         cpu.for_ranges(positions, 8, |_, range| {
             for row in range {
                 for head in 0..heads {
@@ -657,7 +658,8 @@ impl<'a, E: Element> BackwardSpace<'a, E> {
     fn split(space: &'a mut [f32], (block, keys, width): (usize, usize, usize), d: usize) -> Self {
         let (dweights, rest) = space.split_at_mut(block * keys);
         let (elements, rest) = rest.split_at_mut(2 * block * keys);
-        let (weights, dscores) = bytemuck::cast_slice_mut::<f32, E>(elements)[..2 * block * keys].split_at_mut(block * keys);
+        let (weights, dscores) =
+            bytemuck::cast_slice_mut::<f32, E>(elements)[..2 * block * keys].split_at_mut(block * keys);
         let (of_contents, rest) = rest.split_at_mut(block * d);
         let (of_positions, rest) = rest.split_at_mut(block * d);
         let (of_segments, rest) = rest.split_at_mut(block * d);
