@@ -175,6 +175,68 @@ pub enum InferError {
         /// Its number, counted from 1.
         text: usize,
     },
+    /// A setting of generation that has no meaning.
+    #[error("{name} is {got}, expected {expected}")]
+    Setting {
+        /// Its name.
+        name: &'static str,
+        /// What it takes.
+        expected: &'static str,
+        /// What it is.
+        got: String,
+    },
+    /// A model that writes nothing.
+    #[error(
+        "cannot generate with {}: it is {has}, and this takes a model that writes: a decoder that reads left to right, or an \
+         encoder-decoder",
+        path.as_ref().map_or("this model".into(), |path| path.display().to_string())
+    )]
+    CannotWrite {
+        /// The directory, where it is known.
+        path: Option<PathBuf>,
+        /// What it is, in words.
+        has: String,
+    },
+    /// Nothing to go on from.
+    #[error(
+        "text {text} is empty: the model needs at least one token to continue, and its tokenizer has no start token"
+    )]
+    EmptyPrompt {
+        /// Its number, counted from 1.
+        text: usize,
+    },
+    /// A prompt that leaves no room.
+    #[error("text {text} has {got} tokens, and the model takes {most}, among them at least one new one: shorten it")]
+    LongPrompt {
+        /// Its number, counted from 1.
+        text: usize,
+        /// Its tokens.
+        got: usize,
+        /// The most.
+        most: usize,
+    },
+    /// More than can ever be held at once.
+    #[error("{what}: {needed} are needed, and there is room for {room}; ask for less, or give more room")]
+    NoRoom {
+        /// Of what.
+        what: &'static str,
+        /// How much.
+        needed: usize,
+        /// How much there is.
+        room: usize,
+    },
+    /// A setting in a model's files that we do not follow.
+    #[error("{}: `{key}` is {got}, which is not supported; remove it, or set it to {expected}", path.display())]
+    GenerationConfig {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What it says.
+        got: String,
+        /// What is understood.
+        expected: String,
+    },
     /// The caller's callback said so.
     #[error("stopped before all texts were done")]
     Stopped,
@@ -187,7 +249,11 @@ impl InferError {
     /// The same, with the numbers that the caller's texts have: errors here count what they were given, from 1.
     #[must_use]
     pub fn numbered(mut self, numbers: &[usize]) -> Self {
-        if let Self::NotFinite { text } | Self::NoMask { text, .. } = &mut self {
+        if let Self::NotFinite { text }
+        | Self::NoMask { text, .. }
+        | Self::EmptyPrompt { text }
+        | Self::LongPrompt { text, .. } = &mut self
+        {
             *text = text.checked_sub(1).and_then(|i| numbers.get(i)).copied().unwrap_or(*text);
         }
         self

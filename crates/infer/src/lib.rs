@@ -17,6 +17,7 @@ mod embed;
 mod error;
 mod features;
 mod fill;
+mod generate;
 mod likelihood;
 mod model;
 mod numbers;
@@ -38,6 +39,10 @@ pub use embed::{EmbedSettings, Embedding, SentenceFacts};
 pub use error::InferError;
 pub use features::{Layers, TokenFeatures};
 pub use fill::{Blank, Candidate, Filled};
+pub use generate::{
+    EarlyStopping, Event, EventKind, FinishReason, GenerateEvent, GenerateSettings, Generated, Job, Sampling,
+    StopCheck, TextStream, Ticket, TokenScore, Writer, WriterLimits, Written,
+};
 pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings, Stride};
 pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};

@@ -9,6 +9,7 @@ use henson_text::{Features, Pieces, Tokenizer};
 
 use crate::classify::single_windows;
 use crate::sentence::Files;
+use crate::task::described;
 use crate::{InferError, Result, Task};
 
 /// What is wanted of a model directory.
@@ -18,6 +19,8 @@ pub enum Want {
     Encoder,
     /// The masked-LM head, too.
     MaskedLm,
+    /// What writes text, with the head for the vocabulary; a model that cannot is an error that says what it is.
+    Writer,
     /// The head that the config names, or the one that its weights show.
     AsSaved,
     /// The head for a task; another one is an error that says what is there and what to do.
@@ -64,6 +67,7 @@ impl Model {
         let head = match want {
             Want::Encoder => Head::Encoder,
             Want::MaskedLm => Head::MaskedLm,
+            Want::Writer => writing_head(path, &config, saved_head(&weights, &config)?)?,
             Want::AsSaved => saved_head(&weights, &config)?,
             Want::Task(task) => match saved_head(&weights, &config)? {
                 head if Task::of_head(head) == Some(task) => head,
@@ -176,6 +180,17 @@ impl Model {
         let most = self.length_within(length.most);
         Ok(single_windows(self.tokenizer.template(), pieces, most, length.windows)?)
     }
+}
+
+/// The head with which a model writes, whatever stands on it in its directory.
+fn writing_head(path: &Path, config: &Config, saved: Head) -> Result<Head> {
+    let heads = [Head::Seq2Seq, Head::MaskedLm].into_iter().filter(|head| config.model.family().has_head(*head));
+    for head in heads {
+        if models::Model::build(&mut Builder::new(), &config.model, head)?.decoder().is_some() {
+            return Ok(head);
+        }
+    }
+    Err(InferError::CannotWrite { path: Some(path.to_owned()), has: described(&config.model, saved) })
 }
 
 /// The head that a config names, if the weights have any part of it: some directories name a class that they do not hold

@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use henson_checkpoint::Config;
-use henson_models::Head;
+use henson_models::{self as models, Head, ModelConfig};
+use henson_tensor::Builder;
 use serde::Serialize;
 
 use crate::{Entailment, InferError, Model, Result};
@@ -31,6 +32,8 @@ pub enum Ability {
     Rerank,
     /// How likely labels of the caller's own are.
     ZeroShot,
+    /// How a text goes on, or what is written for it.
+    Generate,
     /// What the head was fine-tuned for.
     #[serde(untagged)]
     Task(Task),
@@ -39,12 +42,17 @@ pub enum Ability {
 impl Ability {
     /// All that a model with this config and head can be asked.
     pub fn of_head(config: &Config, head: Head) -> Vec<Self> {
-        use Ability::{Decode, Embed, EmbedAll, Fill, Inside, Rerank, Similarity, Tokenize, ZeroShot};
+        Self::of(config, head, writes(&config.model, head))
+    }
+
+    fn of(config: &Config, head: Head, writes: bool) -> Vec<Self> {
+        use Ability::{Decode, Embed, EmbedAll, Fill, Generate, Inside, Rerank, Similarity, Tokenize, ZeroShot};
         let mut abilities = vec![Embed, EmbedAll, Similarity, Tokenize, Decode, Inside];
         abilities.extend(Task::of_head(head).map(Ability::Task));
         match head {
             // A left-to-right model predicts the next token and knows nothing of masks.
             Head::PreTraining | Head::MaskedLm if !config.model.sizes().causal => abilities.push(Fill),
+            Head::MaskedLm | Head::Seq2Seq if writes => abilities.push(Generate),
             Head::Sequence { labels: 1 } => abilities.push(Rerank),
             Head::Sequence { .. } if Entailment::of_labels(&config.task.label_names()).is_some() => {
                 abilities.push(ZeroShot);
@@ -59,6 +67,7 @@ impl Ability {
         match self {
             Ability::Embed => Some("embed"),
             Ability::Fill => Some("fill"),
+            Ability::Generate => Some("generate"),
             Ability::Rerank => Some("rerank"),
             Ability::ZeroShot => Some("classify --labels"),
             Ability::Task(Task::Classify) => Some("classify"),
@@ -140,16 +149,21 @@ impl Task {
                 Some(head) if config.task.reading.is_some_and(|reading| reading.spans.is_some()) => {
                     format!("a classifier of marked spans, for `henson predict` ({})", config.model.class(head))
                 }
-                Some(head) => described(config, head),
+                Some(head) => described(&config.model, head),
             },
-            needs: described(config, needed),
+            needs: described(&config.model, needed),
             next: format!("henson finetune --task {} --model {} --data … --out …", self.to_train(), path.display()),
         }
     }
 }
 
+/// Whether a model with this head writes token by token.
+fn writes(config: &ModelConfig, head: Head) -> bool {
+    models::Model::build(&mut Builder::new(), config, head).is_ok_and(|model| model.decoder().is_some())
+}
+
 /// A head in words.
-fn described(config: &Config, head: Head) -> String {
+pub(crate) fn described(config: &ModelConfig, head: Head) -> String {
     let words = match head {
         Head::Encoder | Head::Pooler => "an encoder without a head",
         Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => "a masked language model",
@@ -160,7 +174,7 @@ fn described(config: &Config, head: Head) -> String {
         Head::Span => "a question answerer",
         Head::Choice => "a multiple-choice model",
     };
-    format!("{words} ({})", config.model.class(head))
+    format!("{words} ({})", config.class(head))
 }
 
 impl Model {
@@ -173,7 +187,7 @@ impl Model {
 
     /// All that it can be asked.
     pub fn abilities(&self) -> Vec<Ability> {
-        Ability::of_head(self.config(), self.network().head())
+        Ability::of(self.config(), self.network().head(), self.network().decoder().is_some())
     }
 
     pub(crate) fn check_task(&self, task: Task) -> Result<()> {

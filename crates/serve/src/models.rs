@@ -304,7 +304,7 @@ impl Loaded {
             Ability::Embed | Ability::EmbedAll | Ability::Similarity => (kind < 2).then_some(kind),
             // The ids of /tokenize are for the model of /embed.
             Ability::Tokenize | Ability::Decode | Ability::Inside => Some(kind),
-            Ability::Fill | Ability::Rerank | Ability::ZeroShot | Ability::Task(_) => Some(0),
+            Ability::Fill | Ability::Generate | Ability::Rerank | Ability::ZeroShot | Ability::Task(_) => Some(0),
         }
     }
 

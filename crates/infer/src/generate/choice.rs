@@ -1,0 +1,137 @@
+//! The next token of a sequence, from its scores: the best one, or one that is drawn.
+//!
+//! Draws come from Philox of the seed and of where the token stands, so that they depend neither on other sequences nor on earlier
+//! draws. Probabilities are added up in the order of ids.
+//!
+//! Legend: V tokens of the vocabulary.
+
+use henson_tensor::philox::philox;
+
+use super::Sampling;
+
+/// The word of the counter that tells these draws from others of the same seed.
+const STREAM: u32 = 0x6765_6e65;
+
+/// Likeliest tokens that are sorted at a time to find those that reach a probability.
+const SORTED_AT_A_TIME: usize = 64;
+
+/// Scores that are compared with the least of the best ones at a time.
+const CHUNK: usize = 64;
+
+/// A token with its score.
+pub(crate) type Scored = (u32, f32);
+
+/// The largest score and the first id that has it.
+pub(crate) fn best(scores: &[f32]) -> Scored {
+    // In two passes, each of which the compiler can turn into vector instructions.
+    let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| if *score > most { *score } else { most });
+    let id = scores.iter().position(|score| *score == most).unwrap_or(0);
+    (id as u32, most)
+}
+
+/// The logarithm of the sum of the scores' exponentials.
+pub(crate) fn log_sum(scores: &[f32]) -> f32 {
+    let (_, most) = best(scores);
+    let sum: f64 = scores.iter().map(|score| f64::from((score - most).exp())).sum();
+    most + sum.ln() as f32
+}
+
+/// The best `count` of scores, best first, ties by id.
+pub(crate) fn best_of(scores: &[f32], count: usize, found: &mut Vec<Scored>) {
+    found.clear();
+    if count == 0 {
+        return;
+    }
+    for (chunk, first) in scores.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
+        // Few chunks have anything that is among the best so far; the others are read at full speed.
+        let (mut least, full) = (found.last().map_or(f32::NEG_INFINITY, |(_, score)| *score), found.len() == count);
+        if full
+            && chunk.iter().fold(f32::NEG_INFINITY, |most, score| if *score > most { *score } else { most }) <= least
+        {
+            continue;
+        }
+        for (id, score) in (first..).zip(chunk) {
+            if found.len() == count && *score <= least {
+                continue;
+            }
+            let place = found.partition_point(|(_, better)| better >= score);
+            found.truncate(count - 1);
+            found.insert(place, (id, *score));
+            least = found.last().map_or(f32::NEG_INFINITY, |(_, score)| *score);
+        }
+    }
+}
+
+/// Draws a token: `sequence` is its number among those of its prompt, `place` the token's among the new ones. `kept` is room.
+pub(crate) fn draw(sampling: &Sampling, scores: &[f32], (sequence, place): (u32, u32), kept: &mut Vec<Scored>) -> u32 {
+    candidates(sampling, scores, kept);
+    let most = kept.iter().fold(f32::NEG_INFINITY, |most, (_, score)| most.max(*score));
+    let weight = |score: f32| f64::from(score - most).exp();
+    let all: f64 = kept.iter().map(|(_, score)| weight(*score)).sum();
+    let words = philox(sampling.seed, [place, sequence, 0, STREAM]);
+    let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
+    let mut left = bits as f64 / (1_u64 << 53) as f64 * all;
+    let mut last = 0;
+    for (id, score) in kept.iter() {
+        let weight = weight(*score);
+        if weight > 0.0 {
+            last = *id;
+            if left < weight {
+                break;
+            }
+            left -= weight;
+        }
+    }
+    last
+}
+
+/// What may be drawn, by ids, with scores divided by the temperature.
+pub(crate) fn candidates(sampling: &Sampling, scores: &[f32], kept: &mut Vec<Scored>) {
+    let Sampling { temperature, top_k, top_p, min_p, .. } = *sampling;
+    if top_k > 0 && top_k < scores.len() {
+        best_of(scores, top_k, kept);
+        let least = kept.last().map_or(f32::NEG_INFINITY, |(_, score)| *score / temperature);
+        kept.clear();
+        let divided = (0..).zip(scores.iter().map(|score| score / temperature));
+        kept.extend(divided.filter(|(_, score)| *score >= least));
+    } else {
+        kept.clear();
+        kept.extend((0..).zip(scores.iter().map(|score| score / temperature)));
+    }
+    kept.retain(|(_, score)| *score > f32::NEG_INFINITY);
+    if top_p < 1.0 {
+        keep_probable(top_p, kept);
+    }
+    if min_p > 0.0 {
+        let most = kept.iter().fold(f32::NEG_INFINITY, |most, (_, score)| most.max(*score));
+        kept.retain(|(_, score)| (score - most).exp() >= min_p);
+    }
+    kept.sort_unstable_by_key(|(id, _)| *id);
+}
+
+/// Keeps the likeliest until they reach a probability together; of equal ones the later ids, as a stable sort from the least does.
+fn keep_probable(top_p: f32, kept: &mut Vec<Scored>) {
+    let order = |a: &Scored, b: &Scored| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));
+    let most = kept.iter().fold(f32::NEG_INFINITY, |most, (_, score)| most.max(*score));
+    let weight = |score: f32| f64::from(score - most).exp();
+    let all: f64 = kept.iter().map(|(_, score)| weight(*score)).sum();
+    let (mut sorted, mut mass, mut count) = (0, 0.0, 0);
+    'all: while sorted < kept.len() {
+        // Most of the probability is in few tokens, so they are sorted in growing parts.
+        let rest = &mut kept[sorted..];
+        let part = SORTED_AT_A_TIME.max(sorted).min(rest.len());
+        if part < rest.len() {
+            rest.select_nth_unstable_by(part - 1, order);
+        }
+        rest[..part].sort_unstable_by(order);
+        for (_, score) in &rest[..part] {
+            if count > 0 && mass >= f64::from(top_p) * all {
+                break 'all;
+            }
+            mass += weight(*score);
+            count += 1;
+        }
+        sorted += part;
+    }
+    kept.truncate(count);
+}

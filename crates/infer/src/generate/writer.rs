@@ -1,0 +1,752 @@
+//! Sequences that are written together. Every step is one flat batch: parts of the prompts that came last, and one token of each
+//! sequence that is being written. Sequences that end leave, and those that wait take their places; nothing is padded.
+//!
+//! Memory is bounded: a job enters when the pages that it can need in the worst case are free, so that nothing runs out midway. What is
+//! written for a job depends on the job alone, to the last bit (on a CPU).
+//!
+//! Legend: N new tokens of a step, P rows with logits, V tokens of the vocabulary.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use henson_models::{Batch, Decoder, DecoderCache, Model, NewTokens, Sequence, Writing};
+use henson_tensor::{CachedSequence, Parameters, Pass, Tape, Tensor};
+
+use super::GenerateSettings;
+use super::beams::{Beams, Finished, Step};
+use super::choice::{Scored, best, best_of, draw, log_sum};
+use super::processors::{Begun, Marks, process};
+use crate::{InferError, Result};
+
+/// Tokens of a page of the cache.
+const PAGE: usize = 32;
+
+/// Prompts are read in parts of so many tokens. Where a part ends depends on the prompt alone.
+const PART: usize = 512;
+
+/// What a [`Writer`] may hold at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriterLimits {
+    /// Tokens in the cache, prompts included.
+    pub tokens: usize,
+    /// Tokens of sources in the cache, of an encoder-decoder.
+    pub source_tokens: usize,
+    /// Sequences that are written at once.
+    pub streams: usize,
+    /// Tokens of prompts and sources that a step reads; at least one part of one prompt.
+    pub prefill: usize,
+}
+
+impl Default for WriterLimits {
+    /// For a few texts of some hundred tokens.
+    fn default() -> Self {
+        Self { tokens: 16_384, source_tokens: 16_384, streams: 64, prefill: 2048 }
+    }
+}
+
+/// What shall be written.
+pub struct Job<'a> {
+    /// What is continued; of an encoder-decoder, the source.
+    pub prompt: Vec<u32>,
+    /// The first tokens that an encoder-decoder's decoder reads, by default its start token; for others, more of the prompt.
+    pub start: Vec<u32>,
+    /// How.
+    pub settings: GenerateSettings,
+    /// What else ends a sequence. [`GenerateSettings::stop`] is a matter of texts, which a writer does not know.
+    pub stop: Option<StopCheck<'a>>,
+}
+
+/// Whether new tokens end a sequence.
+pub type StopCheck<'a> = Box<dyn Fn(&[u32]) -> bool + Send + 'a>;
+
+/// A job in a [`Writer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// Something that happened to a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// The job.
+    pub ticket: Ticket,
+    /// Which of the job's sequences.
+    pub sequence: usize,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EventKind {
+    /// A token was chosen. Not of a beam search, where nothing is certain before its end.
+    Token(TokenScore),
+    /// The sequence is done.
+    Finished(Written),
+}
+
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenScore {
+    /// Its id.
+    pub id: u32,
+    /// ln P that the model gave it, before anything was changed by settings.
+    pub logprob: f32,
+    /// The likeliest tokens with theirs, as many as were asked for.
+    pub alternatives: Vec<(u32, f32)>,
+}
+
+/// A sequence that is done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// The new tokens, an end token included.
+    pub ids: Vec<u32>,
+    /// The sum of ln P of its tokens, over their number to the power of the length penalty. A beam search adds what it compares: with
+    /// penalties and forced tokens counted in.
+    pub score: f32,
+    /// Why it ended.
+    pub why: FinishReason,
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end token.
+    EndOfText,
+    /// As long as it may get.
+    Length,
+    /// A stop string.
+    Stop,
+    /// The model's numbers were not finite.
+    NotFinite,
+}
+
+/// Writes for many jobs at once; see the module.
+pub struct Writer<'a> {
+    model: &'a Model,
+    parameters: &'a Parameters,
+    decoder: &'a dyn Decoder,
+    cache: DecoderCache,
+    limits: WriterLimits,
+    tape: Tape,
+    waiting: VecDeque<Active<'a>>,
+    running: Vec<Active<'a>>,
+    /// What running jobs have reserved.
+    reserved: Need,
+    tickets: u64,
+    room: Room,
+}
+
+/// Buffers that serve every choice.
+#[derive(Default)]
+struct Room {
+    marks: Marks,
+    scores: Vec<f32>,
+    found: Vec<Scored>,
+    best: Vec<Vec<Scored>>,
+}
+
+/// What a job needs in the worst case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Need {
+    pages: usize,
+    source_pages: usize,
+    streams: usize,
+}
+
+impl Need {
+    fn parts(self) -> [usize; 3] {
+        [self.pages, self.source_pages, self.streams]
+    }
+
+    fn plus(self, other: Need) -> Need {
+        let Need { pages, source_pages, streams } = other;
+        let sum = |a: usize, b: usize| a.saturating_add(b);
+        Need {
+            pages: sum(self.pages, pages),
+            source_pages: sum(self.source_pages, source_pages),
+            streams: sum(self.streams, streams),
+        }
+    }
+
+    fn minus(self, other: Need) -> Need {
+        let Need { pages, source_pages, streams } = other;
+        Need {
+            pages: self.pages - pages,
+            source_pages: self.source_pages - source_pages,
+            streams: self.streams - streams,
+        }
+    }
+
+    fn within(self, room: Need) -> bool {
+        self.parts().iter().zip(room.parts()).all(|(need, room)| *need <= room)
+    }
+}
+
+/// A job on its way.
+struct Active<'a> {
+    ticket: Ticket,
+    /// The source of an encoder-decoder; empty for others.
+    source: Vec<u32>,
+    /// What the decoder begins with.
+    begun: Vec<u32>,
+    settings: GenerateSettings,
+    stop: Option<StopCheck<'a>>,
+    /// The most tokens of the decoder.
+    limit: usize,
+    need: Need,
+    source_place: Option<CachedSequence>,
+    state: State,
+}
+
+enum State {
+    /// So much of its beginning was read, into one place of the cache.
+    Reading(usize, Option<CachedSequence>),
+    /// Sequences that go their own ways.
+    Lines(Vec<Line>),
+    /// A beam search, with the places of its running sequences.
+    Beams(Beams, Vec<CachedSequence>),
+    Done,
+}
+
+/// A sequence of a greedy search, or one that is drawn.
+struct Line {
+    number: usize,
+    place: CachedSequence,
+    tokens: Vec<u32>,
+    log_probability: f64,
+}
+
+impl<'a> Writer<'a> {
+    /// A writer for a model with its weights, and room in a cache. A model that cannot write is refused.
+    pub fn new(model: &'a Model, parameters: &'a Parameters, limits: WriterLimits) -> Result<Self> {
+        let has = || InferError::CannotWrite { path: None, has: crate::task::described(model.config(), model.head()) };
+        let decoder = model.decoder().ok_or_else(has)?;
+        let (device, dtype, sizes) = (parameters.device(), parameters.dtype(), decoder.cache_sizes());
+        let pages = (pages_of(limits.tokens), pages_of(limits.source_tokens));
+        Ok(Self {
+            model,
+            parameters,
+            decoder,
+            cache: DecoderCache::new(device, dtype, sizes, pages, PAGE)?,
+            limits,
+            tape: Tape::new(),
+            waiting: VecDeque::new(),
+            running: vec![],
+            reserved: Need::default(),
+            tickets: 0,
+            room: Room::default(),
+        })
+    }
+
+    /// The limits that some jobs need together, each with this many tokens in its prompt or source, at most `streams` sequences and
+    /// `bytes` of cache at a time, and at least what the largest needs.
+    pub fn limits_for(
+        model: &Model,
+        parameters: &Parameters,
+        prompts: impl Iterator<Item = usize>,
+        settings: &GenerateSettings,
+        (streams, bytes): (usize, usize),
+    ) -> Result<WriterLimits> {
+        let has = || InferError::CannotWrite { path: None, has: crate::task::described(model.config(), model.head()) };
+        let sizes = model.decoder().ok_or_else(has)?.cache_sizes();
+        let page_bytes = 2 * sizes.layers * sizes.width * parameters.dtype().size() * PAGE;
+        let most = model.config().sizes().max_tokens;
+        let (mut all, mut largest) = (Need::default(), Need::default());
+        for prompt in prompts {
+            let (source, begun) = if sizes.source { (prompt, 1) } else { (0, prompt) };
+            let need = need(source, begun, settings.new_tokens(begun, most), settings);
+            let [pages, source_pages, streams] = need.parts();
+            largest.pages = largest.pages.max(pages);
+            largest.source_pages = largest.source_pages.max(source_pages);
+            largest.streams = largest.streams.max(streams);
+            all = all.plus(need);
+        }
+        let share = if sizes.source { 2 } else { 1 };
+        // No more sequences at once than asked for, so no more pages than as many of the largest need.
+        let jobs = (streams / largest.streams.max(1)).max(1);
+        let bounded = |all: usize, largest: usize| {
+            let within = all.min(largest.saturating_mul(jobs)).min(bytes / share / page_bytes.max(1));
+            within.max(largest).max(1) * PAGE
+        };
+        Ok(WriterLimits {
+            tokens: bounded(all.pages, largest.pages),
+            source_tokens: bounded(all.source_pages, largest.source_pages),
+            streams: streams.max(largest.streams),
+            prefill: WriterLimits::default().prefill,
+        })
+    }
+
+    /// Takes a job. One that could never fit is refused; others wait inside until there is room.
+    pub fn enter(&mut self, job: Job<'a>) -> Result<Ticket> {
+        let Job { prompt, start, settings, stop } = job;
+        settings.check()?;
+        let sizes = self.model.config().sizes();
+        let (source, begun) = if self.decoder.cache_sizes().source {
+            let first = self.model.config().targets().map(|targets| targets.start);
+            (prompt, if start.is_empty() { first.into_iter().collect() } else { start })
+        } else {
+            (vec![], [prompt, start].concat())
+        };
+        if begun.is_empty() || (self.cache.source.is_some() && source.is_empty()) {
+            return Err(InferError::EmptyPrompt { text: 1 });
+        }
+        let most = sizes.max_tokens;
+        if let Some(got) = [begun.len() + 1, source.len()].into_iter().find(|got| *got > most) {
+            return Err(InferError::LongPrompt { text: 1, got: got.min(begun.len().max(source.len())), most });
+        }
+        let forced = settings.forced_first.iter().chain(&settings.forced_last);
+        let biased = settings.logit_bias.iter().map(|(id, _)| id);
+        let mut ids = source.iter().chain(&begun).chain(forced).chain(biased);
+        if let Some(id) = ids.find(|id| **id as usize >= sizes.vocab_size) {
+            let (sequence, got, end) = (0, *id, sizes.vocab_size);
+            return Err(henson_models::InputError::Id { sequence, got, end }.into());
+        }
+        let new = settings.new_tokens(begun.len(), most);
+        let need = need(source.len(), begun.len(), new, &settings);
+        let whats = ["tokens in the cache", "tokens of sources in the cache", "sequences at once"];
+        for ((what, needed), (room, unit)) in
+            whats.into_iter().zip(need.parts()).zip(self.all().parts().into_iter().zip([PAGE, PAGE, 1]))
+        {
+            if needed > room {
+                let (needed, room) = (needed.saturating_mul(unit), room * unit);
+                return Err(InferError::NoRoom { what, needed, room });
+            }
+        }
+        self.tickets += 1;
+        let (ticket, limit) = (Ticket(self.tickets), begun.len() + new);
+        let state = State::Reading(0, None);
+        self.waiting.push_back(Active {
+            ticket,
+            source,
+            begun,
+            settings,
+            stop,
+            limit,
+            need,
+            source_place: None,
+            state,
+        });
+        Ok(ticket)
+    }
+
+    /// Lets a job go, whatever it waits for; nothing more is heard of it.
+    pub fn leave(&mut self, ticket: Ticket) {
+        self.waiting.retain(|job| job.ticket != ticket);
+        if let Some(place) = self.running.iter().position(|job| job.ticket == ticket) {
+            let job = self.running.remove(place);
+            self.release(job);
+        }
+    }
+
+    /// Whether no job is left.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Jobs that wait for room, and jobs that are under way.
+    pub fn jobs(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// Runs one flat batch: what new jobs read, and one token of every sequence. After an error, the writer is of no more use.
+    pub fn step(&mut self) -> Result<Vec<Event>> {
+        self.admit();
+        self.read_sources()?;
+        let mut events = vec![];
+        let batch = self.compose();
+        if !batch.tokens.is_empty() {
+            let (logits, columns) = self.run(&batch)?;
+            self.choose(&batch, logits, columns, &mut events)?;
+        }
+        let mut place = 0;
+        while place < self.running.len() {
+            if matches!(self.running[place].state, State::Done) {
+                let job = self.running.remove(place);
+                self.release(job);
+            } else {
+                place += 1;
+            }
+        }
+        Ok(events)
+    }
+
+    /// Pages that nobody has, of what is written and of sources.
+    pub fn free_pages(&self) -> (usize, usize) {
+        (self.cache.written.free_pages(), self.cache.source.as_ref().map_or(0, |source| source.free_pages()))
+    }
+
+    fn all(&self) -> Need {
+        Need {
+            pages: pages_of(self.limits.tokens),
+            source_pages: if self.cache.source.is_some() { pages_of(self.limits.source_tokens) } else { 0 },
+            streams: self.limits.streams,
+        }
+    }
+
+    /// Jobs that fit enter, first come, first served.
+    fn admit(&mut self) {
+        while let Some(job) = self.waiting.front() {
+            let with = self.reserved.plus(job.need);
+            if !with.within(self.all()) {
+                break;
+            }
+            self.reserved = with;
+            self.running.extend(self.waiting.pop_front());
+        }
+    }
+
+    fn release(&mut self, job: Active<'a>) {
+        self.reserved = self.reserved.minus(job.need);
+        match job.state {
+            State::Reading(_, place) => place.into_iter().for_each(|place| self.cache.written.leave(place)),
+            State::Lines(lines) => lines.iter().for_each(|line| self.cache.written.leave(line.place)),
+            State::Beams(_, places) => places.into_iter().for_each(|place| self.cache.written.leave(place)),
+            State::Done => {}
+        }
+        if let (Some(source), Some(place)) = (&mut self.cache.source, job.source_place) {
+            source.leave(place);
+        }
+    }
+
+    /// Encodes sources of jobs that have just entered, several at once.
+    fn read_sources(&mut self) -> Result<()> {
+        let Some(kept) = &mut self.cache.source else { return Ok(()) };
+        let (mut read, mut chosen) = (0, vec![]);
+        for (i, job) in self.running.iter().enumerate().filter(|(_, job)| job.source_place.is_none()) {
+            if read > 0 && read + job.source.len() > self.limits.prefill {
+                break;
+            }
+            read += job.source.len();
+            chosen.push(i);
+        }
+        if chosen.is_empty() {
+            return Ok(());
+        }
+        let segments = vec![0; chosen.iter().map(|i| self.running[*i].source.len()).max().unwrap_or(0)];
+        let sequence = |i: &usize| {
+            let ids = self.running[*i].source.as_slice();
+            Sequence { ids, segments: &segments[..ids.len()] }
+        };
+        let sources: Vec<Sequence<'_>> = chosen.iter().map(sequence).collect();
+        let sources = Batch::new(self.parameters.device(), self.model.config(), &sources, 0)?;
+        let places: Vec<CachedSequence> = chosen.iter().map(|_| kept.enter()).collect();
+        kept.extend(&places, &sources.layout)?;
+        let mut pass = Pass::inference(&mut self.tape, self.parameters);
+        self.decoder.read_sources(&mut pass, &sources, &mut self.cache)?;
+        for (i, place) in chosen.into_iter().zip(places) {
+            self.running[i].source_place = Some(place);
+        }
+        Ok(())
+    }
+
+    /// What the next pass is about.
+    fn compose(&mut self) -> Composed {
+        let mut batch = Composed::default();
+        let has_source = self.cache.source.is_some();
+        let mut read = 0;
+        for (i, job) in self.running.iter_mut().enumerate() {
+            if has_source && job.source_place.is_none() {
+                continue;
+            }
+            let source = job.source_place;
+            match &mut job.state {
+                State::Reading(done, place) => {
+                    let part = *done..(*done + PART).min(job.begun.len());
+                    if read > 0 && read + part.len() > self.limits.prefill {
+                        continue;
+                    }
+                    read += part.len();
+                    let place = *place.get_or_insert_with(|| self.cache.written.enter());
+                    batch.push(Writing { written: place, source }, &job.begun[part.clone()]);
+                    if part.end == job.begun.len() {
+                        batch.rows_of(i, 1);
+                    }
+                    *done = part.end;
+                }
+                State::Lines(lines) => {
+                    for line in &*lines {
+                        batch.push(Writing { written: line.place, source }, last(&line.tokens));
+                        batch.rows_of(i, 1);
+                    }
+                }
+                State::Beams(beams, places) => {
+                    for (beam, place) in beams.running.iter().zip(&*places) {
+                        batch.push(Writing { written: *place, source }, last(&beam.tokens));
+                        batch.rows_of(i, 1);
+                    }
+                }
+                State::Done => {}
+            }
+        }
+        batch
+    }
+
+    /// Logits of the sequences that get a token: P rows, and the columns of a row.
+    fn run(&mut self, batch: &Composed) -> Result<(Vec<f32>, usize)> {
+        let tokens: Vec<&[u32]> = batch.ranges().collect();
+        let (device, config) = (self.parameters.device(), self.model.config());
+        let new = NewTokens::new(device, config, &mut self.cache, &batch.writing, &tokens)?;
+        let mut pass = Pass::inference(&mut self.tape, self.parameters);
+        let states = self.decoder.step(&mut pass, &new, &mut self.cache)?;
+        if batch.rows.is_empty() {
+            return Ok((vec![], 1));
+        }
+        let rows = Tensor::from_slice(device, [batch.rows.len()], &batch.rows)?;
+        let logits = self.model.logits_of(&mut pass, states, &new.layout, Some(&rows))?;
+        Ok((logits.tensor().to_f32()?, logits.tensor().columns()))
+    }
+
+    /// Chooses tokens for all jobs that have logits.
+    fn choose(
+        &mut self,
+        batch: &Composed,
+        mut logits: Vec<f32>,
+        columns: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<()> {
+        let vocabulary = self.model.config().sizes().vocab_size;
+        let mut rows: Vec<&mut [f32]> = logits.chunks_mut(columns).map(|row| &mut row[..vocabulary]).collect();
+        let mut first = 0;
+        for (i, count) in &batch.jobs {
+            let job = &mut self.running[*i];
+            let own = &mut rows[first..first + count];
+            first += count;
+            let mut choice = Choice { cache: &mut self.cache, room: &mut self.room, events };
+            match std::mem::replace(&mut job.state, State::Done) {
+                State::Reading(_, Some(place)) => {
+                    job.state = if job.settings.beams > 1 {
+                        let beams = Beams::new(job.settings.beams, &job.begun);
+                        choice.beams(job, beams, vec![place], own)?
+                    } else {
+                        choice.first_tokens(job, place, own)?
+                    };
+                }
+                State::Lines(lines) => job.state = choice.lines(job, lines, own),
+                State::Beams(beams, places) => job.state = choice.beams(job, beams, places, own)?,
+                state => job.state = state,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Writer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (waiting, running) = self.jobs();
+        f.debug_struct("Writer")
+            .field("limits", &self.limits)
+            .field("waiting", &waiting)
+            .field("running", &running)
+            .finish()
+    }
+}
+
+/// New tokens of a pass, and which rows of it get logits.
+#[derive(Default)]
+struct Composed {
+    writing: Vec<Writing>,
+    tokens: Vec<u32>,
+    ends: Vec<usize>,
+    /// P rows of the flat batch.
+    rows: Vec<u32>,
+    /// Which jobs they belong to, with how many each.
+    jobs: Vec<(usize, usize)>,
+}
+
+impl Composed {
+    fn push(&mut self, writing: Writing, tokens: &[u32]) {
+        self.writing.push(writing);
+        self.tokens.extend_from_slice(tokens);
+        self.ends.push(self.tokens.len());
+    }
+
+    /// The last token pushed gets logits, for a job.
+    fn rows_of(&mut self, job: usize, count: usize) {
+        self.rows.push(self.tokens.len() as u32 - 1);
+        match self.jobs.last_mut() {
+            Some((last, rows)) if *last == job => *rows += count,
+            _ => self.jobs.push((job, count)),
+        }
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = &[u32]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.tokens[start..*end])
+    }
+}
+
+/// What a choice of tokens works with.
+struct Choice<'w> {
+    cache: &'w mut DecoderCache,
+    room: &'w mut Room,
+    events: &'w mut Vec<Event>,
+}
+
+impl Choice<'_> {
+    /// The first tokens of a job's sequences, which all come from the same row.
+    fn first_tokens(&mut self, job: &Active<'_>, place: CachedSequence, rows: &mut [&mut [f32]]) -> Result<State> {
+        let Some(row) = rows.first_mut() else { return Ok(State::Done) };
+        let mut lines: Vec<Line> = vec![];
+        // The last one takes the place of what was read, the others continue it.
+        for number in 0..job.settings.return_sequences {
+            let mut tokens = Vec::with_capacity(job.limit);
+            tokens.extend_from_slice(&job.begun);
+            let line = Line { number, place, tokens, log_probability: 0.0 };
+            lines.extend(self.token(job, line, row));
+        }
+        let living = lines.len();
+        for line in lines.iter_mut().take(living.saturating_sub(1)) {
+            line.place = self.cache.written.fork(place)?;
+        }
+        if living == 0 {
+            self.cache.written.leave(place);
+            return Ok(State::Done);
+        }
+        Ok(State::Lines(lines))
+    }
+
+    /// The next tokens of sequences that go their own ways.
+    fn lines(&mut self, job: &Active<'_>, lines: Vec<Line>, rows: &mut [&mut [f32]]) -> State {
+        let mut living = Vec::with_capacity(lines.len());
+        for (line, row) in lines.into_iter().zip(rows) {
+            let place = line.place;
+            match self.token(job, line, row) {
+                Some(line) => living.push(line),
+                None => self.cache.written.leave(place),
+            }
+        }
+        if living.is_empty() { State::Done } else { State::Lines(living) }
+    }
+
+    /// Chooses a token; gives the sequence back unless it ends.
+    fn token(&mut self, job: &Active<'_>, mut line: Line, logits: &[f32]) -> Option<Line> {
+        let settings = &job.settings;
+        let all = log_sum(logits);
+        if !all.is_finite() {
+            self.finished(job, line, FinishReason::NotFinite);
+            return None;
+        }
+        let begun = Begun { tokens: &line.tokens, first: job.begun.len(), limit: job.limit };
+        let scores = if begun.is_changed_by(settings) {
+            self.room.scores.clear();
+            self.room.scores.extend_from_slice(logits);
+            process(settings, begun, &mut self.room.marks, &mut self.room.scores);
+            self.room.scores.as_slice()
+        } else {
+            logits
+        };
+        let place = (line.number as u32, (line.tokens.len() - job.begun.len()) as u32);
+        let id = match &settings.sampling {
+            Some(sampling) => draw(sampling, scores, place, &mut self.room.found),
+            None => best(scores).0,
+        };
+        let logprob = logits[id as usize] - all;
+        let alternatives = settings.logprobs.map_or_else(Vec::new, |count| {
+            best_of(logits, count, &mut self.room.found);
+            self.room.found.iter().map(|(id, logit)| (*id, logit - all)).collect()
+        });
+        line.tokens.push(id);
+        line.log_probability += f64::from(logprob);
+        let kind = EventKind::Token(TokenScore { id, logprob, alternatives });
+        self.events.push(Event { ticket: job.ticket, sequence: line.number, kind });
+        let new = &line.tokens[job.begun.len()..];
+        let why = if settings.end.contains(&id) {
+            FinishReason::EndOfText
+        } else if job.stop.as_ref().is_some_and(|stop| stop(new)) {
+            FinishReason::Stop
+        } else if line.tokens.len() >= job.limit {
+            FinishReason::Length
+        } else {
+            return Some(line);
+        };
+        self.finished(job, line, why);
+        None
+    }
+
+    fn finished(&mut self, job: &Active<'_>, line: Line, why: FinishReason) {
+        let ids = line.tokens[job.begun.len()..].to_vec();
+        let divisor = (ids.len().max(1) as f64).powf(f64::from(job.settings.length_penalty));
+        let score = (line.log_probability / divisor) as f32;
+        let kind = EventKind::Finished(Written { ids, score, why });
+        self.events.push(Event { ticket: job.ticket, sequence: line.number, kind });
+    }
+
+    /// A step of a beam search.
+    fn beams(
+        &mut self,
+        job: &Active<'_>,
+        mut beams: Beams,
+        places: Vec<CachedSequence>,
+        rows: &mut [&mut [f32]],
+    ) -> Result<State> {
+        let settings = &job.settings;
+        let wanted = Beams::wanted(settings);
+        self.room.best.resize_with(rows.len(), Vec::new);
+        let mut finite = true;
+        for ((row, beam), best) in rows.iter_mut().zip(&beams.running).zip(&mut self.room.best) {
+            let all = log_sum(row);
+            finite &= all.is_finite();
+            row.iter_mut().for_each(|score| *score -= all);
+            let begun = Begun { tokens: &beam.tokens, first: job.begun.len(), limit: job.limit };
+            process(settings, begun, &mut self.room.marks, row);
+            best_of(row, wanted, best);
+        }
+        let stops = |new: &[u32]| job.stop.as_ref().is_some_and(|stop| stop(new));
+        let step = Step { settings, first: job.begun.len(), limit: job.limit, stops: &stops };
+        if !finite || beams.step(&step, &self.room.best) {
+            places.into_iter().for_each(|place| self.cache.written.leave(place));
+            self.end_search(job, beams, finite);
+            return Ok(State::Done);
+        }
+        let places = self.follow(&beams, places)?;
+        Ok(State::Beams(beams, places))
+    }
+
+    fn end_search(&mut self, job: &Active<'_>, beams: Beams, finite: bool) {
+        let (first, wanted) = (job.begun.len(), job.settings.return_sequences);
+        let ended = if finite { beams.into_finished(wanted) } else { vec![] };
+        let lost = (ended.len()..wanted).map(|_| {
+            let tokens = job.begun.clone();
+            Finished { tokens, score: f32::NEG_INFINITY, why: FinishReason::NotFinite }
+        });
+        for (sequence, ended) in ended.iter().cloned().chain(lost).enumerate() {
+            let Finished { tokens, score, why } = ended;
+            let kind = EventKind::Finished(Written { ids: tokens[first..].to_vec(), score, why });
+            self.events.push(Event { ticket: job.ticket, sequence, kind });
+        }
+    }
+
+    /// Places for the running sequences, each of which continues one of those before: the first takes its place, others get copies.
+    /// Places that nobody continues are free before any copy is made, so that there are never more than beams.
+    fn follow(&mut self, beams: &Beams, places: Vec<CachedSequence>) -> Result<Vec<CachedSequence>> {
+        // At the first step all continue the one that was read.
+        let parents = || beams.running.iter().map(|beam| beam.parent.min(places.len() - 1));
+        for (i, place) in places.iter().enumerate() {
+            if parents().all(|parent| parent != i) {
+                self.cache.written.leave(*place);
+            }
+        }
+        let mut next = Vec::with_capacity(beams.running.len());
+        for (i, parent) in parents().enumerate() {
+            let taken = parents().take(i).any(|earlier| earlier == parent);
+            let place = places[parent];
+            next.push(if taken { self.cache.written.fork(place)? } else { place });
+        }
+        Ok(next)
+    }
+}
+
+fn last(tokens: &[u32]) -> &[u32] {
+    &tokens[tokens.len().saturating_sub(1)..]
+}
+
+fn pages_of(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE)
+}
+
+/// The last token of a sequence is never read. Its sequences share the full pages of what they begin with.
+fn need(source: usize, begun: usize, new: usize, settings: &GenerateSettings) -> Need {
+    let shared = begun / PAGE;
+    let own = pages_of(begun + new - 1) - shared;
+    let streams = settings.sequences();
+    Need { pages: shared.saturating_add(own.saturating_mul(streams)), source_pages: pages_of(source), streams }
+}
