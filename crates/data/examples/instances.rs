@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn made_up(sizes: &[(usize, usize)]) -> Arc<Corpus> {
     let size = 30_000;
     let words = WordMarks::Begin((0..size).map(|id| id % 4 != 0).collect());
-    let vocabulary = Vocabulary { size, cls: 2, sep: 3, mask: Some(4), special: (0..5).collect(), words };
+    let vocabulary =
+        Vocabulary { size, cls: 2, sep: 3, mask: Some(4), special: (0..5).collect(), words, sentinels: Vec::new() };
     let mut draws = Stream::new(1, 0, 0);
     let mut documents = Vec::new();
     for (count, sentences) in sizes {

@@ -267,7 +267,15 @@ mod tests {
     /// Two documents: sentences of 3, 2 and 4 pieces, and one of 12.
     fn corpus() -> Corpus {
         let words = WordMarks::Begin(vec![true; 10]);
-        let vocabulary = Vocabulary { size: 10, cls: 2, sep: 3, mask: Some(4), special: vec![1, 2, 3, 4], words };
+        let vocabulary = Vocabulary {
+            size: 10,
+            cls: 2,
+            sep: 3,
+            mask: Some(4),
+            special: vec![1, 2, 3, 4],
+            words,
+            sentinels: Vec::new(),
+        };
         let long = (0..12).map(|i| if i < 3 { 1 } else { 5 }).collect();
         Corpus::from_documents(vocabulary, &[vec![vec![5; 3], vec![6; 2], vec![7; 4]], vec![long]])
     }

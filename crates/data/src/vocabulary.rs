@@ -1,6 +1,6 @@
 //! What instances must know of a vocabulary: its special pieces, and which pieces begin a word.
 
-use henson_text::Tokenizer;
+use henson_text::{Special, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -11,9 +11,9 @@ use crate::DataError;
 pub struct Vocabulary {
     /// How many ids there are: all are below this.
     pub size: u32,
-    /// Opens a sequence.
+    /// Opens a sequence; where no piece does, what ends a text.
     pub cls: u32,
-    /// Ends a segment.
+    /// Ends a segment, and stands between documents.
     pub sep: u32,
     /// Stands for a hidden piece; a vocabulary for causal models alone may lack it.
     pub mask: Option<u32>,
@@ -21,6 +21,9 @@ pub struct Vocabulary {
     pub special: Vec<u32>,
     /// Where words begin.
     pub words: WordMarks,
+    /// What stands for spans that an encoder-decoder writes, the first one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sentinels: Vec<u32>,
 }
 
 /// How pieces tell where a word begins.
@@ -46,18 +49,21 @@ impl WordMarks {
 }
 
 impl Vocabulary {
-    /// The facts about a tokenizer's vocabulary; an error where it lacks the pieces that open and end a sequence.
+    /// The facts about a tokenizer's vocabulary; an error where it lacks the pieces that open and end a sequence, and has none
+    /// that ends a text either.
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let special = tokenizer.special();
+        let (special, end) = (tokenizer.special(), tokenizer.end_of_text());
+        let id = |special: &Option<Special>| special.as_ref().map(|special| special.id).or(end);
         let missing = |role| DataError::MissingSpecial { role };
         let size = tokenizer.vocabulary_size() as u32;
         Ok(Self {
             size,
-            cls: special.cls.as_ref().ok_or(missing("cls_token"))?.id,
-            sep: special.sep.as_ref().ok_or(missing("sep_token"))?.id,
+            cls: id(&special.cls).ok_or(missing("cls_token"))?,
+            sep: id(&special.sep).ok_or(missing("sep_token"))?,
             mask: special.mask.as_ref().map(|mask| mask.id),
             special: (0..size).filter(|&id| tokenizer.is_special(id)).collect(),
             words: Convention::of(tokenizer)?.marks(tokenizer),
+            sentinels: tokenizer.sentinels(),
         })
     }
 
@@ -65,6 +71,7 @@ impl Vocabulary {
     pub(crate) fn check(&self) -> Result<(), String> {
         let (WordMarks::Begin(marks) | WordMarks::End(marks)) = &self.words;
         let ids = [self.cls, self.sep].into_iter().chain(self.mask).chain(self.special.iter().copied());
+        let ids = ids.chain(self.sentinels.iter().copied());
         match self.size as usize == marks.len() && self.special.is_sorted() && ids.into_iter().all(|id| id < self.size)
         {
             true => Ok(()),
@@ -187,7 +194,8 @@ mod tests {
         let pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hen", "##son", "#", "##"];
         let tokenizer = Tokenizer::from_vocabulary(&pieces, &WordPieceOptions::default()).unwrap();
         let vocabulary = Vocabulary::of(&tokenizer).unwrap();
-        let Vocabulary { size, cls, sep, mask, special, words } = &vocabulary;
+        let Vocabulary { size, cls, sep, mask, special, words, sentinels } = &vocabulary;
+        assert_eq!(sentinels.len(), 0);
         assert_eq!((*size, *cls, *sep, *mask), (9, 2, 3, Some(4)));
         assert_eq!(special, &[0, 1, 2, 3, 4]);
         let WordMarks::Begin(marks) = words else { panic!("{words:?}") };

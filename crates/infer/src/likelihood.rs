@@ -9,7 +9,7 @@ use std::ops::{ControlFlow, Range};
 
 use henson_models::{Batch, Sequence};
 use henson_tensor::{Pass, Tape, Tensor};
-use henson_text::{Features, Pieces, windows_with_most_context};
+use henson_text::{Features, Pieces, Slot, windows_with_most_context};
 
 use crate::batches::TOKENS;
 use crate::{InferError, Length, Model, Result};
@@ -133,7 +133,7 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
     /// One sequence for each piece of a text.
     fn masked(&mut self, content: &str, scoring: Scoring) -> Result<()> {
         let mask = self.model.tokenizer().special().mask.as_ref().ok_or(InferError::NoSpecial("mask"))?.id;
-        let (pieces, windows, text) = self.start(content)?;
+        let (pieces, windows, text) = self.start(content, Length::WINDOWS)?;
         for (piece, window) in windows_with_most_context(&windows).into_iter().enumerate() {
             let window = &windows[window];
             let Some(position) = window.position_of_piece(piece) else { continue };
@@ -148,19 +148,31 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
         Ok(())
     }
 
-    /// One sequence for a text, or several windows; each piece is read off the token before it.
+    /// One sequence for a text, or several windows; each piece is read off the token before it. Where no special token opens a
+    /// text, the first piece follows an end-of-text, as in pre-training.
     fn left_to_right(&mut self, content: &str) -> Result<()> {
-        let (pieces, windows, text) = self.start(content)?;
+        let bare = !matches!(self.model.tokenizer().template().single_slots(), [Slot::Special { .. }, ..]);
+        let length = match bare {
+            // One less than fits, for what stands before the first.
+            true => Length { most: Some(self.model.length_within(None).saturating_sub(1).max(1)), ..Length::WINDOWS },
+            false => Length::WINDOWS,
+        };
+        let (pieces, windows, text) = self.start(content, length)?;
         let mut scored = 0;
         for window in windows.iter().filter(|_| !pieces.is_empty()) {
-            if window.first.start == 0 {
-                return Err(InferError::NoSpecial("cls"));
+            let (mut ids, mut segments) = (window.ids.clone(), window.segments.clone());
+            let mut before = window.first.start;
+            if bare && scored == 0 {
+                let end = self.model.tokenizer().end_of_text().ok_or(InferError::NoSpecial("cls or eos"))?;
+                ids.insert(0, end);
+                segments.insert(0, 0);
+                before += 1;
             }
-            let start = self.enqueue(window.ids.clone(), &window.segments)?;
+            let start = self.enqueue(ids, &segments)?;
             // The first window that shows a piece shows most of what stands before it.
             let shown = window.windowed_pieces();
             for piece in scored..shown.end {
-                let row = start + window.first.start + piece - shown.start - 1;
+                let row = start + before + piece - shown.start - 1;
                 self.queue.asked.push(Asked { row, target: pieces.ids[piece], text, piece });
             }
             scored = shown.end;
@@ -169,9 +181,9 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
     }
 
     /// Cuts a text into pieces and makes room for its scores; gives its number, too.
-    fn start(&mut self, content: &str) -> Result<(Pieces, Vec<Features>, usize)> {
+    fn start(&mut self, content: &str, length: Length) -> Result<(Pieces, Vec<Features>, usize)> {
         let pieces = self.model.tokenizer().encode(content)?;
-        let (windows, _) = self.model.windows_of(&pieces, Length::WINDOWS)?;
+        let (windows, _) = self.model.windows_of(&pieces, length)?;
         self.scored.push(Scored { log_likelihood: 0.0, pieces: vec![0.0; pieces.len()], correct: 0 });
         Ok((pieces, windows, self.scored.len() - 1))
     }

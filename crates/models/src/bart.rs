@@ -17,7 +17,8 @@ use crate::encoder_decoder::{DECODER_SITES, EncoderDecoder, Flow, Stack};
 use crate::heads::{Classifier, HeadParts, SequencePooling, VocabularyBias, VocabularyHead};
 use crate::layers::{Linear, layer_norm};
 use crate::{
-    ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, TargetReading,
+    ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds,
+    TargetReading,
 };
 
 /// BART as the table of families has it.
@@ -218,6 +219,13 @@ impl FamilyConfig for BartConfig {
 
     fn set_vocab_size(&mut self, size: usize) {
         self.vocab_size = size;
+    }
+
+    /// A target begins with the end of a text, as BART's do.
+    fn set_special_ids(&mut self, ids: SpecialIds) {
+        (self.bos_token_id, self.eos_token_id, self.decoder_start_token_id) = (ids.begin, ids.end, ids.end);
+        self.pad_token_id = ids.padding.unwrap_or(ids.end);
+        self.other.insert("forced_eos_token_id".to_owned(), Value::from(ids.end));
     }
 
     fn set_layers(&mut self, layers: usize) {

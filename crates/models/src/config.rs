@@ -17,6 +17,8 @@ pub(crate) trait FamilyConfig {
     fn check(&self) -> Result<(), ConfigError>;
     fn sizes(&self) -> Sizes;
     fn set_vocab_size(&mut self, size: usize);
+    /// Takes over the ids of a tokenizer's special tokens, where the family writes texts and so must know them.
+    fn set_special_ids(&mut self, _ids: SpecialIds) {}
     fn set_layers(&mut self, layers: usize);
     fn set_dropout(&mut self, p: f64);
     /// Whether a token sees only what stands before it; an error where the family cannot.
@@ -57,6 +59,17 @@ pub(crate) trait FamilyConfig {
     fn build_pair(&self, _b: &mut Builder, _generator: &ModelConfig) -> Option<Model> {
         None
     }
+}
+
+/// The tokens of a tokenizer that a model which writes must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// What begins a text; where nothing does, what ends one.
+    pub begin: u32,
+    /// What ends a text.
+    pub end: u32,
+    /// Padding, where there is such a token.
+    pub padding: Option<u32>,
 }
 
 /// How an encoder-decoder reads what it writes: a token behind the one that it shall give.
@@ -272,6 +285,11 @@ impl ModelConfig {
     /// Sets the number of tokens in the vocabulary.
     pub fn set_vocab_size(&mut self, size: usize) {
         self.own_mut().set_vocab_size(size);
+    }
+
+    /// Takes over the ids of a tokenizer's special tokens, where the family writes texts and so must know them.
+    pub fn set_special_ids(&mut self, ids: SpecialIds) {
+        self.own_mut().set_special_ids(ids);
     }
 
     /// Sets the number of layers.

@@ -16,7 +16,7 @@ use crate::heads::{Classifier, HeadParts, SequencePooling, VocabularyHead};
 use crate::layers::{Linear, layer_norm};
 use crate::{
     Batch, CacheSizes, Capture, ConfigError, Decoder, DecoderCache, Encoded, FineTuning, Head, HiddenActivation,
-    Network, NewTokens, Sizes,
+    Network, NewTokens, Sizes, SpecialIds,
 };
 
 /// What stands before the network's names in a model with a head.
@@ -122,6 +122,13 @@ pub(crate) fn only_causal(model_type: &str, causal: bool) -> std::result::Result
     let expected =
         "a family that reads in both directions, such as bert; this one reads left to right: objective = \"causal\"";
     if causal { Ok(()) } else { Err(ConfigError::value("model_type", model_type, expected)) }
+}
+
+/// Writes the ids of special tokens among keys that the network does not need.
+pub(crate) fn set_special_ids(other: &mut Map<String, Value>, ids: SpecialIds) {
+    let ids = [("bos_token_id", Some(ids.begin)), ("eos_token_id", Some(ids.end)), ("pad_token_id", ids.padding)];
+    // Without the key, `transformers` takes its own.
+    ids.into_iter().for_each(|(key, id)| drop(other.insert(key.to_owned(), id.map_or(Value::Null, Value::from))));
 }
 
 /// Views into the parameters.

@@ -6,8 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::bert::{fiftieth, tenth};
 use crate::config::{FamilyConfig, FineTuning, probability};
-use crate::gpt::{BUFFERS, FINE_TUNING, Gpt, GptSettings, HeadDropouts, PREFIX, head_parts, only_causal};
-use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
+use crate::gpt::{
+    BUFFERS, FINE_TUNING, Gpt, GptSettings, HeadDropouts, PREFIX, head_parts, only_causal, set_special_ids,
+};
+use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds};
 
 /// GPT-2 as the table of families has it.
 pub(crate) static FAMILY: Family = Family {
@@ -197,6 +199,10 @@ impl FamilyConfig for Gpt2Config {
             IDS.iter().for_each(|key| drop(self.other.insert((*key).to_owned(), Value::Null)));
         }
         self.vocab_size = size;
+    }
+
+    fn set_special_ids(&mut self, ids: SpecialIds) {
+        set_special_ids(&mut self.other, ids);
     }
 
     fn set_layers(&mut self, layers: usize) {

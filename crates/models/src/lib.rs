@@ -32,7 +32,7 @@ mod t5;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use boundary::BOUNDARY_TARGETS;
-pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, TargetReading};
+pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, SpecialIds, TargetReading};
 pub use decoder::{CacheSizes, Decoder, DecoderCache, NewTokens, Writing};
 pub use family::{Family, NamedSize};
 pub use heads::Head;

@@ -6,8 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::bert::{fiftieth, tenth};
 use crate::config::{FamilyConfig, FineTuning};
-use crate::gpt::{BUFFERS, FINE_TUNING, Gpt, GptSettings, HeadDropouts, PREFIX, head_parts, only_causal};
-use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
+use crate::gpt::{
+    BUFFERS, FINE_TUNING, Gpt, GptSettings, HeadDropouts, PREFIX, head_parts, only_causal, set_special_ids,
+};
+use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds};
 
 /// GPT as the table of families has it.
 pub(crate) static FAMILY: Family = Family {
@@ -177,6 +179,10 @@ impl FamilyConfig for OpenAiGptConfig {
 
     fn set_vocab_size(&mut self, size: usize) {
         self.vocab_size = size;
+    }
+
+    fn set_special_ids(&mut self, ids: SpecialIds) {
+        set_special_ids(&mut self.other, ids);
     }
 
     fn set_layers(&mut self, layers: usize) {

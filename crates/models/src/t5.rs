@@ -16,7 +16,8 @@ use crate::decoder::CacheSizes;
 use crate::encoder_decoder::{DECODER_SITES, EncoderDecoder, Flow, Stack};
 use crate::heads::{HeadParts, VocabularyBias, VocabularyHead};
 use crate::{
-    ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, TargetReading,
+    ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds,
+    TargetReading,
 };
 
 /// T5 as the table of families has it.
@@ -258,6 +259,13 @@ impl FamilyConfig for T5Config {
 
     fn set_vocab_size(&mut self, size: usize) {
         self.vocab_size = size;
+    }
+
+    /// A target begins with padding, or with its end where there is none.
+    fn set_special_ids(&mut self, ids: SpecialIds) {
+        self.eos_token_id = ids.end;
+        self.pad_token_id = ids.padding.unwrap_or(ids.end);
+        self.decoder_start_token_id = Some(self.pad_token_id);
     }
 
     fn set_layers(&mut self, layers: usize) {

@@ -60,5 +60,5 @@ pub use special::{Special, SpecialNames, SpecialTokens};
 pub use tagging::{TagSet, WordWindows, join_words, split_words};
 pub use template::{Slot, Template};
 pub use tokenizer::{Kind, Pieces, Tokenizer, Word};
-pub use training::{Trained, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train};
+pub use training::{SpecialSet, Trained, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train};
 pub use windows::{QuestionSettings, QuestionWindows, Stride};

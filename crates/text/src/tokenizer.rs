@@ -21,6 +21,7 @@ use crate::guard::{BREAKDOWN, shielded};
 use crate::sentencepiece::SentencePiece;
 use crate::special::{self, SpecialTokens};
 use crate::template::{Template, shortened};
+use crate::training::sentinel;
 use crate::work::Work;
 
 /// The algorithm that cuts words into pieces.
@@ -230,6 +231,19 @@ impl Tokenizer {
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&id).is_some_and(|token| token.special) || self.special.contains(id)
+    }
+
+    /// What ends a text where nothing stands around it: the `eos_token` that its files name, or `<|endoftext|>` or `</s>`.
+    pub fn end_of_text(&self) -> Option<u32> {
+        let stated = self.settings.stated();
+        let named = stated.iter().find_map(|(_, map)| map.get("eos_token"));
+        let text = named.and_then(|value| value.as_str().or_else(|| value.get("content")?.as_str()));
+        text.into_iter().chain(["<|endoftext|>", "</s>"]).find_map(|text| self.id(text))
+    }
+
+    /// What stands for the spans of T5's pre-training, `<extra_id_0>` first; as many as there are without a gap.
+    pub fn sentinels(&self) -> Vec<u32> {
+        (0..).map_while(|number| self.id(&sentinel(number))).collect()
     }
 
     /// How special tokens and segments surround texts.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, Weights, difference, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
-use henson_models::{BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Sequence};
+use henson_models::{BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Sequence, SpecialIds};
 use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
 use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -144,6 +144,9 @@ impl Plan {
         let (mut config, start) = match Family::config_of_size(&recipe.model) {
             Ok(mut config) => {
                 config.set_vocab_size(tokenizer.vocabulary_size());
+                let vocabulary = corpus.vocabulary();
+                let padding = tokenizer.special().pad.as_ref().map(|padding| padding.id);
+                config.set_special_ids(SpecialIds { begin: vocabulary.cls, end: vocabulary.sep, padding });
                 (config, None)
             }
             Err(error) => {

@@ -190,7 +190,7 @@ impl Epoch {
         chunk: &Chunk,
         reader: &mut Reader<'_>,
     ) -> Result<Instance, DataError> {
-        let Instances { settings, template, rules, .. } = &*self.instances;
+        let Instances { settings, template, rules, ends, .. } = &*self.instances;
         let mut first = chunk.first.clone();
         let (mut second_document, mut second, mut random_document) = (*document, 0..0, None);
         let next_sentence = match &chunk.second {
@@ -216,7 +216,12 @@ impl Epoch {
         }
         let slots = if chunk.second == Second::None { template.single_slots() } else { template.pair_slots() };
         let (ids, segments) = lay_out(slots, settings.sequence_length, |text, ids| match text {
-            Text::First => read_sentences(reader, document, (chunk.sentence, first.clone()), rules.separator, ids),
+            Text::First => {
+                ids.extend(ends.filter(|_| first.start == 0));
+                read_sentences(reader, document, (chunk.sentence, first.clone()), rules.separator, ids)?;
+                ids.extend(ends.filter(|_| first.end == document.len()));
+                Ok(())
+            }
             Text::Second => reader.read(&second_document, second.clone(), ids),
         })?;
         let predicted = Vec::new();
@@ -455,7 +460,15 @@ mod tests {
     #[test]
     fn marks_are_near() {
         let words = WordMarks::Begin(vec![true; 10]);
-        let vocabulary = Vocabulary { size: 10, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words };
+        let vocabulary = Vocabulary {
+            size: 10,
+            cls: 0,
+            sep: 1,
+            mask: Some(2),
+            special: vec![0, 1, 2],
+            words,
+            sentinels: Vec::new(),
+        };
         let mut documents = vec![vec![vec![5; 3]; 1]; 1000];
         documents.push(vec![vec![5; 3]; 50_000]);
         documents.push(vec![vec![5; 300_000]]);

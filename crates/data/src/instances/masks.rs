@@ -400,7 +400,15 @@ mod tests {
     fn random_pieces_are_all_ordinary_ones_alike() {
         let special = vec![0, 1, 5, 6, 7, 19];
         let words = crate::WordMarks::Begin(vec![true; 20]);
-        let vocabulary = Vocabulary { size: 20, cls: 0, sep: 1, mask: Some(5), special: special.clone(), words };
+        let vocabulary = Vocabulary {
+            size: 20,
+            cls: 0,
+            sep: 1,
+            mask: Some(5),
+            special: special.clone(),
+            words,
+            sentinels: Vec::new(),
+        };
         let masks = Masks::new(&vocabulary, &Template::bert(0, 1), Objective::Mlm).unwrap();
         let mut draws = Stream::new(4, 0, 0);
         let mut counts = [0; 20];
@@ -415,7 +423,15 @@ mod tests {
     #[test]
     fn spans_stay_in_their_segment() {
         let words = crate::WordMarks::Begin(vec![true; 40]);
-        let vocabulary = Vocabulary { size: 40, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words };
+        let vocabulary = Vocabulary {
+            size: 40,
+            cls: 0,
+            sep: 1,
+            mask: Some(2),
+            special: vec![0, 1, 2],
+            words,
+            sentinels: Vec::new(),
+        };
         let settings = InstanceSettings { masking: Masking::Spans, max_predictions: Some(2), ..Default::default() };
         let masks = Masks::new(&vocabulary, &Template::bert(0, 1), Objective::Mlm).unwrap();
         let mut scratch = Scratch::default();

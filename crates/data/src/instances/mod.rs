@@ -47,6 +47,8 @@ pub struct Instances {
     cut: Cut,
     /// How many pieces of text a sequence takes.
     room: usize,
+    /// What stands before and behind a document, where no template sets anything around a text.
+    ends: Option<u32>,
     rules: SentenceRules,
     seed: u64,
     weights: Weights,
@@ -129,17 +131,18 @@ impl Instances {
             return Err(DataError::TooFewDocuments { documents, needed });
         }
         drop(reader);
+        let ends = settings.has_ends(&template).then_some(corpus.vocabulary().sep);
         let rules = SentenceRules::new(&settings, corpus.vocabulary().sep);
         let row = match cut {
             Cut::Pairs | Cut::Documents | Cut::Consecutive => None,
-            Cut::FullSentences => Some(Row::new(&corpus, &weights, room, Some(rules))?),
-            Cut::Blocks => Some(Row::new(&corpus, &weights, room, None)?),
+            Cut::FullSentences => Some(Row::new(&corpus, &weights, (room, false), Some(rules))?),
+            Cut::Blocks => Some(Row::new(&corpus, &weights, (room, ends.is_some()), None)?),
         };
         let corruption = match settings.objective.masks() {
             true => Corruption::Masks(Masks::new(corpus.vocabulary(), &template, settings.objective)?),
             false => Corruption::None,
         };
-        Ok(Self { corpus, template, settings, cut, room, rules, seed, weights, row, corruption })
+        Ok(Self { corpus, template, settings, cut, room, ends, rules, seed, weights, row, corruption })
     }
 
     /// Counts an epoch on so many threads. Takes some nanoseconds a sentence; afterwards every instance is at hand.

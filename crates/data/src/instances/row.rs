@@ -3,7 +3,8 @@
 //! Either into blocks of one length, of which only the last may be shorter, or into as many whole sentences as fit:
 //! FULL-SENTENCES of RoBERTa (Liu and others, 2019, section 4.2). In the paper's text one separator stands between documents;
 //! fairseq also ends every sentence with one, so that there are two between documents. Both are there ([`SentenceRules`]). In
-//! neither does a separator of documents stand at the beginning or the end of a sequence, where the template has its own.
+//! neither does a separator of documents stand at the beginning or the end of a sequence, where the template has its own. Blocks
+//! without a template are all of the text: a separator stands behind every document, wherever a block ends.
 
 use std::ops::Range;
 
@@ -21,6 +22,8 @@ pub(super) struct Row {
     rules: Option<SentenceRules>,
     /// The most pieces of a sequence.
     room: usize,
+    /// Whether blocks have separators at their beginning and end as well.
+    whole: bool,
     /// Where every 16th sequence begins.
     marks: Vec<Start>,
     count: usize,
@@ -55,10 +58,10 @@ impl Row {
     pub(super) fn new(
         corpus: &Corpus,
         weights: &Weights,
-        room: usize,
+        (room, whole): (usize, bool),
         rules: Option<SentenceRules>,
     ) -> Result<Self, DataError> {
-        let mut row = Self { rules, room, marks: Vec::new(), count: 0, source_ends: Vec::new() };
+        let mut row = Self { rules, room, whole, marks: Vec::new(), count: 0, source_ends: Vec::new() };
         let mut documents = Documents { reader: &mut corpus.reader(), weights, end: corpus.documents() };
         let (mut next, mut parts) = (documents.from(0)?.map(|start| Start { separated: true, ..start }), Vec::new());
         while let Some(start) = next {
@@ -127,14 +130,14 @@ impl Row {
         let mut left = self.room;
         loop {
             let document = documents.reader.document(start.document)?;
-            let separated = !parts.is_empty();
+            let separated = !parts.is_empty() || (self.whole && !start.separated);
             let found = if let Some(rules) = self.rules {
                 let sizes = if separated { (left - self.border(), 0) } else { (left, left) };
                 whole_sentences(documents.reader, &document, (start.sentence, start.position), sizes, rules)?
             } else {
                 if !start.separated {
-                    // A separator that would be the first or the last of a block is left out, as a special token stands
-                    // there anyway; its place is not filled.
+                    // Where blocks are not whole, a separator that would be the first or the last of one is left out, as a
+                    // special token stands there anyway; its place is not filled.
                     left -= 1;
                     start.separated = true;
                 }
@@ -142,7 +145,7 @@ impl Row {
                 Sentences { first: 0, pieces: start.position..end, gaps: 0, next: (0, end) }
             };
             let Sentences { first, pieces, gaps, next: (sentence, position) } = found;
-            if !pieces.is_empty() {
+            if !pieces.is_empty() || (self.whole && separated) {
                 let border = if separated && self.rules.is_some() { self.border() } else { 0 };
                 left -= pieces.len() + gaps + border;
                 parts.push(Part { number: start.document, document, sentence: first, pieces, separated });

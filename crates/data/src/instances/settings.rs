@@ -69,14 +69,15 @@ pub enum Objective {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
-    /// Whole sentences of one document, as many as fit (DOC-SENTENCES in RoBERTa).
+    /// Whole sentences of one document, as many as fit (DOC-SENTENCES in RoBERTa). For `causal` with a tokenizer that sets nothing
+    /// around a text, end-of-text stands before and behind each document.
     #[default]
     #[serde(alias = "doc-sentences")]
     Documents,
     /// Whole sentences of documents in a row, as many as fit, with `[SEP]` between documents (FULL-SENTENCES in
     /// RoBERTa).
     FullSentences,
-    /// All documents in a row with `[SEP]` between them, cut into blocks of the full length.
+    /// All documents in a row with `[SEP]` (or end-of-text) between them, cut into blocks of the full length.
     Blocks,
     /// For `mlm-nsp`: two single sentences instead of two long segments (SENTENCE-PAIR in RoBERTa).
     SentencePairs,
@@ -312,9 +313,16 @@ impl InstanceSettings {
         }
     }
 
+    /// Whether documents have an end-of-text before and behind them: where a text is written from left to right, and no template
+    /// sets anything around it.
+    pub(super) fn has_ends(&self, template: &Template) -> bool {
+        self.objective == Objective::Causal && template.single_specials() == 0
+    }
+
     /// How many pieces of text a sequence takes beside its special tokens; an error where that is too few or too many.
     pub(super) fn room(&self, template: &Template) -> Result<usize, DataError> {
-        let specials = self.cut().specials(template);
+        let ends = if self.has_ends(template) && self.cut() == Cut::Documents { 2 } else { 0 };
+        let specials = self.cut().specials(template) + ends;
         // Two pieces must have room: one for each segment, or one beside a separator of documents.
         let shortest = specials + 2;
         if (shortest..=LONGEST).contains(&self.sequence_length) {

@@ -19,7 +19,10 @@ fn corpus(documents: &[Vec<Vec<u32>>]) -> Arc<Corpus> {
     let size = 60_000;
     let words = WordMarks::Begin(vec![true; size as usize]);
     let special = vec![0, 1, 2, 3, 4];
-    Arc::new(Corpus::from_documents(Vocabulary { size, cls: 2, sep: 3, mask: Some(4), special, words }, documents))
+    Arc::new(Corpus::from_documents(
+        Vocabulary { size, cls: 2, sep: 3, mask: Some(4), special, words, sentinels: Vec::new() },
+        documents,
+    ))
 }
 
 /// Before truncation every sentence is seen: what is put back is taken up again, and nothing comes twice.

@@ -289,7 +289,7 @@ fn version_2() {
 
 fn vocabulary(size: u32) -> Vocabulary {
     let words = WordMarks::Begin(vec![true; size as usize]);
-    Vocabulary { size, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words }
+    Vocabulary { size, cls: 0, sep: 1, mask: Some(2), special: vec![0, 1, 2], words, sentinels: Vec::new() }
 }
 
 proptest! {

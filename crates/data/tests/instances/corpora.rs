@@ -15,7 +15,15 @@ pub(crate) const FIRST: u32 = 5;
 /// Every third ordinary id goes on with the word before it.
 pub(crate) fn vocabulary(size: u32) -> Vocabulary {
     let words = WordMarks::Begin((0..size).map(begins).collect());
-    Vocabulary { size, cls: CLS, sep: SEP, mask: Some(MASK), special: (0..FIRST).collect(), words }
+    Vocabulary {
+        size,
+        cls: CLS,
+        sep: SEP,
+        mask: Some(MASK),
+        special: (0..FIRST).collect(),
+        words,
+        sentinels: Vec::new(),
+    }
 }
 
 pub(crate) fn bert() -> Template {

@@ -1,8 +1,11 @@
 //! Single segments: nothing is lost, nothing comes twice, sentences stay whole where they fit.
 
-use henson_data::{InstanceSettings, Objective, Packing};
+use std::sync::Arc;
 
-use crate::corpora::{CLS, SEP, documents, in_order, instances, originals};
+use henson_data::{InstanceSettings, Instances, Objective, Packing};
+use henson_text::Template;
+
+use crate::corpora::{CLS, SEP, corpus, documents, in_order, instances, originals};
 
 fn settings(objective: Objective, packing: Packing, sequence_length: usize) -> InstanceSettings {
     InstanceSettings { sequence_length, objective, packing, ..InstanceSettings::default() }
@@ -73,6 +76,39 @@ fn blocks_are_the_documents_in_a_row() {
             assert_eq!(ids, [&[CLS], expected, &[SEP]].concat());
             assert!(all[block.document].concat().contains(&expected[0]));
             assert!(!block.predicted.is_empty());
+        }
+    }
+}
+
+/// A text from left to right whose tokenizer sets nothing around it: blocks are the whole row, end-of-text between documents, and
+/// sequences of one document have it before the first and behind the last of them.
+#[test]
+fn ends_of_documents_stand_in_for_a_template() {
+    let mut all = documents(1, 200, (1, 8), (1, 12));
+    all[77] = vec![vec![], vec![]];
+    let filled = || all.iter().filter(|document| !document.concat().is_empty());
+    let row: Vec<u32> = filled().map(|document| document.concat()).collect::<Vec<_>>().join(&SEP);
+    for sequence_length in [4, 5, 16, 101, 100_000] {
+        let of = |packing| {
+            let settings = settings(Objective::Causal, packing, sequence_length);
+            let instances = Instances::new(corpus(&all), Template::plain(), settings, 8).unwrap();
+            in_order(&Arc::new(instances).epoch(0, 1).unwrap())
+        };
+        let blocks = of(Packing::Blocks);
+        assert_eq!(blocks.len(), row.len().div_ceil(sequence_length));
+        for (block, expected) in blocks.iter().zip(row.chunks(sequence_length)) {
+            assert_eq!(block.ids, expected);
+            // Each predicts the next, and the last nothing.
+            let pairs: Vec<(u32, u32)> = block.predicted.iter().map(|p| (p.position, p.target)).collect();
+            assert_eq!(pairs, (0..).zip(expected[1..].iter().copied()).collect::<Vec<_>>());
+        }
+        let mut seen = vec![Vec::new(); all.len()];
+        for sequence in of(Packing::Documents) {
+            assert!(sequence.ids.len() <= sequence_length);
+            seen[sequence.document].extend(sequence.ids);
+        }
+        for (document, seen) in all.iter().zip(seen).filter(|(document, _)| !document.concat().is_empty()) {
+            assert_eq!(seen, [&[SEP], &document.concat()[..], &[SEP]].concat());
         }
     }
 }

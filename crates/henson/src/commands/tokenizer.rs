@@ -9,15 +9,16 @@ use anyhow::Context;
 use henson_checkpoint::{CheckpointError, Existing, save_files};
 use henson_data::{Format, Lines};
 use henson_text::{
-    Kind, Pieces, Regularisation, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, code_point_offsets,
-    train,
+    Kind, Pieces, Regularisation, SpecialSet, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings,
+    code_point_offsets, train,
 };
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::built_in::BuiltIn;
 use crate::flags::tokenizer::{
-    Tokenizer, TokenizerAction, TokenizerEncode, TokenizerExtend, TokenizerInfo, TokenizerKind, TokenizerTrain,
+    Tokenizer, TokenizerAction, TokenizerEncode, TokenizerExtend, TokenizerInfo, TokenizerKind, TokenizerSpecials,
+    TokenizerTrain,
 };
 use crate::output::{self, Progress};
 use crate::{input, models};
@@ -71,13 +72,22 @@ fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
         TokenizerKind::ByteBpe => (TrainingKind::ByteBpe, "byte-bpe"),
         TokenizerKind::Unigram => (TrainingKind::Unigram, "unigram"),
     };
+    let own = TrainingSettings::new(kind, flags.vocab_size);
     let settings = TrainingSettings {
+        specials: match flags.specials {
+            None => own.specials,
+            Some(TokenizerSpecials::Bert) => SpecialSet::Bert,
+            Some(TokenizerSpecials::Roberta) => SpecialSet::Roberta,
+            Some(TokenizerSpecials::Gpt2) => SpecialSet::EndOfText,
+            Some(TokenizerSpecials::T5) => SpecialSet::Ended,
+        },
+        sentinels: flags.sentinels,
         lowercase: !flags.cased && kind != TrainingKind::ByteBpe,
         min_frequency: flags.min_frequency as u64,
         alphabet_limit: flags.alphabet,
         distinct_limit: flags.max_words,
         threads: flags.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-        ..TrainingSettings::new(kind, flags.vocab_size)
+        ..own
     };
     let blocks = Blocks::new(&flags.files, flags.field.as_deref())?;
     let mut reading = Progress::new("MB read", None);

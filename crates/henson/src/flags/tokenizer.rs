@@ -21,7 +21,9 @@ pub(crate) enum TokenizerAction {
 .zst. As by `data build`, other tables (.csv, .tsv) are refused.\n\
 The same text gives the same files, byte for byte, whatever the number of threads.\n\n\
 Examples:\n  henson tokenizer train --kind wordpiece --vocab-size 30000 --out tokenizer corpus/*.txt\n  \
-henson tokenizer train --kind byte-bpe --vocab-size 50000 --out tokenizer news.jsonl.zst --field body\n\n\
+henson tokenizer train --kind byte-bpe --vocab-size 50000 --out tokenizer news.jsonl.zst --field body\n  \
+henson tokenizer train --kind byte-bpe --specials gpt2 --vocab-size 50257 --out tokenizer corpus/*.txt\n  \
+henson tokenizer train --kind unigram --specials t5 --sentinels 100 --cased --vocab-size 32100 --out tokenizer corpus/*.txt\n\n\
 Then look at it with `henson tokenizer info --model tokenizer corpus/held-out.txt`, and turn the text into shards with \
 `henson data build --tokenizer tokenizer`."
     )]
@@ -86,15 +88,35 @@ pub(crate) enum TokenizerKind {
     Unigram,
 }
 
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenizerSpecials {
+    /// [PAD] [UNK] [CLS] [SEP] [MASK], around a text as [CLS] text [SEP]
+    Bert,
+    /// <s> <pad> </s> <unk> <mask>, around a text as <s> text </s>: RoBERTa, BART
+    Roberta,
+    /// <|endoftext|> between texts and nothing around one
+    Gpt2,
+    /// <pad> </s> <unk>, behind a text as text </s>
+    T5,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct TokenizerTrain {
     /// What kind of tokenizer
     #[arg(long, value_enum, default_value = "wordpiece")]
     pub(crate) kind: TokenizerKind,
 
-    /// How many tokens, the five special ones included
+    /// How many tokens, special ones and sentinels included
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) vocab_size: usize,
+
+    /// Which special tokens it has: those of the models that it is for [default: roberta with byte-bpe, else bert]
+    #[arg(long, value_enum)]
+    pub(crate) specials: Option<TokenizerSpecials>,
+
+    /// How many tokens <extra_id_0>, <extra_id_1>, … stand at the end of the vocabulary, as T5's pre-training needs (100 in T5)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) sentinels: usize,
 
     /// Keep upper case and accents; byte-bpe always does [default: lower case]
     #[arg(long)]

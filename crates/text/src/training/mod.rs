@@ -6,7 +6,8 @@
 //! fractions go in fixed chunks, and nothing depends on the order of a hash map. The crate stays what encodes, and
 //! words are counted with the very normalizer and pre-tokenizer that the finished tokenizer has.
 //!
-//! Deliberately not here: files (the caller reads them), and special tokens of one's own.
+//! Deliberately not here: files (the caller reads them), and special tokens of one's own beyond the [sets](SpecialSet) that
+//! models are known to use.
 
 mod merges;
 mod unigram;
@@ -24,7 +25,9 @@ use tokenizers::normalizers::{BertNormalizer, Lowercase, NFKC, NFKD, Nmt, Replac
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::Metaspace;
-use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::{
+    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+};
 
 use crate::error::TextError;
 use crate::files::{Settings, WordPieceOptions};
@@ -48,13 +51,105 @@ pub enum TrainingKind {
     Unigram,
 }
 
+/// Which special tokens a vocabulary gets, and what stands around a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialSet {
+    /// BERT's: `[CLS] a [SEP]`, `[MASK]`.
+    Bert,
+    /// RoBERTa's and BART's: `<s> a </s>`, `<mask>`. With byte-level BPE alone.
+    Roberta,
+    /// GPT-2's: `<|endoftext|>` between texts, and nothing around one. With byte-level BPE alone.
+    EndOfText,
+    /// T5's: `a </s>`, and padding that a decoder begins with.
+    Ended,
+}
+
+impl SpecialSet {
+    /// Its tokens in the order of their ids: BERT's, RoBERTa's in the order that Hugging Face's examples train them with, T5's.
+    fn tokens(self) -> &'static [&'static str] {
+        match self {
+            Self::Bert => &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+            Self::Roberta => &["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+            Self::EndOfText => &[END_OF_TEXT],
+            Self::Ended => &["<pad>", "</s>", "<unk>"],
+        }
+    }
+
+    /// The models that it is named after.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bert => "bert",
+            Self::Roberta => "roberta",
+            Self::EndOfText => "gpt2",
+            Self::Ended => "t5",
+        }
+    }
+
+    /// What stands for words that cannot be written.
+    fn unknown(self) -> Option<&'static str> {
+        self.tokens().iter().copied().find(|token| matches!(*token, "[UNK]" | "<unk>"))
+    }
+
+    /// Whether tokenizers of a kind can have it.
+    fn serves(self, kind: TrainingKind) -> bool {
+        match self {
+            Self::Bert => kind != TrainingKind::ByteBpe,
+            Self::Roberta | Self::EndOfText => kind == TrainingKind::ByteBpe,
+            Self::Ended => kind != TrainingKind::WordPiece,
+        }
+    }
+
+    /// What tokenizer_config.json says beside the roles that have names of their own.
+    fn config(self) -> Map<String, Value> {
+        let names: &[(&str, &str)] = match self {
+            Self::Bert => &[],
+            Self::Roberta => &[("bos_token", "<s>"), ("eos_token", "</s>"), ("tokenizer_class", "RobertaTokenizer")],
+            Self::EndOfText => &[
+                ("bos_token", END_OF_TEXT),
+                ("eos_token", END_OF_TEXT),
+                ("unk_token", END_OF_TEXT),
+                ("tokenizer_class", "GPT2Tokenizer"),
+            ],
+            Self::Ended => &[("eos_token", "</s>")],
+        };
+        names.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect()
+    }
+
+    /// What `tokenizers` sets around a text, where that is not what the special tokens imply by themselves.
+    fn post_processor(self) -> tokenizers::Result<Option<PostProcessorWrapper>> {
+        Ok(match self {
+            Self::Bert | Self::Roberta => None,
+            Self::EndOfText => Some(ByteLevel::default().trim_offsets(false).into()),
+            Self::Ended => {
+                let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
+                let end = json!({"SpecialToken": {"id": "</s>", "type_id": 0}});
+                let id = self.tokens().iter().position(|token| *token == "</s>");
+                Some(serde_json::from_value(json!({
+                    "type": "TemplateProcessing",
+                    "single": [text("A"), end],
+                    "pair": [text("A"), end, text("B"), end],
+                    "special_tokens": {"</s>": {"id": "</s>", "ids": [id], "tokens": ["</s>"]}},
+                }))?)
+            }
+        })
+    }
+}
+
+/// GPT-2's only special token.
+const END_OF_TEXT: &str = "<|endoftext|>";
+
 /// How to train.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingSettings {
     /// The kind.
     pub kind: TrainingKind,
-    /// How many tokens the vocabulary has, the five special ones included.
+    /// How many tokens the vocabulary has, special ones and sentinels included.
     pub vocabulary_size: usize,
+    /// Its special tokens.
+    pub specials: SpecialSet,
+    /// So many tokens `<extra_id_0>`, `<extra_id_1>`, … at the end of the vocabulary, the last id first: what stands for spans in
+    /// T5's pre-training.
+    pub sentinels: usize,
     /// Whether texts are lower-cased and lose their accents. Not with byte-level BPE.
     pub lowercase: bool,
     /// A merge, or a piece of the unigram model's first vocabulary, must be seen so often.
@@ -75,6 +170,8 @@ impl TrainingSettings {
         Self {
             kind,
             vocabulary_size,
+            specials: if kind == TrainingKind::ByteBpe { SpecialSet::Roberta } else { SpecialSet::Bert },
+            sentinels: 0,
             lowercase: kind != TrainingKind::ByteBpe,
             min_frequency: 2,
             alphabet_limit: 1000,
@@ -91,6 +188,21 @@ impl TrainingSettings {
         };
         if self.lowercase && self.kind == TrainingKind::ByteBpe {
             return Err(bad("lowercase", "false for byte-level BPE, which keeps case", "true".to_owned()));
+        }
+        if !self.specials.serves(self.kind) {
+            let expected = match self.kind {
+                TrainingKind::WordPiece => "bert for this kind",
+                TrainingKind::Bpe | TrainingKind::Unigram => "bert or t5 for this kind",
+                TrainingKind::ByteBpe => "roberta, gpt2 or t5 for this kind",
+            };
+            return Err(bad("specials", expected, self.specials.name().to_owned()));
+        }
+        if self.sentinels > 0 && self.kind == TrainingKind::WordPiece {
+            return Err(bad("sentinels", "0 for WordPiece", self.sentinels.to_string()));
+        }
+        if self.sentinels > MOST_SENTINELS || self.sentinels >= self.vocabulary_size.max(1) {
+            let expected = format!("at most {MOST_SENTINELS}, and fewer than vocabulary_size");
+            return Err(bad("sentinels", &expected, self.sentinels.to_string()));
         }
         if self.vocabulary_size > MOST_PIECES {
             let expected = format!("at most {MOST_PIECES}");
@@ -111,6 +223,9 @@ impl TrainingSettings {
 
 /// No vocabulary in use has a tenth of it, and ids must stay below what files may hold.
 const MOST_PIECES: usize = 1 << 23;
+
+/// T5 has 100; a sequence of 4096 tokens needs about 200.
+const MOST_SENTINELS: usize = 10_000;
 
 /// How far training is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -243,88 +358,59 @@ impl Parts {
 /// How many characters count as common: no script with case has more letters.
 const COMMON: usize = 100;
 
-/// BERT's special tokens, in the order of their ids.
-const BERT_TOKENS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
-/// RoBERTa's, in the order that Hugging Face's examples train them with.
-const ROBERTA_TOKENS: [&str; 5] = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"];
-
 fn learn(
     settings: &TrainingSettings,
     parts: Parts,
     counted: Counted,
     progress: &mut dyn FnMut(usize, usize) -> Result<(), TextError>,
 ) -> Result<Trained, TextError> {
-    let merge_settings = |specials: &[&str], alphabet: Vec<char>, marks: Marks| MergeSettings {
-        specials: specials.iter().map(|&special| special.to_owned()).collect(),
+    let merge_settings = |alphabet: Vec<char>, marks: Marks| MergeSettings {
+        specials: settings.specials.tokens().iter().map(|&special| special.to_owned()).collect(),
         alphabet,
         common: counted.alphabet(COMMON),
         marks,
-        vocabulary_size: settings.vocabulary_size,
+        vocabulary_size: settings.vocabulary_size - settings.sentinels,
         min_frequency: settings.min_frequency,
     };
     let alphabet = || with_ascii(counted.first_characters(settings.alphabet_limit), settings);
     let kept = counted.first_characters(settings.alphabet_limit).len();
     let mut dropped_characters = counted.characters.len() - kept;
-    let origin = Path::new("the trained vocabulary");
-    let refused = |reason| TextError::Refused { path: origin.to_owned(), reason };
     let tokenizer = match settings.kind {
         TrainingKind::WordPiece => {
-            let learned = merges::learn(
-                &counted.words,
-                &merge_settings(&BERT_TOKENS, alphabet(), Marks::Continuation),
-                progress,
-            )?;
+            let learned = merges::learn(&counted.words, &merge_settings(alphabet(), Marks::Continuation), progress)?;
             let options = WordPieceOptions { lowercase: Some(settings.lowercase), ..WordPieceOptions::default() };
             Tokenizer::from_vocabulary(&learned.pieces, &options)?
         }
         TrainingKind::Bpe => {
-            let learned =
-                merges::learn(&counted.words, &merge_settings(&BERT_TOKENS, alphabet(), Marks::WordEnd), progress)?;
-            let build = || {
+            let learned = merges::learn(&counted.words, &merge_settings(alphabet(), Marks::WordEnd), progress)?;
+            assemble(settings, parts, BPEDecoder::default().into(), |unknown| {
                 let model = BPE::builder()
                     .vocab_and_merges(vocabulary(&learned.pieces), learned.merges())
-                    .unk_token("[UNK]".to_owned())
-                    .end_of_word_suffix(merges::WORD_END.to_owned())
-                    .build()?;
-                let mut inner = tokenizers::Tokenizer::new(model);
-                inner.with_normalizer(parts.normalizer)?;
-                inner.with_pre_tokenizer(Some(parts.pre_tokenizer));
-                inner.with_decoder(Some(BPEDecoder::default()));
-                Ok(inner)
-            };
-            Tokenizer::assemble(shielded(build).map_err(refused)?, Settings::default(), &[], origin)?
+                    .end_of_word_suffix(merges::WORD_END.to_owned());
+                Ok(match unknown {
+                    Some(unknown) => model.unk_token(unknown.to_owned()),
+                    None => model,
+                }
+                .build()?
+                .into())
+            })?
         }
         TrainingKind::ByteBpe => {
             dropped_characters = 0;
             let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
             alphabet.sort_unstable();
-            let learned =
-                merges::learn(&counted.words, &merge_settings(&ROBERTA_TOKENS, alphabet, Marks::None), progress)?;
-            let build = || {
-                let model = BPE::builder().vocab_and_merges(vocabulary(&learned.pieces), learned.merges()).build()?;
-                let mut inner = tokenizers::Tokenizer::new(model);
-                inner.with_pre_tokenizer(Some(parts.pre_tokenizer));
-                inner.with_decoder(Some(ByteLevel::default()));
-                // RoBERTa's mask takes the space before it along.
-                inner.add_special_tokens([AddedToken::from("<mask>", true).lstrip(true)])?;
-                Ok(inner)
-            };
-            let names = [("bos_token", "<s>"), ("eos_token", "</s>"), ("tokenizer_class", "RobertaTokenizer")];
-            let config: Map<String, Value> =
-                names.map(|(key, value)| (key.to_owned(), json!(value))).into_iter().collect();
-            let settings = Settings { config, ..Settings::default() };
-            Tokenizer::assemble(shielded(build).map_err(refused)?, settings, &[], origin)?
+            let learned = merges::learn(&counted.words, &merge_settings(alphabet, Marks::None), progress)?;
+            // Every text can be written, so nothing is unknown.
+            assemble(settings, parts, ByteLevel::default().into(), |_| {
+                Ok(BPE::builder().vocab_and_merges(vocabulary(&learned.pieces), learned.merges()).build()?.into())
+            })?
         }
         TrainingKind::Unigram => {
             let vocabulary = unigram_vocabulary(settings, &counted, alphabet(), progress)?;
-            let build = || {
-                let mut inner = tokenizers::Tokenizer::new(Unigram::from(vocabulary, Some(1), false)?);
-                inner.with_normalizer(parts.normalizer)?;
-                inner.with_pre_tokenizer(Some(parts.pre_tokenizer));
-                inner.with_decoder(Some(Metaspace::default()));
-                Ok(inner)
-            };
-            Tokenizer::assemble(shielded(build).map_err(refused)?, Settings::default(), &[], origin)?
+            assemble(settings, parts, Metaspace::default().into(), |unknown| {
+                let unknown = vocabulary.iter().position(|(piece, _)| Some(piece.as_str()) == unknown);
+                Ok(Unigram::from(vocabulary, unknown, false)?.into())
+            })?
         }
     };
     let report = TrainingReport {
@@ -340,6 +426,40 @@ fn learn(
     Ok(Trained { tokenizer, report })
 }
 
+/// A tokenizer around a model, which is made with the name of the unknown token.
+fn assemble(
+    settings: &TrainingSettings,
+    parts: Parts,
+    decoder: DecoderWrapper,
+    model: impl FnOnce(Option<&str>) -> tokenizers::Result<ModelWrapper>,
+) -> Result<Tokenizer, TextError> {
+    let (origin, set) = (Path::new("the trained vocabulary"), settings.specials);
+    let build = || {
+        let mut inner = tokenizers::Tokenizer::new(model(set.unknown())?);
+        inner.with_normalizer(parts.normalizer)?;
+        inner.with_pre_tokenizer(Some(parts.pre_tokenizer));
+        inner.with_decoder(Some(decoder));
+        if let Some(processor) = set.post_processor()? {
+            inner.with_post_processor(Some(processor));
+        }
+        if set == SpecialSet::Roberta {
+            // RoBERTa's mask takes the space before it along.
+            inner.add_special_tokens([AddedToken::from("<mask>", true).lstrip(true)])?;
+        }
+        let sentinels = (0..settings.sentinels).rev().map(|number| AddedToken::from(sentinel(number), true));
+        inner.add_special_tokens(sentinels)?;
+        Ok(inner)
+    };
+    let inner = shielded(build).map_err(|reason| TextError::Refused { path: origin.to_owned(), reason })?;
+    let settings = Settings { config: set.config(), ..Settings::default() };
+    Tokenizer::assemble(inner, settings, &[], origin)
+}
+
+/// The text of a sentinel.
+pub(crate) fn sentinel(number: usize) -> String {
+    format!("<extra_id_{number}>")
+}
+
 /// The vocabulary of a unigram model with its scores, special tokens first.
 fn unigram_vocabulary(
     settings: &TrainingSettings,
@@ -349,15 +469,16 @@ fn unigram_vocabulary(
 ) -> Result<Vec<(String, f64)>, TextError> {
     let unigram_settings = UnigramSettings {
         alphabet,
-        specials: BERT_TOKENS.len(),
-        vocabulary_size: settings.vocabulary_size,
+        specials: settings.specials.tokens().len(),
+        vocabulary_size: settings.vocabulary_size - settings.sentinels,
         min_frequency: settings.min_frequency,
         threads: settings.threads,
     };
     let pieces = unigram::learn(&counted.words, &unigram_settings, progress)?;
     // Low enough that no text is ever written with a special token, should its characters stand there.
     let special = pieces.last().map_or(0.0, |piece| piece.score.floor()) - 100.0;
-    let mut vocabulary: Vec<(String, f64)> = BERT_TOKENS.map(|token| (token.to_owned(), special)).into();
+    let tokens = settings.specials.tokens().iter();
+    let mut vocabulary: Vec<(String, f64)> = tokens.map(|token| ((*token).to_owned(), special)).collect();
     vocabulary.extend(pieces.into_iter().map(|piece| (piece.text, piece.score)));
     Ok(vocabulary)
 }
@@ -370,7 +491,7 @@ fn with_ascii(mut characters: Vec<char>, settings: &TrainingSettings) -> Vec<cha
     all.sort_unstable();
     all.dedup();
     // Twice: a character may have a form of its own inside of words.
-    if 2 * (2 * all.len() + BERT_TOKENS.len()) <= settings.vocabulary_size {
+    if 2 * (2 * all.len() + settings.specials.tokens().len()) <= settings.vocabulary_size {
         characters = all;
     }
     characters

@@ -3,7 +3,9 @@
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
-use henson_text::{Kind, Slot, TextError, Tokenizer, Trained, TrainingKind, TrainingProgress, TrainingSettings, train};
+use henson_text::{
+    Kind, Slot, SpecialSet, TextError, Tokenizer, Trained, TrainingKind, TrainingProgress, TrainingSettings, train,
+};
 use proptest::prelude::*;
 
 use crate::support::{assert_error, directory};
@@ -126,6 +128,48 @@ fn special_tokens_and_templates() {
         let strict = tokenizer.clone().recognise_special_strings(false);
         assert!(!strict.encode(&mask.text).unwrap().ids.contains(&mask.id), "{kind:?}");
     }
+}
+
+/// Special tokens of models that write: GPT-2's, T5's with its sentinels, and both again from their files.
+#[test]
+fn special_tokens_of_writers() {
+    let end = |id| Slot::Special { id, segment: 0 };
+    let text = Slot::First { segment: 0 };
+    for (kind, specials, sentinels, single, ends) in [
+        (TrainingKind::ByteBpe, SpecialSet::EndOfText, 0, vec![text], 0),
+        (TrainingKind::Unigram, SpecialSet::Ended, 10, vec![text, end(1)], 1),
+        (TrainingKind::Bpe, SpecialSet::Ended, 3, vec![text, end(1)], 1),
+        (TrainingKind::ByteBpe, SpecialSet::Ended, 1, vec![text, end(1)], 1),
+    ] {
+        let settings = TrainingSettings { specials, sentinels, ..TrainingSettings::new(kind, 700) };
+        let tokenizer = trained_on(&settings, &[&NOVELS]).unwrap().tokenizer;
+        let files = tokenizer.files(None).unwrap();
+        let borrowed: Vec<(&str, &[u8])> =
+            files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+        let opened = Tokenizer::open(directory(&borrowed).path()).unwrap();
+        for tokenizer in [&tokenizer, &opened] {
+            assert_eq!(tokenizer.vocabulary_size(), 700, "{kind:?}");
+            assert_eq!(tokenizer.template().single_slots(), single);
+            assert_eq!(tokenizer.end_of_text(), Some(ends));
+            // They count down from the end of the vocabulary.
+            let expected: Vec<u32> = (0..sentinels as u32).map(|number| 699 - number).collect();
+            assert_eq!(tokenizer.sentinels(), expected);
+            assert!(expected.iter().all(|id| tokenizer.is_special(*id)));
+            if sentinels > 0 {
+                assert_eq!(tokenizer.id("<extra_id_0>"), Some(699));
+                assert!(tokenizer.encode("the <extra_id_0> was").unwrap().ids.contains(&699));
+            }
+            let said = "Mary said it.";
+            let said = if kind == TrainingKind::ByteBpe { said.to_owned() } else { said.to_lowercase() };
+            assert_eq!(tokenizer.decode(&tokenizer.encode(&said).unwrap().ids, true).unwrap().replace(" .", "."), said);
+        }
+    }
+    let wrong = TrainingSettings { specials: SpecialSet::EndOfText, ..TrainingSettings::new(TrainingKind::Bpe, 700) };
+    assert_error(trained_on(&wrong, &["a\n"]), &["specials", "gpt2", "bert or t5"]);
+    let wrong = TrainingSettings { sentinels: 1, ..TrainingSettings::new(TrainingKind::WordPiece, 700) };
+    assert_error(trained_on(&wrong, &["a\n"]), &["sentinels", "WordPiece"]);
+    let wrong = TrainingSettings { sentinels: 700, ..TrainingSettings::new(TrainingKind::Unigram, 700) };
+    assert_error(trained_on(&wrong, &["a\n"]), &["sentinels", "fewer than vocabulary_size"]);
 }
 
 #[test]
