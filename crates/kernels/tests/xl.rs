@@ -383,7 +383,7 @@ fn threads_order_and_company_do_not_change_a_bit() {
 fn sinusoids_are_sines_then_cosines_from_the_furthest() {
     for cpu in &contexts() {
         let mut out = poisoned::<f32>(7 * 6);
-        sinusoids(cpu, 4, 6, &mut out);
+        sinusoids(cpu, 4, 9, 6, &mut out);
         for (row, numbers) in out.chunks(6).enumerate() {
             let distance = 4 - row as i64;
             for t in 0..3 {
@@ -393,5 +393,10 @@ fn sinusoids_are_sines_then_cosines_from_the_furthest() {
                 assert_eq!((numbers[t], numbers[3 + t]), sinusoid(distance, t, 6));
             }
         }
+        let mut clamped = poisoned::<f32>(7 * 6);
+        sinusoids(cpu, 4, 1, 6, &mut clamped);
+        let rows: Vec<&[f32]> = out.chunks(6).collect();
+        let expected: Vec<f32> = [3, 3, 3, 3, 4, 5, 5].iter().flat_map(|row| rows[*row].to_vec()).collect();
+        assert_eq!(clamped, expected);
     }
 }

@@ -28,6 +28,7 @@ pub use error::TensorError;
 pub use henson_kernels::bf16;
 pub use henson_kernels::cpu::activation::Activation;
 pub use henson_kernels::cpu::attention::disentangled::Disentangled;
+pub use henson_kernels::cpu::attention::xl::{Relations, UNSEEN, Xl};
 pub use henson_kernels::cpu::attention::{Attention, Bias, Buckets, LogBuckets, Window};
 pub use henson_kernels::cpu::rotary::{Pairing, Rotary};
 pub use henson_kernels::cpu::{Isa, UnsupportedIsa};
@@ -36,7 +37,7 @@ pub use layout::Layout;
 pub use memory::Memory;
 pub use ops::{
     BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, PositionTables,
-    QueryKeyValue, RelativePositions, RotaryTable,
+    QueryKeyValue, RelativePositions, RotaryTable, Sinusoids, XlRelations, XlTables,
 };
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::*;
 use henson_tensor::{
     Activation, Attention, Bias, BiasValues, Buckets, Builder, DType, EmbeddingTables, FeedForwardLayers, Init, Layout,
-    LogBuckets, Norm, Pairing, Pass, PositionTables, QueryKeyValue, RelativePositions, Rotary, RotaryTable, Tape,
-    Tensor, Training, Window,
+    LogBuckets, Norm, Pairing, Pass, PositionTables, QueryKeyValue, Relations, RelativePositions, Rotary, RotaryTable,
+    Tape, Tensor, Training, Window, Xl, XlRelations, XlTables,
 };
 
 struct Counting;
@@ -51,6 +51,9 @@ fn a_steady_step_allocates_nothing() {
         let (query, key_value) = (b.matrix("q", h, h, Init::Normal(0.1)), b.matrix("kv", 2 * h, h, Init::Normal(0.1)));
         let (relative, all) = (b.matrix("r", 16, h, Init::Normal(1.0)), b.matrix("all", 3 * h, h, Init::Normal(0.1)));
         let bias = BiasValues::Table(b.matrix("bias", 8, 2, Init::Normal(0.1)));
+        let (xl_biases, xl_segments) =
+            (b.vector("xl.biases", 3 * h, Init::Normal(0.1)), b.matrix("xl.segments", 2, h, Init::Normal(0.1)));
+        let distances = b.matrix("xl.r", h, h, Init::Normal(0.1));
         let layers = FeedForwardLayers {
             up: b.matrix("up", 80, h, Init::Normal(0.1)),
             up_bias: None,
@@ -72,6 +75,17 @@ fn a_steady_step_allocates_nothing() {
         let cross = Attention { bias: Bias::Relative(buckets), ..Attention::new(2, 16) };
         let positions =
             RelativePositions::new(&device, LogBuckets { count: 8, max_distance: 24 }, 16, &layout).unwrap();
+        // The last five tokens of each long sequence stand where others do, and are seen by nobody.
+        let segments: Vec<u32> = (0..t as u32).map(|i| i / 7 % 2).collect();
+        let own_orders: Vec<u32> = (0..t as u32).map(|i| 1 + i * 7 % 11).collect();
+        let orders: Vec<u32> = (0..t as u32).map(|i| if i % 3 == 0 || i == 40 { 0 } else { i * 7 % 11 }).collect();
+        let numbers =
+            Relations { places: None, segments: Some([&segments, &segments]), orders: Some([&own_orders, &orders]) };
+        let relations = XlRelations::new(&device, (&layout, &layout), numbers).unwrap();
+        let halves: Vec<u32> = (0..t as u32).map(|i| if i < 30 { 2 * i } else { 2 * i - 59 }).collect();
+        let halves = [&halves[..30], &halves[30..]].map(|half| Tensor::from_slice(&device, [30], half).unwrap());
+        let thirty =
+            [0, 30].map(|from| Tensor::from_slice(&device, [30], &(from..from + 30).collect::<Vec<u32>>()).unwrap());
         let mut tape = Tape::new();
         let mut before = 0;
         for step in 0..8 {
@@ -94,6 +108,18 @@ fn a_steady_step_allocates_nothing() {
             let both = PositionTables::Both(pass.linear(&r, all.to_row(2 * h), None, Activation::None).unwrap());
             let y = pass.linear(&y, all, None, Activation::None).unwrap();
             let y = pass.disentangled(2, y, both, &positions, &layout, (0.1, 10)).unwrap();
+            let [first, second] = [0, 1].map(|half| pass.gather(&y, &thirty[half]).unwrap());
+            let y = pass.join(&first, &second, halves.each_ref()).unwrap();
+            let sinusoids = pass.sinusoids(40, 30, h, (0.1, 11)).unwrap();
+            let positions_of_xl = pass.linear(&sinusoids.table, distances, None, Activation::None).unwrap();
+            let of = XlTables {
+                positions: positions_of_xl,
+                first: sinusoids.first,
+                biases: xl_biases,
+                segments: Some(xl_segments),
+            };
+            let y = pass.linear(&y, all, None, Activation::None).unwrap();
+            let y = pass.xl_attention(&Xl::new(2, 16), QueryKeyValue::Fused(y), of, &relations, (0.1, 12)).unwrap();
             let query = pass.linear(&y, query, None, Activation::None).unwrap();
             let key_value = pass.linear(&y, key_value, None, Activation::None).unwrap();
             let from = QueryKeyValue::Cross { query, key_value };

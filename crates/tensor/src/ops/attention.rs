@@ -127,7 +127,7 @@ impl Pass<'_> {
 
 impl QueryKeyValue {
     /// The tensors that hold query, key and value; the same where they are fused.
-    fn parts(&self) -> [&Tensor; 3] {
+    pub(super) fn parts(&self) -> [&Tensor; 3] {
         let (query, key, value) = match self {
             Self::Fused(all) => (all, all, all),
             Self::Cross { query, key_value } => (query, key_value, key_value),
@@ -145,7 +145,7 @@ impl QueryKeyValue {
         }
     }
 
-    fn check(&self, attention: &Attention, queries: usize, keys: usize, dtype: DType) -> Result<()> {
+    pub(super) fn check(&self, attention: &Attention, queries: usize, keys: usize, dtype: DType) -> Result<()> {
         let [hq, hk, _] = attention.fused_widths();
         let expect = |x: &Var, what: &'static str, rows: usize, columns: usize| {
             x.tensor().check_shape("attention", what, [rows, columns])?;

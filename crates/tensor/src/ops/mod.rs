@@ -13,6 +13,7 @@ mod replace;
 mod rotary;
 mod rows;
 mod similarity;
+mod xl;
 
 pub use attention::{BiasValues, QueryKeyValue};
 pub use cache::{Cache, CachedSequence};
@@ -22,6 +23,7 @@ pub use layer_norm::Norm;
 pub use linear::FeedForwardLayers;
 pub use rotary::RotaryTable;
 pub use rows::Pooling;
+pub use xl::{Sinusoids, XlRelations, XlTables};
 
 use henson_kernels::cpu::activation::Activation;
 use henson_kernels::cpu::{cast as kernels_cast, rows as kernels};
@@ -64,6 +66,7 @@ pub(crate) enum Op {
     Embedding(embedding::Embedding),
     FeedForward(linear::FeedForward),
     Gather(rows::Gather),
+    Join(rows::Joined),
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),
     Means(rows::Means),
@@ -73,6 +76,7 @@ pub(crate) enum Op {
     Sum(rows::Sum),
     Table(rows::Table),
     UnitMeans(similarity::UnitMeans),
+    Xl(xl::Recorded),
 }
 
 impl Op {
@@ -86,6 +90,7 @@ impl Op {
             Op::Embedding(op) => op.backward(back),
             Op::FeedForward(op) => op.backward(back),
             Op::Gather(op) => op.backward(back),
+            Op::Join(op) => op.backward(back),
             Op::LayerNorm(op) => op.backward(back),
             Op::Linear(op) => op.backward(back),
             Op::Means(op) => op.backward(back),
@@ -95,6 +100,7 @@ impl Op {
             Op::Sum(op) => op.backward(back),
             Op::Table(op) => op.backward(back),
             Op::UnitMeans(op) => op.backward(back),
+            Op::Xl(op) => op.backward(back),
         }
     }
 }

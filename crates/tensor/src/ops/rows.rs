@@ -58,6 +58,47 @@ impl Pass<'_> {
         Ok(y)
     }
 
+    /// The rows of two values in one of N: row i of `first` becomes row `places[0][i]` (u32), and the other's likewise. Each of the N
+    /// rows must be named once.
+    pub fn join(&mut self, first: &Var, second: &Var, places: [&Tensor; 2]) -> Result<Var> {
+        let (h, dtype) = (first.tensor().columns(), first.tensor().dtype());
+        let n = first.tensor().rows() + second.tensor().rows();
+        let mut out = Tensor::empty(self.device(), [n, h], dtype)?;
+        let timer = self.device().timer(Kind::Rows, 0, &[&out, &out]);
+        for (i, (x, places)) in [first, second].into_iter().zip(places).enumerate() {
+            let rows = x.tensor().rows();
+            x.tensor().check_shape("join", "the rows", [rows, h])?;
+            x.tensor().check_dtype("join", "the rows", dtype)?;
+            places.check_shape("join", "the places", [rows])?;
+            places.check_dtype("join", "the places", DType::U32)?;
+            check_indices("join", "place", self.device(), places, n)?;
+            match self.device() {
+                // To add to zeros is to write, where each row is named once.
+                Device::Cpu(cpu) => with_float!(dtype, E => {
+                    let (x, places) = (x.tensor().slice::<E>(), places.slice());
+                    kernels::scatter_add(&cpu.kernels, x, h, places, out.slice_mut::<E>(), i == 0);
+                }),
+                Device::Cuda(cuda) => {
+                    let (x, places) = (x.tensor().on_gpu(), places.on_gpu());
+                    cuda_kernels::scatter_distinct(&cuda.gpu, x, h, places, out.on_gpu(), i == 0)?;
+                }
+            }
+        }
+        drop(timer);
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            let [a, b] = places;
+            self.record(Op::Join(Joined { terms: [first.slot(), second.slot()], places: [a.clone(), b.clone()], out }));
+        }
+        Ok(y)
+    }
+
+    /// Numbers that no gradient is wanted of, such as what was computed in an earlier pass.
+    pub fn constant(&mut self, numbers: &Tensor) -> Result<Var> {
+        self.reads(&numbers.shape());
+        Ok(Var::without_gradient(cast(self.device(), numbers, self.dtype())?))
+    }
+
     /// The numbers of a parameter themselves, such as a table that is normalised before its use.
     pub fn table(&mut self, table: Param) -> Var {
         self.reads(&table);
@@ -191,7 +232,7 @@ pub(super) fn check_indices(
     }
 }
 
-fn drop_in_place(device: &Device, x: &mut Tensor, dropout: &Dropout, rows: &Tensor) -> Result<()> {
+pub(super) fn drop_in_place(device: &Device, x: &mut Tensor, dropout: &Dropout, rows: &Tensor) -> Result<()> {
     let h = x.columns();
     match device {
         Device::Cpu(cpu) => with_float!(x.dtype(), E => {
@@ -306,6 +347,38 @@ impl Table {
         let dy = cast(back.device(), &dy, DType::F32)?;
         let mut gradient = back.gradients.sum(self.table)?;
         super::add(back.device(), &dy, &mut gradient)
+    }
+}
+
+/// A recorded join.
+pub(crate) struct Joined {
+    terms: [Option<Slot>; 2],
+    places: [Tensor; 2],
+    out: Slot,
+}
+
+impl Joined {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        for (term, places) in self.terms.into_iter().zip(&self.places) {
+            if term.is_none() {
+                continue;
+            }
+            let mut dx = Tensor::empty(back.device(), [places.shape().elements(), dy.columns()], dy.dtype())?;
+            let timer = back.device().timer(Kind::Rows, 0, &[&dx, &dx]);
+            match back.device() {
+                Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
+                    let (dy, h) = (dy.slice::<E>(), dy.columns());
+                    kernels::gather(&cpu.kernels, dy, h, places.slice(), dx.slice_mut());
+                }),
+                Device::Cuda(cuda) => {
+                    cuda_kernels::gather(&cuda.gpu, dy.on_gpu(), dy.columns(), places.on_gpu(), dx.on_gpu())?;
+                }
+            }
+            drop(timer);
+            back.add(term, dx)?;
+        }
+        Ok(())
     }
 }
 

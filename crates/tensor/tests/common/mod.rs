@@ -140,3 +140,28 @@ pub fn assert_similar(what: &str, got: &[Vec<f32>], expected: &[Vec<f32>], toler
         assert!(error <= tolerance, "{what}: gradient {i} is off by {error:e}");
     }
 }
+
+/// Checks a network in f32, compares bf16, other numbers of threads and the GPU with it.
+pub fn check<M>(
+    what: &str,
+    build: impl Fn(&mut Builder) -> M + Copy,
+    forward: impl Fn(&M, &mut Pass<'_>) -> Vec<Var> + Copy,
+) {
+    let mut network = Network::new(&device(2), DType::F32, build, forward);
+    network.check_gradients(what);
+    let expected = network.gradients(false);
+    assert_eq!(expected, network.gradients(true), "{what}: computed again");
+    for threads in [1, 3] {
+        let other = Network::new(&device(threads), DType::F32, build, forward);
+        assert_eq!(expected, other.gradients(false), "{what}: {threads} threads");
+    }
+    let rounded = Network::new(&device(2), DType::Bf16, build, forward);
+    assert_similar(what, &rounded.gradients(false), &expected, TOLERANCE_BF16);
+    let Some(gpu) = gpu() else { return };
+    for (dtype, tolerance) in [(DType::F32, TOLERANCE_DEVICES), (DType::Bf16, TOLERANCE_BF16)] {
+        let network = Network::new(&gpu, dtype, build, forward);
+        for recompute in [false, true] {
+            assert_similar(&format!("{what} on the GPU, {dtype}"), &network.gradients(recompute), &expected, tolerance);
+        }
+    }
+}

@@ -266,27 +266,38 @@ pub struct Gradients<'a, E> {
     pub segments: Option<&'a mut [f32]>,
 }
 
-/// The sines, then the cosines, of the distances from `first` downwards: a row for each, of `width` numbers.
-pub fn sinusoids<E: Element>(cpu: &Cpu, first: usize, width: usize, out: &mut [E]) {
+/// The sines, then the cosines, of the distances from `first` downwards: a row for each, of `width` numbers. Distances beyond `most` on
+/// either side count as that many.
+pub fn sinusoids<E: Element>(cpu: &Cpu, first: usize, most: usize, width: usize, out: &mut [E]) {
     let half = width / 2;
     assert!(width.is_multiple_of(2) && out.len().is_multiple_of(width.max(1)), "sinusoids: lengths differ");
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
     let (rows, out) = (out.len() / width.max(1), SharedMut::new(out));
     cpu.for_ranges(rows, 8, |_, range| {
-        for row in range {
-            // SAFETY: every row is one task's.
-            let (sines, cosines) = unsafe { out.slice(row * width, width) }.split_at_mut(half);
-            for (t, (sine, cosine)) in sines.iter_mut().zip(cosines).enumerate() {
-                let (sin, cos) = sinusoid(first as i64 - row as i64, t, width);
-                (*sine, *cosine) = (E::from_f32(sin), E::from_f32(cos));
+        // SAFETY: every row is one task's.
+        let out = unsafe { out.slice(range.start * width, range.len() * width) };
+        for t in 0..half {
+            let frequency = frequency(t, width);
+            for (row, out) in range.clone().zip(out.chunks_exact_mut(width)) {
+                let (sin, cos) = at(first as i64 - row as i64, most, frequency);
+                (out[t], out[half + t]) = (E::from_f32(sin), E::from_f32(cos));
             }
         }
     });
 }
 
-/// One of them. The angle is rounded to f32, as in `transformers`.
+/// One of them.
 pub fn sinusoid(distance: i64, t: usize, width: usize) -> (f32, f32) {
-    let frequency = 1.0 / 10_000f64.powf(2.0 * t as f64 / width as f64) as f32;
-    let angle = f64::from(distance as f32 * frequency);
+    at(distance, i64::MAX, frequency(t, width))
+}
+
+fn frequency(t: usize, width: usize) -> f32 {
+    1.0 / 10_000f64.powf(2.0 * t as f64 / width as f64) as f32
+}
+
+/// The angle is rounded to f32, as in `transformers`.
+fn at(distance: i64, most: i64, frequency: f32) -> (f32, f32) {
+    let angle = f64::from(distance.clamp(-most, most) as f32 * frequency);
     (angle.sin() as f32, angle.cos() as f32)
 }
 
