@@ -2,6 +2,7 @@
 
 use henson_tensor::{Device, Layout, RelativePositions, Tensor, TensorError};
 
+use crate::streams::{Memory, Permutation, Streams};
 use crate::{ModelConfig, TargetReading};
 
 /// One sequence of tokens.
@@ -66,6 +67,27 @@ pub enum InputError {
         /// How many targets.
         targets: usize,
     },
+    /// An order of prediction that does not fit.
+    #[error("sequence {sequence}: {problem}")]
+    Permutation {
+        /// Its number in the batch.
+        sequence: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Orders of prediction, or a memory, for a model that has neither.
+    #[error(
+        "a {0} predicts tokens where they stand, and remembers none: neither orders nor a memory belong to its batches"
+    )]
+    NoStreams(String),
+    /// The memory of other sequences.
+    #[error("a batch of {sequences} sequences with the memory of {remembered}")]
+    Memory {
+        /// How many sequences.
+        sequences: usize,
+        /// How many are remembered.
+        remembered: usize,
+    },
     /// The batch could not be laid out.
     #[error(transparent)]
     Tensor(#[from] TensorError),
@@ -84,6 +106,8 @@ pub struct Batch {
     pub relative: Option<RelativePositions>,
     /// Of an encoder-decoder, what the decoder reads: as many sequences. The network's output then belongs to its tokens.
     pub target: Option<Box<Batch>>,
+    /// What a network that scores distances and segments reads besides.
+    pub(crate) streams: Option<Streams>,
 }
 
 impl Batch {
@@ -94,7 +118,24 @@ impl Batch {
 
     /// How the tokens are divided that the network's output belongs to.
     pub fn output_layout(&self) -> &Layout {
-        self.target.as_ref().map_or(&self.layout, |target| &target.layout)
+        match (&self.target, &self.streams) {
+            (Some(target), _) => &target.layout,
+            (None, Some(streams)) => streams.relations.queries(),
+            (None, None) => &self.layout,
+        }
+    }
+
+    /// Where a second stream predicts tokens, its rows in the network's output, in the order of the targets.
+    pub fn predicted(&self) -> Option<&Tensor> {
+        self.streams.as_ref()?.queries.as_ref().map(|queries| &queries.predicted)
+    }
+
+    /// The same without what segments add to the scores of attention, where that can be left out.
+    pub fn without_segments(mut self) -> Self {
+        if let Some(streams) = &mut self.streams {
+            streams.relations = streams.relations.without_segments();
+        }
+        self
     }
 
     /// Lays sequences out one after the other. `first_number` is the first one's number in the global batch, which
@@ -105,13 +146,30 @@ impl Batch {
         sequences: &[Sequence<'_>],
         first_number: u32,
     ) -> Result<Self, InputError> {
-        let batch = Self::laid_out(device, config, sequences, first_number)?;
+        let batch = Self::laid_out(device, config, sequences, (None, None), first_number)?;
         let Some(TargetReading { start, from_source: true, .. }) = config.targets() else { return Ok(batch) };
         let mut ids: Vec<u32> = sequences.iter().flat_map(|s| shifted(s.ids, start)).collect();
         ids.resize(batch.layout.tokens(), 0);
         // The same layout, not an equal one: attention knows it by that.
         let target = Self { ids: Tensor::from_slice(device, [ids.len()], &ids)?, ..batch.clone() };
         Ok(batch.with_target(target))
+    }
+
+    /// Lays out sequences some of whose tokens are predicted in an order, by a second stream that does not see them, and behind
+    /// earlier tokens where there is a memory. The network's output then has rows for the second stream
+    /// ([`Batch::predicted`]).
+    pub fn in_order(
+        device: &Device,
+        config: &ModelConfig,
+        sequences: &[Sequence<'_>],
+        permutations: Option<&[Permutation<'_>]>,
+        memory: Option<&Memory>,
+        first_number: u32,
+    ) -> Result<Self, InputError> {
+        if !config.has_streams() && (permutations.is_some() || memory.is_some()) {
+            return Err(InputError::NoStreams(config.model_type().to_owned()));
+        }
+        Self::laid_out(device, config, sequences, (permutations, memory), first_number)
     }
 
     /// Lays out sources and the targets that an encoder-decoder shall write for them: it reads each target a token behind, after its
@@ -131,14 +189,15 @@ impl Batch {
         let segments = vec![0; read.iter().map(Vec::len).max().unwrap_or(0)];
         let read: Vec<Sequence<'_>> =
             read.iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
-        let target = Self::laid_out(device, config, &read, first_number)?;
-        Ok(Self::laid_out(device, config, sources, first_number)?.with_target(target))
+        let target = Self::laid_out(device, config, &read, (None, None), first_number)?;
+        Ok(Self::laid_out(device, config, sources, (None, None), first_number)?.with_target(target))
     }
 
     fn laid_out(
         device: &Device,
         config: &ModelConfig,
         sequences: &[Sequence<'_>],
+        (permutations, memory): (Option<&[Permutation<'_>]>, Option<&Memory>),
         first_number: u32,
     ) -> Result<Self, InputError> {
         let sizes = config.sizes();
@@ -168,6 +227,10 @@ impl Batch {
             Some((buckets, rows)) => Some(RelativePositions::new(device, buckets, rows, &layout)?),
             None => None,
         };
+        let streams = match config.has_streams() {
+            true => Some(Streams::new(device, sequences, permutations, memory, (&layout, first_number))?),
+            false => None,
+        };
         // What fills the batch up, if anything.
         ids.resize(layout.tokens(), 0);
         segments.resize(layout.tokens(), 0);
@@ -177,6 +240,7 @@ impl Batch {
             layout,
             relative,
             target: None,
+            streams,
         })
     }
 }

@@ -7,6 +7,7 @@ use henson_tensor::{Activation, Builder, LogBuckets};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::streams::MemorySettings;
 use crate::{Family, Head, Model, ModelConfig};
 
 /// What every family's config can say and be told. The rest is between a family and its own config.
@@ -38,6 +39,14 @@ pub(crate) trait FamilyConfig {
     }
     /// How distances become rows of the table of relative positions, and how many it has, where there is one.
     fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
+        None
+    }
+    /// Whether the network scores distances and segments, and predicts tokens in an order by a second stream.
+    fn has_streams(&self) -> bool {
+        false
+    }
+    /// How much of a sequence is remembered for the next, where the network can.
+    fn memory(&self) -> Option<MemorySettings> {
         None
     }
     /// How models with a head are fine-tuned where nobody says otherwise.
@@ -99,12 +108,21 @@ pub struct FineTuning {
     pub beta2: f64,
     /// The norm that gradients are clipped to; 0 for none.
     pub clip: f64,
+    /// The factor on the learning rate of each layer further down.
+    pub layer_decay: f64,
 }
 
 impl FineTuning {
     /// BERT's (Devlin et al. 2019, appendix A.3).
-    pub const BERT: Self =
-        Self { learning_rates: [5e-5, 3e-5], epochs: 3.0, warmup: 0.1, weight_decay: 0.01, beta2: 0.999, clip: 1.0 };
+    pub const BERT: Self = Self {
+        learning_rates: [5e-5, 3e-5],
+        epochs: 3.0,
+        warmup: 0.1,
+        weight_decay: 0.01,
+        beta2: 0.999,
+        clip: 1.0,
+        layer_decay: 1.0,
+    };
 }
 
 /// A probability among keys that a family reads itself; one that is no number fails the check of dropouts.
@@ -270,6 +288,16 @@ impl ModelConfig {
     /// How distances become rows of the table of relative positions, and how many it has, where there is one.
     pub(crate) fn relative_positions(&self) -> Option<(LogBuckets, usize)> {
         self.own().relative_positions()
+    }
+
+    /// Whether tokens can be predicted in an order, by a second stream that does not see them: [`Batch::in_order`](crate::Batch).
+    pub fn has_streams(&self) -> bool {
+        self.own().has_streams()
+    }
+
+    /// How much of a sequence is remembered for the next, where the network can.
+    pub fn memory(&self) -> Option<MemorySettings> {
+        self.own().memory()
     }
 
     /// How targets are read, where it is an encoder-decoder.

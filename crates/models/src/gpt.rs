@@ -33,6 +33,7 @@ pub(crate) const FINE_TUNING: FineTuning = FineTuning {
     weight_decay: 0.01,
     beta2: 0.999,
     clip: 1.0,
+    layer_decay: 1.0,
 };
 
 /// The dropout site of the embeddings; those of the blocks follow.

@@ -153,7 +153,7 @@ pub(crate) struct Context<'a> {
 }
 
 /// What an attended mean is multiplied by, so that the residual beside it does not count. A power of two, exact in bf16.
-const MEAN_WEIGHT: f32 = 1024.0;
+pub(crate) const MEAN_WEIGHT: f32 = 1024.0;
 
 /// A multiple of the identity: H×H.
 pub(crate) fn diagonal(h: usize, factor: f32) -> Vec<f32> {

@@ -28,7 +28,9 @@ mod mpnet;
 mod naming;
 mod openai_gpt;
 mod roberta;
+mod streams;
 mod t5;
+mod xlnet;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use boundary::BOUNDARY_TARGETS;
@@ -38,6 +40,7 @@ pub use family::{Family, NamedSize};
 pub use heads::Head;
 pub use model::{Capture, Encoded, LinearHead, Model, Network};
 pub use naming::Naming;
+pub use streams::{Memory, MemorySettings, Permutation};
 
 families! {
     /// BERT.
@@ -64,4 +67,6 @@ families! {
     Gpt2(gpt2::Gpt2Config, gpt2::FAMILY),
     /// GPT.
     OpenAiGpt(openai_gpt::OpenAiGptConfig, openai_gpt::FAMILY),
+    /// XLNet.
+    XlNet(xlnet::XlNetConfig, xlnet::FAMILY),
 }

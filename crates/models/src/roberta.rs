@@ -87,8 +87,15 @@ impl FamilyConfig for RobertaConfig {
 }
 
 /// RoBERTa's own for GLUE (Liu et al. 2019, appendix; fairseq's examples/roberta), within their rates of 1e-5 to 3e-5.
-const PUBLISHED: FineTuning =
-    FineTuning { learning_rates: [2e-5, 1e-5], epochs: 10.0, warmup: 0.06, weight_decay: 0.1, beta2: 0.98, clip: 0.0 };
+const PUBLISHED: FineTuning = FineTuning {
+    learning_rates: [2e-5, 1e-5],
+    epochs: 10.0,
+    warmup: 0.06,
+    weight_decay: 0.1,
+    beta2: 0.98,
+    clip: 0.0,
+    layer_decay: 1.0,
+};
 
 /// With roberta-base's vocabulary.
 fn of_size(layers: usize, hidden: usize, heads: usize) -> ModelConfig {

@@ -81,14 +81,16 @@ pub struct Entry {
     pub start: usize,
     /// Whether checkpoints hold it as columns×rows, the transpose of what products read.
     pub transposed: bool,
+    /// Its shape there, where that divides a side further.
+    pub stored: Option<Shape>,
 }
 
 impl Entry {
     /// Its shape in a checkpoint.
     pub fn stored_shape(&self) -> Shape {
         match *self.shape.sizes() {
-            [rows, columns] if self.transposed => [columns, rows].into(),
-            _ => self.shape,
+            [rows, columns] if self.transposed => self.stored.unwrap_or([columns, rows].into()),
+            _ => self.stored.unwrap_or(self.shape),
         }
     }
 
@@ -222,6 +224,16 @@ impl Builder {
         param
     }
 
+    /// Lets checkpoints hold the last `count` parameters in a shape that divides a side further, such as that of heads; of matrices
+    /// that are `transposed` it is the columns' sides first. Panics where the numbers are not as many.
+    pub fn stored_as(&mut self, count: usize, shape: impl Into<Shape>, transposed: bool) {
+        let (first, shape) = (self.entries.len() - count, shape.into());
+        for entry in &mut self.entries[first..] {
+            assert_eq!(entry.shape.elements(), shape.elements(), "{}: other numbers", entry.name);
+            (entry.stored, entry.transposed) = (Some(shape), transposed);
+        }
+    }
+
     /// A matrix, subject to weight decay.
     pub fn matrix(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
         self.side_by_side(&[name], rows, columns, init)
@@ -321,7 +333,8 @@ impl Builder {
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
         let name = format!("{}{name}", self.path);
         let (group, start) = (self.group, self.size);
-        self.entries.push(Entry { name, shape, init, decay, group, constant: false, start, transposed: false });
+        let (constant, transposed, stored) = (false, false, None);
+        self.entries.push(Entry { name, shape, init, decay, group, constant, start, transposed, stored });
         self.size += shape.elements();
     }
 

@@ -18,7 +18,7 @@ const BY_SIZE: [&str; 7] =
     ["dev_rows", "folds", "batch_size", "epochs", "learning_rate", "evals_per_epoch", "linear_head"];
 
 /// Those that depend on the model's family.
-const BY_FAMILY: [&str; 4] = ["warmup", "weight_decay", "beta2", "clip"];
+const BY_FAMILY: [&str; 5] = ["warmup", "weight_decay", "beta2", "clip", "layer_decay"];
 
 /// Up to this width a model is small: it takes, and needs, a higher learning rate than those of the paper.
 const SMALL_WIDTH: usize = 512;
@@ -209,12 +209,13 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
 
 /// Chooses what depends on the model's family, and says so where that is not as for BERT.
 fn choose_by_family(recipe: &mut FineTuneRecipe, own: FineTuning) -> Option<String> {
-    let [warmup, weight_decay, beta2, clip] = BY_FAMILY.map(|key| recipe.is_chosen(key));
+    let [warmup, weight_decay, beta2, clip, layer_decay] = BY_FAMILY.map(|key| recipe.is_chosen(key));
     let fields = [
         (warmup, &mut recipe.warmup, own.warmup, "warm-up"),
         (weight_decay, &mut recipe.weight_decay, own.weight_decay, "weight decay"),
         (beta2, &mut recipe.beta2, own.beta2, "β₂"),
         (clip, &mut recipe.clip, own.clip, "clip"),
+        (layer_decay, &mut recipe.layer_decay, own.layer_decay, "layer decay"),
     ];
     let mut chosen = Vec::new();
     for (is_chosen, field, value, name) in fields {
