@@ -1,4 +1,4 @@
-//! BERT's pre-training: masked LM, next sentence, SpanBERT's boundaries, and left-to-right for the paper's ablation, from a
+//! BERT's pre-training: masked LM, next sentence, ALBERT's order of sentences, SpanBERT's boundaries, and left-to-right for the paper's ablation, from a
 //! recipe to a task for the loop.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,6 +51,13 @@ pub fn pretrain(
     run.find(&plan.data_name(), device, watch)?;
     if run.is_finished()? {
         return Ok((Outcome::WasFinished, run.state().step));
+    }
+    if run.state().step >= plan.steps() && Weights::open(out).is_ok() {
+        let text = format!(
+            "the model in {} is not that of its last checkpoint: it was changed or damaged since, and is written again",
+            out.display()
+        );
+        (watch.on)(Event::Warning { text: &text });
     }
     // Made before anything is written, so that a mistake is corrected in the same directory.
     let mut engine = plan.engine(device)?;
@@ -176,6 +183,7 @@ impl Plan {
         if !config.model.family().has_head(head) && head != Head::ReplacedTokens {
             let (got, without) = match recipe.objective {
                 Objective::SpanBoundary => ("span-boundary", "the boundaries of spans"),
+                Objective::MlmSop => ("mlm-sop", "a head for two sentences"),
                 _ => ("mlm-nsp", "next sentence"),
             };
             let expected = format!("mlm: {} is pre-trained without {without}", config.model.model_type());
@@ -445,7 +453,7 @@ impl Plan {
     fn held_out_parts(&self, corpus: &Arc<Corpus>, threads: usize) -> Result<Vec<Part>> {
         let mut settings = self.phases[0].instances.clone();
         // One document alone has no random next sentences; its masks can still be scored.
-        if settings.objective == Objective::MlmNsp && corpus.documents() < 2 {
+        if settings.objective.has_pairs() && corpus.documents() < 2 {
             settings.objective = Objective::Mlm;
         }
         let length = settings.sequence_length;
@@ -586,7 +594,7 @@ fn build(b: &mut Builder, config: &ModelConfig, generator: Option<&ModelConfig>,
 fn head(objective: Objective) -> Head {
     match objective {
         Objective::ReplacedTokens => Head::ReplacedTokens,
-        Objective::MlmNsp => Head::PreTraining,
+        Objective::MlmNsp | Objective::MlmSop => Head::PreTraining,
         Objective::SpanBoundary => Head::SpanBoundary,
         Objective::Mlm | Objective::Causal => Head::MaskedLm,
     }
@@ -622,8 +630,11 @@ pub struct PreTraining {
 }
 
 impl PreTraining {
+    /// A token as people read it, without the space before it.
     fn token(&self, id: u32) -> String {
-        self.tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"))
+        let readable = self.tokenizer.readable(id).map(|token| token.trim().to_owned());
+        let token = readable.filter(|token| !token.is_empty()).or_else(|| self.tokenizer.token(id));
+        token.unwrap_or_else(|| format!("<{id}>"))
     }
 
     fn phase_of(&self, step: u64) -> usize {
@@ -680,7 +691,8 @@ impl Task for PreTraining {
             let parts = parts.map(|part| engine.learn_part(step, objective, part)).collect::<Result<_>>()?;
             return Ok(Underway { parts, losses: objective.names(), weights: EQUAL, tokens: data.tokens });
         }
-        let objective = MaskedAndNext { sequence: Bits::from(1.0 / data.pairs.max(1) as f32), pairs: data.pairs > 0 };
+        let pairs = (data.pairs > 0).then_some(PairLoss::of(self.phases[number].instances.objective));
+        let objective = MaskedAndNext { sequence: Bits::from(1.0 / data.pairs.max(1) as f32), pairs };
         let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, scale)));
         let (parts, losses) = (parts.collect::<Result<_>>()?, objective.names());
         Ok(Underway { parts, losses, weights: EQUAL, tokens: data.tokens })
@@ -730,8 +742,9 @@ impl Task for PreTraining {
             ("accuracy".to_owned(), right / predicted.max(1) as f64),
         ]);
         if pairs > 0 {
-            metrics.insert("nsp_loss".to_owned(), next_loss / pairs as f64);
-            metrics.insert("nsp_accuracy".to_owned(), next_right / pairs as f64);
+            let [loss, accuracy] = PairLoss::of(self.phases[0].instances.objective).metrics();
+            metrics.insert(loss.to_owned(), next_loss / pairs as f64);
+            metrics.insert(accuracy.to_owned(), next_right / pairs as f64);
         }
         Ok(Some(Evaluation { metrics, score: loss }))
     }
@@ -774,12 +787,34 @@ impl Task for PreTraining {
     }
 }
 
-/// BERT's objective: masked LM, and next sentence where there are pairs.
+/// What is asked about two segments: whether the second followed the first, or which of them came first. What is computed is
+/// the same; logs tell them apart.
+#[derive(Clone, Copy, Hash)]
+enum PairLoss {
+    Next,
+    Order,
+}
+
+impl PairLoss {
+    fn of(objective: Objective) -> Self {
+        if objective == Objective::MlmSop { Self::Order } else { Self::Next }
+    }
+
+    /// The names of its loss and its accuracy.
+    fn metrics(self) -> [&'static str; 2] {
+        match self {
+            Self::Next => ["nsp_loss", "nsp_accuracy"],
+            Self::Order => ["sop_loss", "sop_accuracy"],
+        }
+    }
+}
+
+/// BERT's objective: masked LM, and next sentence where there are pairs; ALBERT's, with the order of sentences.
 #[derive(Clone, Copy, Hash)]
 struct MaskedAndNext {
     /// One over the number of pairs in the step.
     sequence: Bits,
-    pairs: bool,
+    pairs: Option<PairLoss>,
 }
 
 impl objective::Objective for MaskedAndNext {
@@ -788,7 +823,11 @@ impl objective::Objective for MaskedAndNext {
     type Inputs = Inputs;
 
     fn names(&self) -> LossNames {
-        if self.pairs { &["mlm_loss", "nsp_loss"] } else { &["mlm_loss"] }
+        match self.pairs {
+            None => &["mlm_loss"],
+            Some(PairLoss::Next) => &["mlm_loss", "nsp_loss"],
+            Some(PairLoss::Order) => &["mlm_loss", "sop_loss"],
+        }
     }
 
     fn inputs(&self, device: &Device, config: &ModelConfig, (part, scale): (&Part, f32)) -> Result<Inputs> {

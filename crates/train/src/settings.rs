@@ -115,7 +115,7 @@ mod tests {
         let names: Vec<&str> = at("objective").choices.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(
             (names, at("objective").default.as_deref()),
-            (vec!["mlm-nsp", "mlm", "span-boundary", "causal", "replaced-tokens"], Some("\"mlm-nsp\""))
+            (vec!["mlm-nsp", "mlm-sop", "mlm", "span-boundary", "causal", "replaced-tokens"], Some("\"mlm-nsp\""))
         );
         assert!(at("phase.N.share").meaning.contains("share"));
         // None is missing: the keys of the default recipe are among them, and the first is the first.

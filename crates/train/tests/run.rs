@@ -142,6 +142,43 @@ fn all_recipes_are_read() {
     assert!(found.len() > 40, "{found:?}");
 }
 
+/// ALBERT's objective: its losses have their names, the model is one of `transformers`, and threads change nothing.
+#[test]
+fn albert_learns_the_order_of_sentences() {
+    let own = ["model=albert-base", "objective=mlm-sop", "masking=ngrams", "optimizer=lamb", "accumulation=2"];
+    let sizes = ["config.num_attention_heads=2", "config.embedding_size=16"];
+    let plan = plan(&[&own[..], &sizes].concat());
+    let directory = tempfile::tempdir().unwrap();
+    let (whole, legs) = (directory.path().join("whole"), directory.path().join("legs"));
+    assert_eq!(run(&plan, &whole, 2, None).unwrap(), Outcome::Finished);
+    for (threads, stop_at) in [(1, Some(9)), (3, None)] {
+        run(&plan, &legs, threads, stop_at).unwrap();
+    }
+    assert_eq!(weights(&whole), weights(&legs));
+    for line in metrics::read(&whole.join("metrics.jsonl")).unwrap().lines {
+        match line {
+            Line::Train(line) => {
+                let [(first, masked), (second, order)] = &line.losses[..] else { panic!("{:?}", line.losses) };
+                assert_eq!([first.as_str(), second], ["mlm_loss", "sop_loss"]);
+                // At the start both are chance: ln V and ln 2.
+                let chance = (masked - (plan.tokenizer.vocabulary_size() as f64).ln()).abs() < 0.1
+                    && (order - 2.0_f64.ln()).abs() < 0.05;
+                assert!(line.step != 1 || chance, "{masked} {order}");
+                assert!((line.loss - masked - order).abs() < 1e-5);
+            }
+            Line::Eval(line) => assert!(line.metrics.contains_key("sop_accuracy")),
+            Line::Samples(_) | Line::Note(_) => {}
+        }
+    }
+    let config = fs::read_to_string(whole.join("config.json")).unwrap();
+    assert!(config.contains("AlbertForPreTraining"), "{config}");
+    let recipe = Recipe::parse(RECIPE, "test", &["model=roberta-base", own[1], sizes[0]].map(str::to_owned)).unwrap();
+    let tokenizer = tokenizer(300, &[]);
+    let (corpus, held_out) = corpora(&tokenizer);
+    let error = Plan::on(corpus, held_out, tokenizer, recipe, 1).err().unwrap().to_string();
+    assert!(error.contains("mlm-sop") && error.contains("roberta"), "{error}");
+}
+
 const SPANBERT: [&str; 8] = [
     "objective=span-boundary",
     "masking=spanbert",
@@ -456,6 +493,30 @@ fn flip(path: &Path, place: impl Fn(usize) -> usize) {
     let place = place(bytes.len());
     bytes[place] ^= 4;
     fs::write(path, bytes).unwrap();
+}
+
+/// A finished model whose bytes changed is reported, and written again from the checkpoint.
+#[test]
+fn a_damaged_model_of_a_finished_run_is_noticed() {
+    let plan = plan(&["steps=2"]);
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("run");
+    run(&plan, &out, 1, None).unwrap();
+    let whole = weights(&out);
+    flip(&out.join("model.safetensors"), |length| length - 9);
+    let (stop, mut warnings) = (AtomicBool::new(false), Vec::new());
+    let device = Device::cpu(Some(Isa::best()), Some(1)).unwrap();
+    for (outcome, count) in [(Outcome::Finished, 1), (Outcome::WasFinished, 1)] {
+        let mut on = |event: Event<'_>| {
+            if let Event::Warning { text } = event {
+                warnings.push(text.to_owned());
+            }
+        };
+        let mut watch = Watch { on: &mut on, stop: &stop };
+        assert_eq!(pretrain(&plan, &device, &out, 1, None, &mut watch).unwrap().0, outcome);
+        assert!(warnings.len() == count && warnings[0].contains("is written again"), "{warnings:?}");
+        assert_eq!(weights(&out), whole);
+    }
 }
 
 /// One bit of any file of the newest checkpoint: the one before is taken, which is reported, and the end is the same.

@@ -199,6 +199,10 @@ impl Epoch {
                 second = next.clone();
                 Some(0)
             }
+            Second::Swapped(next) => {
+                (first, second) = (next.clone(), first);
+                Some(1)
+            }
             Second::Random { target } => {
                 let number;
                 (number, second_document, second) =

@@ -13,6 +13,9 @@ use crate::{DataError, Vocabulary};
 const SPAN_STOPS: f64 = 0.2;
 const LONGEST_SPAN: usize = 10;
 
+/// ALBERT (Lan and others, 2020, section 4.1): most words of an n-gram.
+const LONGEST_NGRAM: usize = 3;
+
 /// What masks must know of a vocabulary and a template.
 #[derive(Debug)]
 pub(super) struct Masks {
@@ -33,6 +36,8 @@ pub(crate) struct Scratch {
     hidden: Vec<bool>,
     /// Of each piece that can be hidden, its position and the number of its unit.
     pieces: Vec<(u32, u32)>,
+    /// Numbers of units, shuffled.
+    order: Vec<u32>,
 }
 
 /// Draws a piece from a random place of the corpus.
@@ -93,6 +98,7 @@ impl Masks {
                 Ok(self.hide_repeatedly(settings, budget, draws, ids, &scratch.units))
             }
             Masking::Pieces | Masking::Words => Ok(self.hide_units(settings, budget, draws, ids, &mut scratch.units)),
+            Masking::NGrams => Ok(self.hide_ngrams(settings, budget, draws, ids, scratch)),
             Masking::Spans => {
                 self.choose_spans(budget, draws, ids.len(), scratch);
                 let ordinary = &mut |draws: &mut Stream| Ok(self.ordinary(draws));
@@ -148,6 +154,54 @@ impl Masks {
             if predicted.len() + (end - start) as usize > budget {
                 continue;
             }
+            (start..end).for_each(|position| predicted.push(self.replace(settings, draws, ids, position)));
+        }
+        predicted.sort_unstable_by_key(|p| p.position);
+        predicted
+    }
+
+    /// ALBERT's n-grams (create_pretraining_data.py): the words of a sequence come in random order, each as the first of one,
+    /// two or three, as many as a draw says. Where they exceed the budget, fewer are tried; where a part of them is hidden
+    /// already, the word is passed over. Each piece has a fate of its own. There, an n-gram may reach over a `[SEP]`; here it
+    /// ends before it.
+    fn hide_ngrams(
+        &self,
+        settings: &InstanceSettings,
+        budget: usize,
+        draws: &mut Stream,
+        ids: &mut [u32],
+        scratch: &mut Scratch,
+    ) -> Vec<Predicted> {
+        let Scratch { units: words, hidden, order, .. } = scratch;
+        hidden.clear();
+        hidden.resize(ids.len(), false);
+        order.clear();
+        order.extend(0..words.len() as u32);
+        let mut predicted = Vec::with_capacity(budget.min(ids.len()));
+        // A shuffle that goes only as far as it is needed.
+        let count = order.len();
+        for i in 0..count {
+            let left = budget.saturating_sub(predicted.len());
+            if left == 0 {
+                break;
+            }
+            order.swap(i, i + draws.below((count - i) as u32) as usize);
+            let first = order[i] as usize;
+            let (start, mut end) = words[first];
+            let mut fits = None;
+            for (begin, stop) in words[first..].iter().take(ngram_length(draws)) {
+                // A special token stands between them, or there are too many.
+                if *begin > end || (*stop - start) as usize > left {
+                    break;
+                }
+                end = *stop;
+                fits = Some(end);
+            }
+            let Some(end) = fits else { continue };
+            if hidden[start as usize..end as usize].contains(&true) {
+                continue;
+            }
+            hidden[start as usize..end as usize].fill(true);
             (start..end).for_each(|position| predicted.push(self.replace(settings, draws, ids, position)));
         }
         predicted.sort_unstable_by_key(|p| p.position);
@@ -228,7 +282,7 @@ impl Masks {
         length: usize,
         scratch: &mut Scratch,
     ) {
-        let Scratch { units: words, hidden, pieces } = scratch;
+        let Scratch { units: words, hidden, pieces, .. } = scratch;
         hidden.clear();
         hidden.resize(length, false);
         pieces.clear();
@@ -357,6 +411,19 @@ enum Fate {
 /// A number in [0, 1).
 fn unit_interval(draws: &mut Stream) -> f64 {
     f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64
+}
+
+/// A number of words, n with a probability in proportion to 1/n.
+fn ngram_length(draws: &mut Stream) -> usize {
+    let all: f64 = (1..=LONGEST_NGRAM).map(|n| 1.0 / n as f64).sum();
+    let mut draw = unit_interval(draws) * all;
+    for n in 1..LONGEST_NGRAM {
+        draw -= 1.0 / n as f64;
+        if draw < 0.0 {
+            return n;
+        }
+    }
+    LONGEST_NGRAM
 }
 
 /// A number of words.

@@ -75,7 +75,7 @@ pub struct Instance {
     pub segments: Vec<u32>,
     /// What is to be predicted, by position.
     pub predicted: Vec<Predicted>,
-    /// For sentence pairs: 0 where the second segment followed the first, 1 where it is a random one.
+    /// For sentence pairs: 0 where the second segment followed the first, 1 where it is a random one, or the two were swapped.
     pub next_sentence: Option<u32>,
     /// The document of the first segment.
     pub document: usize,

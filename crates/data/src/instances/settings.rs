@@ -55,6 +55,8 @@ pub enum Objective {
     /// Masked LM and next-sentence prediction, as in BERT.
     #[default]
     MlmNsp,
+    /// Masked LM, and whether two consecutive segments were swapped, as in ALBERT.
+    MlmSop,
     /// Masked LM on single segments.
     Mlm,
     /// Masked LM on single segments, and each masked span from the two tokens around it, as in SpanBERT.
@@ -79,7 +81,7 @@ pub enum Packing {
     FullSentences,
     /// All documents in a row with `[SEP]` (or end-of-text) between them, cut into blocks of the full length.
     Blocks,
-    /// For `mlm-nsp`: two single sentences instead of two long segments (SENTENCE-PAIR in RoBERTa).
+    /// For `mlm-nsp` and `mlm-sop`: two single sentences instead of two long segments (SENTENCE-PAIR in RoBERTa).
     SentencePairs,
 }
 
@@ -156,9 +158,18 @@ impl Objective {
     /// Whether tokens are masked and predicted; else nothing is changed, and each token predicts the next.
     pub fn masks(self) -> bool {
         match self {
-            Objective::MlmNsp | Objective::Mlm | Objective::SpanBoundary | Objective::ReplacedTokens => true,
+            Objective::MlmNsp
+            | Objective::MlmSop
+            | Objective::Mlm
+            | Objective::SpanBoundary
+            | Objective::ReplacedTokens => true,
             Objective::Causal => false,
         }
+    }
+
+    /// Whether something is asked about two segments.
+    pub fn has_pairs(self) -> bool {
+        matches!(self, Objective::MlmNsp | Objective::MlmSop)
     }
 }
 
@@ -178,6 +189,9 @@ pub enum Masking {
     /// word, and random tokens from random places of the corpus.
     #[serde(rename = "spanbert")]
     SpanBert,
+    /// One, two or three words in a row, as in ALBERT: n of them with a probability in proportion to 1/n.
+    #[serde(rename = "ngrams")]
+    NGrams,
 }
 
 /// Longer sequences than any model takes; it keeps positions within 32 bits.
@@ -208,7 +222,7 @@ impl InstanceSettings {
     /// Refuses what makes no sense.
     pub fn check(&self) -> Result<(), DataError> {
         let refuse = |name, value: String, problem| Err(DataError::InstanceSetting { name, value, problem });
-        if self.objective == Objective::MlmNsp && matches!(self.packing, Packing::FullSentences | Packing::Blocks) {
+        if self.objective.has_pairs() && matches!(self.packing, Packing::FullSentences | Packing::Blocks) {
             let name = if self.packing == Packing::Blocks { "blocks" } else { "full-sentences" };
             let problem =
                 "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
@@ -260,7 +274,7 @@ impl InstanceSettings {
     /// How documents become sequences.
     pub fn cut(&self) -> Cut {
         match (self.objective, self.packing) {
-            (Objective::MlmNsp, _) => Cut::Pairs,
+            (Objective::MlmNsp | Objective::MlmSop, _) => Cut::Pairs,
             (Objective::ReplacedTokens, Packing::Documents) => Cut::Consecutive,
             (_, Packing::Documents | Packing::SentencePairs) => Cut::Documents,
             (_, Packing::FullSentences) => Cut::FullSentences,
@@ -273,8 +287,9 @@ impl InstanceSettings {
         let refuse = |name, value: &str, problem: &str| {
             Err(DataError::InstanceSetting { name, value: value.to_owned(), problem: problem.to_owned() })
         };
-        if self.packing == Packing::SentencePairs && self.objective != Objective::MlmNsp {
-            return refuse("packing", "sentence-pairs", "expected objective = \"mlm-nsp\", which has pairs");
+        if self.packing == Packing::SentencePairs && !self.objective.has_pairs() {
+            let expected = "expected objective = \"mlm-nsp\" or \"mlm-sop\", which have pairs";
+            return refuse("packing", "sentence-pairs", expected);
         }
         let whole_sentences = matches!(self.cut(), Cut::Documents | Cut::FullSentences);
         let expected = "expected single segments of whole sentences: objective = \"mlm\" with packing = \"documents\" \
@@ -293,7 +308,7 @@ impl InstanceSettings {
         let refuse = |name, value: &str, problem: &str| {
             Err(DataError::InstanceSetting { name, value: value.to_owned(), problem: problem.to_owned() })
         };
-        let spans = matches!(self.masking, Masking::Spans | Masking::SpanBert);
+        let spans = matches!(self.masking, Masking::Spans | Masking::SpanBert | Masking::NGrams);
         match self.mask_count {
             MaskCount::Stochastic if self.masking == Masking::SpanBert => refuse(
                 "mask_count",

@@ -7,7 +7,7 @@ use std::ops::Range;
 use henson_text::Template;
 
 use super::draws::{self, Copy};
-use super::{Cut, InstanceSettings, LongSentences, Packing, Separators};
+use super::{Cut, InstanceSettings, LongSentences, Objective, Packing, Separators};
 use crate::{DataError, Document, Reader};
 
 /// Where a walk stands in its document: everything that is needed to go on from there.
@@ -40,6 +40,8 @@ pub(super) enum Second {
     Next(Range<usize>),
     /// Sentences of another document, until the two segments together have this length.
     Random { target: usize },
+    /// The sentences that follow, which stand first: the chunk's own are the second segment.
+    Swapped(Range<usize>),
     /// The sentences that follow, as a plain continuation that nothing is asked about.
     More(Range<usize>),
 }
@@ -77,6 +79,8 @@ pub(super) struct Walk {
     copy: Copy,
     key: u64,
     pairs: bool,
+    /// Whether consecutive segments are swapped, instead of joining random ones.
+    swaps: bool,
     consecutive: Option<Consecutive>,
     /// Whether each segment of a pair is one sentence.
     sentence_pairs: bool,
@@ -104,13 +108,16 @@ impl Walk {
             target = 2 + draws.below(room as u32 - 1) as usize;
         }
         let (pairs, sentence_pairs) = (settings.cut() == Cut::Pairs, settings.packing == Packing::SentencePairs);
-        Self { document, copy, key, pairs, sentence_pairs, consecutive, rules, room, target, cursor }
+        let swaps = settings.objective == Objective::MlmSop;
+        Self { document, copy, key, pairs, swaps, sentence_pairs, consecutive, rules, room, target, cursor }
     }
 
     /// BERT's pairs (create_pretraining_data.py, create_instances_from_document): sentences are collected until the
     /// target is reached or passed. A ends after a random one of them. B is the rest, or half of the time a part of
     /// another document, and then the rest is put back. A chunk of one sentence always has a random B. Of sentence pairs,
     /// two sentences are collected.
+    ///
+    /// ALBERT's (its own create_pretraining_data.py) differ in what becomes of that half: the two parts are swapped.
     fn pair(&mut self, reader: &mut Reader<'_>) -> Result<Option<Chunk>, DataError> {
         let begin = self.cursor;
         let (mut sentence, mut end, mut sentences) = (begin.sentence, begin.position, 0);
@@ -136,7 +143,8 @@ impl Walk {
         reader.check(&self.document, end)?;
         let mut draws = draws::of_chunk(self.key, self.copy, begin.chunk);
         let of_first = if sentences >= 2 { 1 + draws.below(sentences - 1) } else { 1 };
-        let random = sentences == 1 || draws::happens(&mut draws, 0.5);
+        let other = sentences == 1 || draws::happens(&mut draws, 0.5);
+        let random = other && (sentences == 1 || !self.swaps);
 
         let (mut after_first, mut first_end, mut found) = (begin.sentence, begin.position, 0);
         while found < of_first && after_first < self.document.sentences() {
@@ -158,7 +166,7 @@ impl Walk {
             Second::Random { target: if self.sentence_pairs { 0 } else { self.target } }
         } else {
             self.cursor = Cursor { sentence, position: end, chunk };
-            Second::Next(first_end..end)
+            if other { Second::Swapped(first_end..end) } else { Second::Next(first_end..end) }
         };
         let (number, sentence) = (begin.chunk, begin.sentence);
         Ok(Some(Chunk { number, sentence, first: begin.position..first_end, second }))

@@ -15,6 +15,7 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
     let names = (
         prop_oneof![
             Just(Objective::MlmNsp),
+            Just(Objective::MlmSop),
             Just(Objective::Mlm),
             Just(Objective::SpanBoundary),
             Just(Objective::Causal),
@@ -26,7 +27,13 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
             Just(Packing::Blocks),
             Just(Packing::SentencePairs)
         ],
-        prop_oneof![Just(Masking::Pieces), Just(Masking::Words), Just(Masking::Spans), Just(Masking::SpanBert)],
+        prop_oneof![
+            Just(Masking::Pieces),
+            Just(Masking::Words),
+            Just(Masking::Spans),
+            Just(Masking::SpanBert),
+            Just(Masking::NGrams)
+        ],
         prop_oneof![Just([0.8, 0.1, 0.1]), Just([0.0, 0.0, 1.0]), Just([0.0, 1.0, 0.0]), Just([1.0, 0.0, 0.0])],
     );
     let numbers = (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3, any::<bool>());
@@ -76,7 +83,7 @@ proptest! {
     fn nothing_panics(settings in any_settings(), documents in any_documents(), seed: u64, epoch: u64) {
         let corpus = Arc::new(Corpus::from_documents(vocabulary(12), &documents));
         let with_text = documents.iter().filter(|document| !document.concat().is_empty()).count();
-        let pairs = settings.objective == Objective::MlmNsp;
+        let pairs = settings.objective.has_pairs();
         let (least_documents, shortest) = if pairs { (2, 5) } else { (1, 3) };
         let Ok(instances) = Instances::new(corpus, bert(), settings.clone(), seed) else {
             let long_enough = settings.sequence_length >= if pairs || settings.cut() == Cut::Consecutive { 5 } else { 4 };

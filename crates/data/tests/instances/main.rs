@@ -1,5 +1,6 @@
 //! Instances against BERT's facts, against a naive reference, and against hostile input; the loader against both.
 
+mod albert;
 mod corpora;
 mod electra;
 mod hostile;

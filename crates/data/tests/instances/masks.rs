@@ -44,9 +44,12 @@ fn as_many_are_hidden_as_the_formula_says() {
 #[test]
 fn shares_of_mask_random_and_same() {
     let all = documents(3, 500, (5, 30), (5, 40));
-    for (masking, mask_split) in
-        [(Masking::Pieces, [0.8, 0.1, 0.1]), (Masking::Words, [0.8, 0.1, 0.1]), (Masking::Pieces, [0.0, 0.2, 0.8])]
-    {
+    for (masking, mask_split) in [
+        (Masking::Pieces, [0.8, 0.1, 0.1]),
+        (Masking::Words, [0.8, 0.1, 0.1]),
+        (Masking::Pieces, [0.0, 0.2, 0.8]),
+        (Masking::NGrams, [0.8, 0.1, 0.1]),
+    ] {
         let settings = InstanceSettings { masking, mask_split, ..InstanceSettings::default() };
         let made = instances(&all, &settings, 1);
         let (mut pieces, mut predicted, mut counts) = (0, 0, [0; 3]);
@@ -94,7 +97,7 @@ fn every_position_is_hidden_as_often() {
 #[test]
 fn words_stay_whole() {
     let all = documents(3, 300, (1, 20), (1, 40));
-    for masking in [Masking::Words, Masking::Spans] {
+    for masking in [Masking::Words, Masking::Spans, Masking::NGrams] {
         for sequence_length in [8, 64, 256] {
             let settings = InstanceSettings { masking, sequence_length, ..InstanceSettings::default() };
             let (mut hidden_words, mut wanted, mut got) = (0, 0, 0);

@@ -174,11 +174,12 @@ fn variants(set: &Path) -> anyhow::Result<BTreeMap<String, Layers>> {
 /// A column of the table: the name in the metrics, the heading, and how a value is written.
 type Column = (&'static str, &'static str, fn(f64) -> String);
 
-const COLUMNS: [Column; 7] = [
+const COLUMNS: [Column; 8] = [
     ("loss", "held-out loss", |x| format!("{x:.4}")),
     ("perplexity", "perplexity", |x| format!("{x:.1}")),
     ("accuracy", "accuracy", |x| format!("{:.1}%", 100.0 * x)),
     ("nsp_accuracy", "next sentence", |x| format!("{:.1}%", 100.0 * x)),
+    ("sop_accuracy", "sentence order", |x| format!("{:.1}%", 100.0 * x)),
     ("mlm_accuracy", "generator's accuracy", |x| format!("{:.1}%", 100.0 * x)),
     ("rtd_f1", "replaced tokens, F1", |x| format!("{:.1}%", 100.0 * x)),
     ("blimp", "BLiMP", |x| format!("{:.1}%", 100.0 * x)),

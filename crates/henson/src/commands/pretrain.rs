@@ -350,6 +350,7 @@ impl Watcher<'_> {
                         "perplexity",
                         "accuracy",
                         "nsp_accuracy",
+                        "sop_accuracy",
                         "mlm_loss",
                         "mlm_accuracy",
                         "rtd_loss",

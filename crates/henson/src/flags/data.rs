@@ -42,7 +42,7 @@ henson data show corpus --epoch 3 --index 1000 --json")]
     /// Write the first batches of pre-training to a file that other systems can read
     #[command(after_help = "FILE is in the safetensors format. Batch 0 is batch.0000.input_ids, .token_type_ids, \
 .attention_mask, .labels (-100 where nothing is predicted) and, with sentence pairs, .next_sentence_label (0 next, 1 \
-random): 64-bit integers, padded to the longest sequence of the batch, as transformers takes them. They are the batches \
+random) or .sentence_order_label (0 in order, 1 swapped): 64-bit integers, padded to the longest sequence of the batch, as transformers takes them. They are the batches \
 that `henson pretrain` begins with, given the same settings.\n\n\
 Example:\n  henson data export corpus --out batches.safetensors --batches 50 --batch-size 32")]
     Export(DataExport),

@@ -47,7 +47,7 @@ pub(crate) enum Command {
 henson pretrain recipes/bert-base.toml --data shards --out run --dry-run\n  \
 henson pretrain --model DIR --data my-domain --out run --epochs 3    (continues from a checkpoint)\n\n\
 The same command resumes where the run was stopped, killed or interrupted. Keys of a recipe: steps, epochs, \
-batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm, causal, replaced-tokens), masking (pieces, whole-words, spans), \
+batch_size, sequence_length, accumulation, objective (mlm-nsp, mlm-sop, mlm, causal, replaced-tokens), masking (pieces, whole-words, spans, ngrams), \
 learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, eval_every, …; `henson help settings` \
 lists all."
     )]

@@ -254,6 +254,7 @@ pub fn words(name: &str) -> String {
     let words = name.split('_').map(|word| match word {
         "mlm" => "masked-LM",
         "nsp" => "next-sentence",
+        "sop" => "sentence-order",
         "rtd" => "replaced-token",
         word => word,
     });

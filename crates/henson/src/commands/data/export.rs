@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
-use henson_data::{Loader, Part, Place};
+use henson_data::{Loader, Objective, Part, Place};
 use serde_json::{Map, Value, json};
 
 use super::{all_cores, instances};
@@ -21,7 +21,7 @@ pub(crate) fn run(flags: &DataExport) -> anyhow::Result<()> {
     anyhow::ensure!(parent.is_dir(), "cannot write {}: there is no directory {}", out.display(), parent.display());
 
     let (instances, tokenizer) = instances(&flags.data, &flags.instances)?;
-    let causal = !instances.settings().objective.masks();
+    let objective = instances.settings().objective;
     let padding = tokenizer.special().pad.as_ref().map_or(0, |padding| padding.id);
     let mut file = File { padding: padding.into(), header: Map::new(), data: Vec::new() };
     let (mut pieces, mut predicted) = (0, 0);
@@ -32,7 +32,7 @@ pub(crate) fn run(flags: &DataExport) -> anyhow::Result<()> {
         pieces += step.tokens;
         predicted += step.predicted;
         for part in &step.parts {
-            file.add(&format!("batch.{number:0digits$}"), part, causal);
+            file.add(&format!("batch.{number:0digits$}"), part, objective);
         }
     }
     let metadata = json!({
@@ -62,7 +62,7 @@ struct File {
 
 impl File {
     /// Adds a batch, padded to its longest sequence.
-    fn add(&mut self, name: &str, part: &Part, causal: bool) {
+    fn add(&mut self, name: &str, part: &Part, objective: Objective) {
         let rows = part.lengths.len();
         let columns = part.lengths.iter().copied().max().unwrap_or(0);
         let filled = |value: i64| vec![value; rows * columns];
@@ -80,7 +80,7 @@ impl File {
         }
         for (row, target) in part.rows.iter().zip(&part.targets) {
             // In transformers a causal model moves its labels by itself: they stand where the piece is that is predicted.
-            let place = places[*row as usize] + usize::from(causal);
+            let place = places[*row as usize] + usize::from(!objective.masks());
             labels[place] = i64::from(*target);
         }
         let shape = [rows, columns];
@@ -90,7 +90,8 @@ impl File {
         self.push(format!("{name}.labels"), &shape, &labels);
         if let Some(next) = &part.next_sentence {
             let next: Vec<i64> = next.iter().copied().map(i64::from).collect();
-            self.push(format!("{name}.next_sentence_label"), &[rows], &next);
+            let label = if objective == Objective::MlmSop { "sentence_order_label" } else { "next_sentence_label" };
+            self.push(format!("{name}.{label}"), &[rows], &next);
         }
     }
 

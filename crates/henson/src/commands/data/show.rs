@@ -128,7 +128,8 @@ fn summary(instance: &Instance, causal: bool) -> String {
         if causal { "each predicts the next".to_owned() } else { format!("{} masked", instance.predicted.len()) };
     let origin = match (instance.next_sentence, instance.random_document) {
         (Some(_), Some(other)) => format!("A from document {}, B a random part of document {other}", instance.document),
-        (Some(_), None) => format!("document {}, B follows A", instance.document),
+        (Some(0), None) => format!("document {}, B follows A", instance.document),
+        (Some(_), None) => format!("document {}, A follows B", instance.document),
         (None, _) => format!("document {}", instance.document),
     };
     format!("{length} tokens, {hidden}; {origin}")

@@ -10,6 +10,7 @@ const TITLES = {
   loss: "Loss",
   mlm_loss: "Masked words' loss",
   nsp_loss: "Next sentences' loss",
+  sop_loss: "Sentence order's loss",
   rtd_loss: "Replaced tokens' loss",
   learning_rate: "Learning rate",
   gradient_norm: "Gradient norm",
