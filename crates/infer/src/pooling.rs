@@ -119,15 +119,18 @@ pub enum Activation {
     Relu,
     /// x / (1 + e⁻ˣ).
     Silu,
+    /// x·Φ(x), Φ the normal distribution, as `torch.nn.GELU` has it by default.
+    Gelu,
 }
 
 impl Activation {
-    const NAMES: [(&'static str, Activation); 5] = [
+    const NAMES: [(&'static str, Activation); 6] = [
         ("Identity", Activation::Identity),
         ("Tanh", Activation::Tanh),
         ("Sigmoid", Activation::Sigmoid),
         ("ReLU", Activation::Relu),
         ("SiLU", Activation::Silu),
+        ("GELU", Activation::Gelu),
     ];
 
     /// The class of PyTorch with this full name, such as `torch.nn.modules.activation.Tanh`. Code of other packages is never
@@ -149,8 +152,22 @@ impl Activation {
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Activation::Relu => x.max(0.0),
             Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
         }
     }
+}
+
+/// The error function, by 2/√π·e^(−z²)·Σ 2ⁿz²ⁿ⁺¹/(2n+1)!!, whose terms all have one sign. Beyond 6 it is 1 to the last bit.
+fn erf(z: f64) -> f64 {
+    if z.is_nan() || z.abs() > 6.0 {
+        return z.signum();
+    }
+    let (mut sum, mut term, mut n) = (z, z, 1.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        term *= 2.0 * z * z / (2.0 * n + 1.0);
+        (sum, n) = (sum + term, n + 1.0);
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-z * z).exp() * sum
 }
 
 /// activation(W·x + b), with x or R·x added where there is a residual.
@@ -226,6 +243,25 @@ mod tests {
         check(Pooling::WeightedMean, 1, [21.0 / 5.0, 6.0]);
     }
 
+    /// Values of `torch.nn.GELU()` in f64.
+    #[test]
+    fn gelu_is_torchs() {
+        let known = [
+            (-30.0, 0.0),
+            (-2.0, -0.045500263896358445),
+            (-0.1, -0.046017216272297106),
+            (0.0, 0.0),
+            (0.5, 0.34573123063700656),
+            (3.0, 2.9959503059051),
+            (9.0, 9.0),
+        ];
+        for (x, expected) in known {
+            let got = Activation::Gelu.apply(x);
+            assert!((got - expected).abs() < 1e-14, "{x}: {got}, not {expected}");
+        }
+        assert!(Activation::Gelu.apply(f64::NAN).is_nan());
+    }
+
     #[test]
     fn dense_layers() {
         let dense = |activation, residual| {
@@ -237,6 +273,7 @@ mod tests {
         assert_eq!(dense(Activation::Relu, Residual::Matrix(vec![0.0, 1.0, 1.0, 1.0])), [-0.5, 1.0]);
         assert_eq!(dense(Activation::Tanh, Residual::None)[0], 0.5_f32.tanh());
         assert_eq!(Activation::of_class("torch.nn.modules.linear.Identity"), Ok(Activation::Identity));
+        assert_eq!(Activation::of_class("torch.nn.modules.activation.GELU"), Ok(Activation::Gelu));
         for name in ["torch.nn.modules.activation.Softplus", "os.Tanh", "Tanh", "", "torch.nn."] {
             assert!(Activation::of_class(name).unwrap_err().contains(name), "{name}");
         }
