@@ -15,7 +15,9 @@ pub(crate) static COPA: Form = form(&Choose { asks: true });
 
 const fn form(steps: &'static Choose) -> Form {
     let command = "choose --model DIR --context 'A beginning' 'an end' 'another end'";
-    Form::new(Head::Choice, "multiple-choice", "AutoModelForMultipleChoice", command, steps)
+    // Choices are compared by one number each: there is no sum of windows that would mean the same.
+    let form = Form::new(Head::Choice, "multiple-choice", "AutoModelForMultipleChoice", command, steps);
+    Form { reads_whole: true, ..form }
 }
 
 #[derive(Debug)]

@@ -163,6 +163,8 @@ fn what_does_not_go_together_is_refused() {
     let other = FineTuneRecipe { dev: at("two.jsonl").display().to_string(), ..recipe.clone() };
     let message = henson_tasks::Plan::new(other, 1).err().unwrap().to_string();
     assert!(message.contains("two.jsonl") && message.contains("2 marked spans, while others have 1"), "{message}");
+    let refused = recipe_on("choice", from.path(), &data("finetune/choice.jsonl"), &["windows=true"]);
+    assert!(henson_tasks::Plan::new(refused, 1).err().unwrap().to_string().contains("`windows` is true"));
     let other = FineTuneRecipe { windows: true, ..recipe.clone() };
     let message = henson_tasks::Plan::new(other, 1).err().unwrap().to_string();
     assert!(message.contains("windows") && message.contains("as a whole"), "{message}");
