@@ -163,7 +163,8 @@ impl ReplacedTokens {
         drawn: &Tensor,
     ) -> Result<(Var, Tensor)> {
         let (ids, labels) = pass.replace_tokens(&inputs.original, &inputs.masked.rows, drawn)?;
-        let batch = Batch { ids, ..inputs.batch.clone() };
+        let mut batch = inputs.batch.clone();
+        batch.ids = ids;
         let last = model.encode(pass, &batch, Capture::default())?.last;
         Ok((model.logits_of(pass, last, &batch.layout, None)?, labels))
     }
