@@ -14,6 +14,8 @@ mod files;
 mod processors;
 mod settings;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod text;
 mod writer;
 
