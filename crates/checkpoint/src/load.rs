@@ -209,6 +209,13 @@ fn check<'w>(
         }
     }
 
+    for (entry, parameter) in entries.iter().enumerate() {
+        let Some(other) = parameter.otherwise.filter(|_| !candidates.contains_key(&entry)) else { continue };
+        if let Some(keys) = candidates.get(&other).cloned() {
+            candidates.insert(entry, keys);
+        }
+    }
+
     let mut sources = Sources::new();
     for (entry, keys) in candidates {
         let parameter = &entries[entry].name;
@@ -247,7 +254,9 @@ fn check<'w>(
 /// Finds parameters by the names that files use for them.
 struct Names<'a> {
     naming: &'a Naming,
-    entries: BTreeMap<&'a str, usize>,
+    entries: &'a [Entry],
+    /// Their places by their names.
+    names: BTreeMap<&'a str, usize>,
 }
 
 /// What a key that repeats another tensor is a copy of.
@@ -260,13 +269,13 @@ struct TiedCopy {
 
 impl<'a> Names<'a> {
     fn new(naming: &'a Naming, entries: &'a [Entry]) -> Self {
-        let entries = entries.iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect();
-        Self { naming, entries }
+        let names = entries.iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect();
+        Self { naming, entries, names }
     }
 
     /// The parameter that a key belongs to.
     fn parameter(&self, key: &str) -> Option<usize> {
-        self.spellings(key).find_map(|name| self.entries.get(name.as_str()).copied())
+        self.spellings(key).find_map(|name| self.names.get(name.as_str()).copied())
     }
 
     /// What a key is a copy of, if it is one and the model has the original.
@@ -275,13 +284,15 @@ impl<'a> Names<'a> {
             let (copy, original) = self.naming.tied.iter().find(|(copy, _)| *copy == name)?;
             let original = self.parameter(original)?;
             // `cls.predictions.decoder.weight` is of use to a model with something else in `cls.predictions.`; what stands in no
-            // module to all but an encoder alone, where the names tell one.
-            let module = copy.rsplitn(3, '.').nth(2).unwrap_or("");
-            let whole = |name: &str| !self.naming.base_prefix.is_empty() || !self.naming.is_encoder(name);
-            let in_use = self.entries.keys().any(|name| {
-                let rest = name.strip_prefix(module);
-                rest.is_some_and(|rest| if module.is_empty() { whole(name) } else { rest.starts_with('.') })
-            });
+            // module, to one that has the original for its output.
+            let in_use = match copy.rsplitn(3, '.').nth(2) {
+                Some(module) => {
+                    let bare = |name: &'static str| name.strip_prefix(self.naming.base_prefix).unwrap_or(name);
+                    let below = |name: &str| name.strip_prefix(bare(module)).is_some_and(|rest| rest.starts_with('.'));
+                    self.names.keys().any(|name| below(name.strip_prefix(self.naming.base_prefix).unwrap_or(name)))
+                }
+                None => self.entries[original].is_output,
+            };
             Some(TiedCopy { original, in_use })
         })
     }

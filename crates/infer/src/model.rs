@@ -203,7 +203,9 @@ fn saved_head(weights: &Weights, config: &Config) -> Result<Head> {
     }
     let mut builder = Builder::new();
     models::Model::build(&mut builder, &config.model, named)?;
-    let mut own = builder.entries().iter().filter(|entry| entry.group == Group::Head).peekable();
+    // What a file may lack says nothing.
+    let own = builder.entries().iter().filter(|entry| entry.group == Group::Head && entry.otherwise.is_none());
+    let mut own = own.peekable();
     let none = own.peek().is_some() && own.all(|entry| !is_there(weights, config, &entry.name));
     if none { head_of_weights(weights, config) } else { Ok(named) }
 }

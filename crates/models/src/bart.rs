@@ -4,8 +4,8 @@
 //! Legend: T tokens in the flat batch, H hidden (`d_model`), A heads, V vocabulary.
 
 use henson_tensor::{
-    Activation, Attention, Builder, EmbeddingTables, FeedForwardLayers, Group, Init, Layout, Norm, Param, Pass,
-    Result as Computed, Tensor, Var, Window,
+    Attention, Builder, EmbeddingTables, FeedForwardLayers, Group, Init, Layout, Norm, Param, Pass, Result as Computed,
+    Tensor, Var, Window,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -14,7 +14,7 @@ use crate::blocks::{AttentionLayer, Memory};
 use crate::config::{FamilyConfig, check_dropouts, check_heads, check_only, check_sizes};
 use crate::decoder::CacheSizes;
 use crate::encoder_decoder::{DECODER_SITES, EncoderDecoder, Flow, Stack};
-use crate::heads::{Classifier, HeadParts, SequencePooling, VocabularyBias, VocabularyHead};
+use crate::heads::{Classifier, HeadParts, VocabularyBias, VocabularyHead};
 use crate::layers::{Linear, layer_norm};
 use crate::{
     ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds,
@@ -282,23 +282,17 @@ fn build(b: &mut Builder, own: &BartConfig, head: Head) -> Model {
     });
     let mut parts = HeadParts::default();
     if head == Head::Seq2Seq {
+        b.mark_output(words);
         let bias = b.group(Group::Embeddings, |b| b.padded_constants("final_logits_bias", v));
         parts.vocabulary = Some(VocabularyHead::scaled(None, 1.0, VocabularyBias::Constant(bias)));
     }
     parts.classifier = match head {
-        Head::Sequence { labels } => {
-            let dropout = own.classifier_dropout as f32;
-            let dense = Linear::build(b, "classification_head.dense", h, h, init);
-            let out = Linear::build(b, "classification_head.out_proj", h, labels, init);
-            let hidden = Some((dense, Activation::Tanh));
-            let (pooling, input_dropout) = (SequencePooling::Last, dropout);
-            Some(Classifier { pooling, input_dropout, hidden, ..Classifier::plain(dropout, out) })
-        }
+        Head::Sequence { labels } => Some(Classifier::at_end(b, (h, labels), own.classifier_dropout as f32, init)),
         Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, init))),
         _ => None,
     };
     let cache = CacheSizes { layers: own.decoder_layers, width: h, source: true };
-    let network = EncoderDecoder { words, encoder, decoder: Some(decoder), cache };
+    let network = EncoderDecoder { words, encoder, decoder: Some(decoder), reads_source: true, cache };
     Model::new(ModelConfig::Bart(own.clone()), head, network, parts)
 }
 

@@ -108,12 +108,14 @@ pub struct Batch {
     pub target: Option<Box<Batch>>,
     /// What a network that scores distances and segments reads besides.
     pub(crate) streams: Option<Streams>,
+    /// Whether that is the source once more, because there is no target; what then becomes of it is the network's choice.
+    pub target_is_source: bool,
 }
 
 impl Batch {
     /// The batch as the source of what a decoder reads.
     pub fn with_target(self, target: Batch) -> Self {
-        Self { target: Some(Box::new(target)), ..self }
+        Self { target: Some(Box::new(target)), target_is_source: false, ..self }
     }
 
     /// How the tokens are divided that the network's output belongs to.
@@ -139,7 +141,7 @@ impl Batch {
     }
 
     /// Lays sequences out one after the other. `first_number` is the first one's number in the global batch, which
-    /// dropout counts by. Where a decoder reads sources without targets itself ([`TargetReading::from_source`]), it does.
+    /// dropout counts by. A decoder that reads sources without targets ([`TargetReading::from_source`]) gets them.
     pub fn new(
         device: &Device,
         config: &ModelConfig,
@@ -152,7 +154,7 @@ impl Batch {
         ids.resize(batch.layout.tokens(), 0);
         // The same layout, not an equal one: attention knows it by that.
         let target = Self { ids: Tensor::from_slice(device, [ids.len()], &ids)?, ..batch.clone() };
-        Ok(batch.with_target(target))
+        Ok(Self { target_is_source: true, ..batch.with_target(target) })
     }
 
     /// Lays out sequences some of whose tokens are predicted in an order, by a second stream that does not see them, and behind
@@ -241,6 +243,7 @@ impl Batch {
             relative,
             target: None,
             streams,
+            target_is_source: false,
         })
     }
 }

@@ -88,8 +88,8 @@ pub struct TargetReading {
     pub start: u32,
     /// `eos_token_id`: what ends a target.
     pub end: u32,
-    /// Whether a source without a target is read by the decoder as well, behind the start token, as BART's classifiers do; otherwise
-    /// the encoder's output is the network's.
+    /// Whether there are heads for which the decoder reads a source without a target as well, behind the start token, as BART's
+    /// and T5's classifiers do; of others, the encoder's output is the network's.
     pub from_source: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::config::{FamilyConfig, check_dropouts, check_heads, check_only, check
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::{BlockNames, BlockSettings, Linear};
-use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes};
+use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Network, Sizes};
 
 /// DistilBERT as the table of families has it.
 pub(crate) static FAMILY: Family = Family {
@@ -188,6 +188,7 @@ fn build(b: &mut Builder, own: &DistilBertConfig, head: Head) -> Model {
         let names =
             VocabularyNames { transform: "vocab_transform", norm: "vocab_layer_norm", bias: "vocab_projector.bias" };
         let sizes = (own.vocab_size, h, h);
+        b.mark_output(network.word_table());
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, own.activation.into(), EPSILON, init));
     }
     parts.classifier = match head {

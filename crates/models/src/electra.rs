@@ -11,7 +11,7 @@ use crate::config::{FamilyConfig, as_bert, check_dropouts, check_only, check_siz
 use crate::encoder::{EncoderSettings, PostNormEncoder, initial_weights};
 use crate::heads::{Classifier, HeadParts, VocabularyHead, VocabularyNames};
 use crate::layers::Linear;
-use crate::{ConfigError, Family, Head, Model, ModelConfig, Naming, Sizes};
+use crate::{ConfigError, Family, Head, Model, ModelConfig, Naming, Network, Sizes};
 
 /// ELECTRA as the table of families has it.
 pub(crate) static FAMILY: Family = Family {
@@ -154,6 +154,7 @@ fn with_head(b: &mut Builder, own: &ElectraConfig, head: Head, network: PostNorm
             bias: "generator_lm_head.bias",
         };
         let (sizes, epsilon) = ((own.0.vocab_size, h, width), own.0.layer_norm_eps as f32);
+        b.mark_output(network.word_table());
         parts.vocabulary = Some(VocabularyHead::build(b, &names, sizes, Activation::Gelu, epsilon, init));
     }
     let dropout = own.0.classifier_dropout.unwrap_or(own.0.hidden_dropout_prob) as f32;

@@ -55,6 +55,8 @@ pub(crate) struct EncoderDecoder<S> {
     pub(crate) words: Param,
     pub(crate) encoder: S,
     pub(crate) decoder: Option<S>,
+    /// Whether the decoder reads a source that has no target; see [`Batch::target_is_source`].
+    pub(crate) reads_source: bool,
     /// What a cache holds for the decoder.
     pub(crate) cache: CacheSizes,
 }
@@ -88,9 +90,11 @@ impl<S: Stack> EncoderDecoder<S> {
 }
 
 impl<S: Stack + 'static> Network for EncoderDecoder<S> {
-    /// Of a batch with targets, what the decoder gives for them; of one without, what the encoder gives.
+    /// Of a batch with targets, what the decoder gives for them; of one without, what the encoder gives, unless its decoder reads the
+    /// source.
     fn encode(&self, pass: &mut Pass<'_>, batch: &Batch, capture: Capture) -> Result<Encoded> {
-        let Some(target) = &batch.target else { return self.run(pass, &self.encoder, batch, None, capture) };
+        let target = batch.target.as_ref().filter(|_| self.reads_source || !batch.target_is_source);
+        let Some(target) = target else { return self.run(pass, &self.encoder, batch, None, capture) };
         let why = "the batch has targets, and the model was built without its decoder";
         let decoder = self.decoder.as_ref().ok_or(TensorError::Unsupported { operation: "encode", why })?;
         let memory = self.run(pass, &self.encoder, batch, None, Capture::default())?.last;

@@ -393,7 +393,7 @@ pub(crate) fn head_parts(
     b: &mut Builder,
     head: Head,
     settings: &GptSettings,
-    tied: bool,
+    (words, tied): (Param, bool),
     dropouts: HeadDropouts,
 ) -> HeadParts {
     let GptSettings { vocabulary, hidden: h, init, .. } = *settings;
@@ -414,6 +414,9 @@ pub(crate) fn head_parts(
         }
         _ => None,
     };
+    if tied {
+        b.mark_output(words);
+    }
     let vocabulary = (tied || writes).then(|| VocabularyHead::plain(own));
     HeadParts { vocabulary, classifier, ..HeadParts::default() }
 }

@@ -9,7 +9,7 @@ use crate::config::{FamilyConfig, FineTuning, probability};
 use crate::gpt::{
     BUFFERS, FINE_TUNING, Gpt, GptSettings, HeadDropouts, PREFIX, head_parts, only_causal, set_special_ids,
 };
-use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds};
+use crate::{ConfigError, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Network, Sizes, SpecialIds};
 
 /// GPT-2 as the table of families has it.
 pub(crate) static FAMILY: Family = Family {
@@ -231,7 +231,7 @@ impl FamilyConfig for Gpt2Config {
         let base = if head == Head::Encoder { "" } else { PREFIX };
         let network = b.at(base, |b| Gpt::build(b, &settings));
         let dropouts = HeadDropouts { token: self.token_dropout() as f32, choice: self.summary_first_dropout as f32 };
-        let parts = head_parts(b, head, &settings, self.tie_word_embeddings, dropouts);
+        let parts = head_parts(b, head, &settings, (network.word_table(), self.tie_word_embeddings), dropouts);
         Model::new(ModelConfig::Gpt2(self.clone()), head, network, parts)
     }
 }

@@ -116,6 +116,14 @@ impl Classifier {
         Self { input_dropout: dropout, hidden: Some((dense, activation)), ..Self::plain(dropout, out) }
     }
 
+    /// T5's and BART's for sequences, `classification_head`: the same at the last token, which is the end's.
+    pub(crate) fn at_end(b: &mut Builder, (hidden, labels): (usize, usize), dropout: f32, init: Init) -> Self {
+        let dense = Linear::build(b, "classification_head.dense", hidden, hidden, init);
+        let out = Linear::build(b, "classification_head.out_proj", hidden, labels, init);
+        let (pooling, hidden) = (SequencePooling::Last, Some((dense, Activation::Tanh)));
+        Self { pooling, input_dropout: dropout, hidden, ..Self::plain(dropout, out) }
+    }
+
     /// The vectors of sequences: T×H → B×H.
     pub(crate) fn pool(&self, pass: &mut Pass<'_>, last: &Var, layout: &Layout) -> Result<Var> {
         match self.pooling {

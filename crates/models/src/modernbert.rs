@@ -533,6 +533,7 @@ fn build(b: &mut Builder, own: &ModernBertConfig, head: Head) -> Model {
         };
         if head == Head::MaskedLm {
             let bias = own.decoder_bias.then(|| b.padded_vector("decoder.bias", own.vocab_size, Init::Zeros));
+            b.mark_output(network.word_table());
             parts.vocabulary = Some(VocabularyHead::of(dense, activation, norm, bias));
         } else {
             let out = Linear::build(b, "classifier", h, labels, init.task);

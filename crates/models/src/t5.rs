@@ -14,7 +14,8 @@ use crate::blocks::{AttentionLayer, Memory, T5_SITES, T5Block, T5Settings, norm_
 use crate::config::{FamilyConfig, check_dropouts, check_epsilon, check_only, check_sizes};
 use crate::decoder::CacheSizes;
 use crate::encoder_decoder::{DECODER_SITES, EncoderDecoder, Flow, Stack};
-use crate::heads::{HeadParts, VocabularyBias, VocabularyHead};
+use crate::heads::{Classifier, HeadParts, VocabularyBias, VocabularyHead};
+use crate::layers::Linear;
 use crate::{
     ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds,
     TargetReading,
@@ -24,7 +25,8 @@ use crate::{
 pub(crate) static FAMILY: Family = Family {
     types: &[("t5", "T5"), ("mt5", "MT5")],
     naming: Naming {
-        base_prefix: "",
+        // Of classifiers alone.
+        base_prefix: "transformer.",
         encoder: &["shared.", "encoder."],
         old_endings: &[],
         tied: &[
@@ -35,7 +37,7 @@ pub(crate) static FAMILY: Family = Family {
         // A table that the first files have and nothing ever used.
         ignored_endings: &["EncDecAttention.relative_attention_bias.weight"],
     },
-    heads: &[Head::Encoder, Head::Seq2Seq],
+    heads: &[Head::Encoder, Head::Seq2Seq, Head::Sequence { labels: 0 }, Head::Token { labels: 0 }, Head::Span],
     causal: None,
     endings: &[(Head::Encoder, "EncoderModel")],
     // Small ones to train from scratch, the paper's, and those of version 1.1, which are Flan-T5's as well.
@@ -87,6 +89,8 @@ pub struct T5Config {
     pub relative_attention_max_distance: usize,
     /// All dropout.
     pub dropout_rate: f64,
+    /// Dropout of classifiers: of a token's vector, and on both sides of the hidden layer for sequences.
+    pub classifier_dropout: f64,
     /// Added to the mean square in RMSNorm.
     pub layer_norm_epsilon: f64,
     /// A factor on the standard deviations of initial weights.
@@ -126,6 +130,7 @@ impl Default for T5Config {
             relative_attention_num_buckets: 32,
             relative_attention_max_distance: 128,
             dropout_rate: 0.1,
+            classifier_dropout: 0.0,
             layer_norm_epsilon: 1e-6,
             initializer_factor: 1.0,
             feed_forward_proj: "relu".to_owned(),
@@ -231,7 +236,7 @@ impl FamilyConfig for T5Config {
             return Err(ConfigError::value("relative_attention_max_distance", reach, expected));
         }
         self.feed_forward()?;
-        check_dropouts(&[("dropout_rate", self.dropout_rate)])?;
+        check_dropouts(&[("dropout_rate", self.dropout_rate), ("classifier_dropout", self.classifier_dropout)])?;
         check_epsilon("layer_norm_epsilon", self.layer_norm_epsilon)?;
         let ids = [("pad_token_id", self.pad_token_id), ("eos_token_id", self.eos_token_id)];
         let start = self.decoder_start_token_id.map(|id| ("decoder_start_token_id", id));
@@ -273,7 +278,7 @@ impl FamilyConfig for T5Config {
     }
 
     fn set_dropout(&mut self, p: f64) {
-        self.dropout_rate = p;
+        (self.dropout_rate, self.classifier_dropout) = (p, p);
     }
 
     fn set_causal(&mut self, causal: bool) -> Result<(), ConfigError> {
@@ -304,7 +309,7 @@ impl FamilyConfig for T5Config {
 
     fn targets(&self) -> Option<TargetReading> {
         let start = self.decoder_start_token_id.unwrap_or(self.pad_token_id);
-        Some(TargetReading { start, end: self.eos_token_id, from_source: false })
+        Some(TargetReading { start, end: self.eos_token_id, from_source: true })
     }
 
     fn build(&self, b: &mut Builder, head: Head) -> Model {
@@ -330,22 +335,39 @@ fn build(b: &mut Builder, own: &T5Config, head: Head) -> Model {
         initializer_factor: factor,
     };
     let (n, m) = (own.num_layers, own.decoder_layers());
-    let words = b.group(Group::Embeddings, |b| b.padded_table("shared.weight", v, h, Init::Normal(factor)));
-    let encoder = b.at("encoder", |b| T5Stack::build(b, settings, false, (n, 0), 0));
-    let decoder =
-        (head == Head::Seq2Seq).then(|| b.at("decoder", |b| T5Stack::build(b, settings, true, (m, n), DECODER_SITES)));
+    let base = if matches!(head, Head::Sequence { .. } | Head::Token { .. }) { "transformer" } else { "" };
+    let has_decoder = matches!(head, Head::Seq2Seq | Head::Sequence { .. } | Head::Span);
+    let (words, encoder, decoder) = b.at(base, |b| {
+        let words = b.group(Group::Embeddings, |b| b.padded_table("shared.weight", v, h, Init::Normal(factor)));
+        let encoder = b.at("encoder", |b| T5Stack::build(b, settings, false, (n, 0), 0));
+        let decoder = |b: &mut Builder| T5Stack::build(b, settings, true, (m, n), DECODER_SITES);
+        (words, encoder, has_decoder.then(|| b.at("decoder", decoder)))
+    });
     let mut parts = HeadParts::default();
     if head == Head::Seq2Seq {
         let root = (h as f32).sqrt();
-        let (table, scale) = match own.is_tied() {
-            true => (None, 1.0 / root),
-            // Without the factor, so that logits start as they do with it.
-            false => (Some(b.padded_table("lm_head.weight", v, h, Init::Normal(factor / root))), 1.0),
+        let (table, scale) = if own.is_tied() {
+            b.mark_output(words);
+            (None, 1.0 / root)
+        } else {
+            // Without the factor, so that logits start as they do with it. Newer `transformers` ties it when it makes a model.
+            let table = b.padded_table("lm_head.weight", v, h, Init::Normal(factor / root));
+            b.otherwise(table, words);
+            (Some(table), 1.0)
         };
         parts.vocabulary = Some(VocabularyHead::scaled(table, scale, VocabularyBias::None));
     }
+    // As `transformers` starts them.
+    let (init, dropout) = (Init::Normal(factor / (h as f32).sqrt()), own.classifier_dropout as f32);
+    parts.classifier = match head {
+        Head::Sequence { labels } => Some(Classifier::at_end(b, (h, labels), dropout, init)),
+        Head::Token { labels } => Some(Classifier::plain(dropout, Linear::build(b, "classifier", h, labels, init))),
+        Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, init))),
+        _ => None,
+    };
     let cache = CacheSizes { layers: m, width: own.num_heads * own.d_kv, source: true };
-    let network = EncoderDecoder { words, encoder, decoder, cache };
+    let reads_source = matches!(head, Head::Sequence { .. } | Head::Span);
+    let network = EncoderDecoder { words, encoder, decoder, reads_source, cache };
     Model::new(ModelConfig::T5(own.clone()), head, network, parts)
 }
 

@@ -77,6 +77,10 @@ pub struct Entry {
     /// Whether it is no parameter but numbers that stand next to them in a checkpoint, and are zeros where one does not have them:
     /// nothing has a gradient of them.
     pub constant: bool,
+    /// Whether the vocabulary's logits are products with it: a table for the output in a checkpoint is then a copy of it.
+    pub is_output: bool,
+    /// The place of the parameter whose numbers it has where a checkpoint lacks it.
+    pub otherwise: Option<usize>,
     /// Where it begins in the flat buffers.
     pub start: usize,
     /// Whether checkpoints hold it as columns×rows, the transpose of what products read.
@@ -301,6 +305,22 @@ impl Builder {
         Param { start, shape: [pad(length)].into() }
     }
 
+    /// Says that the vocabulary's logits are products with a table.
+    pub fn mark_output(&mut self, table: Param) {
+        let entry = self.entries.iter_mut().find(|entry| entry.start == table.start);
+        if let Some(entry) = entry {
+            entry.is_output = true;
+        }
+    }
+
+    /// Says that a parameter has the numbers of another where a checkpoint lacks it.
+    pub fn otherwise(&mut self, parameter: Param, other: Param) {
+        let other = self.entries.iter().position(|entry| entry.start == other.start);
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.start == parameter.start) {
+            entry.otherwise = other;
+        }
+    }
+
     /// A table of rotary positions below `positions`: nothing to train and nothing to save. Layers that ask for the same one
     /// share it.
     pub fn rotary(&mut self, rotary: Rotary, positions: usize) -> Angles {
@@ -333,8 +353,11 @@ impl Builder {
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
         let name = format!("{}{name}", self.path);
         let (group, start) = (self.group, self.size);
-        let (constant, transposed, stored) = (false, false, None);
-        self.entries.push(Entry { name, shape, init, decay, group, constant, start, transposed, stored });
+        let (constant, transposed, is_output, otherwise, stored) = (false, false, false, None, None);
+        let entry = Entry {
+            name, shape, init, decay, group, constant, is_output, otherwise, start, transposed, stored,
+        };
+        self.entries.push(entry);
         self.size += shape.elements();
     }
 
