@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use henson_checkpoint::Config;
+use henson_checkpoint::{Config, LoadOptions, Weights, load};
 use henson_data::Part;
 use henson_models::{Batch, Capture, Head, Model, Sequence};
 use henson_tensor::cuda::CudaOptions;
@@ -18,6 +18,8 @@ use safetensors::SafeTensors;
 const TOLERANCE: f64 = 2e-5;
 /// A gradient that is zero in theory holds noise of both sides.
 const GRADIENT_FLOOR: f64 = 1e-2;
+/// How much the language model's loss counts next to that of choices.
+const LM_SHARE: f32 = 0.5;
 /// What the project promises for losses along ten steps.
 const STEPS_TOLERANCE: f64 = 1e-4;
 
@@ -81,20 +83,40 @@ fn setup(device: &Device, name: &str, dtype: DType) -> Setup {
     let mut builder = Builder::new();
     let model = Model::build(&mut builder, &config.model, head).unwrap();
     let mut parameters = builder.finish(device, dtype).unwrap();
-    let weights = std::fs::read(golden.directory.join("model.safetensors")).unwrap();
-    for i in 0..parameters.entries().len() {
-        let numbers = floats(&weights, &parameters.entries()[i].name);
-        parameters.write(i, &numbers).unwrap();
-    }
-    parameters.refresh().unwrap();
-    let (ids, segments, offsets) = (golden.ids("input.ids"), golden.ids("input.segments"), golden.ids("input.offsets"));
-    let sequences: Vec<Sequence<'_>> = offsets
-        .windows(2)
-        .map(|w| w[0] as usize..w[1] as usize)
-        .map(|range| Sequence { ids: &ids[range.clone()], segments: &segments[range] })
-        .collect();
-    let batch = Batch::new(device, &config.model, &sequences, 0).unwrap();
+    let weights = Weights::open(&golden.directory).unwrap();
+    let report = load(&weights, &config.model.family().naming, &mut parameters, &LoadOptions::strict()).unwrap();
+    assert!(report.unused.is_empty() && report.ignored.is_empty(), "{name}: {report:?}");
+    let (ids, segments) = (golden.ids("input.ids"), golden.ids("input.segments"));
+    let ranges = |name: &str| -> Vec<std::ops::Range<usize>> {
+        golden.ids(name).windows(2).map(|w| w[0] as usize..w[1] as usize).collect()
+    };
+    let sequence = |range: std::ops::Range<usize>| Sequence { ids: &ids[range.clone()], segments: &segments[range] };
+    let sequences: Vec<Sequence<'_>> = ranges("input.offsets").into_iter().map(sequence).collect();
+    let batch = if head == Head::Seq2Seq {
+        let ids = golden.ids("input.target_ids");
+        let targets: Vec<&[u32]> = ranges("input.target_offsets").into_iter().map(|range| &ids[range]).collect();
+        Batch::pairs(device, &config.model, &sequences, &targets, 0).unwrap()
+    } else {
+        Batch::new(device, &config.model, &sequences, 0).unwrap()
+    };
     Setup { golden, model, parameters, batch }
+}
+
+/// The rows whose vocabulary's logits are in the file, and the ids that are right there.
+fn predicted(setup: &Setup) -> Option<(Vec<u32>, Vec<u32>)> {
+    let golden = &setup.golden;
+    match setup.model.head() {
+        Head::PreTraining | Head::MaskedLm => Some((golden.ids("input.rows"), golden.ids("input.targets"))),
+        Head::Seq2Seq => {
+            let targets = golden.ids("input.target_ids");
+            Some(((0..targets.len() as u32).collect(), targets))
+        }
+        // Of models that write, the language model is trained along with the head for choices.
+        Head::Choice if setup.model.decoder().is_some() => {
+            Some((golden.ids("input.rows"), golden.ids("input.targets")))
+        }
+        _ => None,
+    }
 }
 
 fn error(got: &[f32], expected: &[f32], floor: f64) -> f64 {
@@ -125,8 +147,8 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
     };
     let sequences = batch.layout.sequences() as f32;
     match model.head() {
-        Head::PreTraining | Head::MaskedLm => {
-            let (rows, targets) = (golden.ids("input.rows"), golden.ids("input.targets"));
+        Head::PreTraining | Head::MaskedLm | Head::Seq2Seq => {
+            let (rows, targets) = predicted(setup).unwrap();
             let masked = Masked { rows: tensor(&rows), targets: tensor(&targets), weights: None };
             let labels = (model.head() == Head::PreTraining).then(|| tensor(&golden.ids("input.nsp")));
             let scales = Scales { masked: 1.0 / rows.len() as f32, sequence: 1.0 / sequences };
@@ -179,10 +201,17 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let weights = Tensor::from_slice::<f32>(device, shape, weights.as_flattened()).unwrap();
             of_targets(pass, Targets::Spans(targets, weights), 1.0)
         }
-        Head::SpanBoundary | Head::Seq2Seq => unreachable!("not among these files"),
+        Head::SpanBoundary => unreachable!("not among these files"),
         Head::Choice => {
             let labels = golden.ids("input.labels");
-            of_targets(pass, Targets::Classes(tensor(&labels), None), 1.0 / labels.len() as f32)
+            let (targets, scale) = (Targets::Classes(tensor(&labels), None), 1.0 / labels.len() as f32);
+            let Some((rows, next)) = predicted(setup) else { return of_targets(pass, targets, scale) };
+            let last = model.encode(pass, batch, Capture::default()).unwrap().last;
+            let logits = model.logits_of(pass, last.clone(), &batch.layout, None).unwrap();
+            let choices = value(targets.loss(pass, logits, &batch.layout, scale).unwrap());
+            let logits = model.logits_of(pass, last, &batch.layout, Some(&tensor(&rows))).unwrap();
+            let (vocabulary, scale) = (model.config().sizes().vocab_size, LM_SHARE / rows.len() as f32);
+            choices + value(pass.cross_entropy(logits, vocabulary, &tensor(&next), None, scale).unwrap().0)
         }
         Head::Encoder | Head::Pooler => {
             // The golden file's loss: mean(last²) + mean(pooled), seeded by hand.
@@ -220,22 +249,23 @@ fn check_forward(setup: &Setup, what: &str) {
     }
     let last = &encoded.last;
     let logits = |pass: &mut Pass<'_>, rows: Option<&Tensor>| {
-        model.logits_of(pass, last.clone(), &batch.layout, rows).unwrap().tensor().to_f32().unwrap()
+        model.logits_of(pass, last.clone(), batch.output_layout(), rows).unwrap().tensor().to_f32().unwrap()
     };
-    let found = match model.head() {
-        Head::PreTraining | Head::MaskedLm => {
-            let rows = golden.ids("input.rows");
-            let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
-            let logits = logits(&mut pass, Some(&rows));
-            let vocabulary = model.config().sizes().vocab_size;
-            let padded = vocabulary.next_multiple_of(64);
-            Some(logits.chunks(padded).flat_map(|row| row[..vocabulary].to_vec()).collect())
-        }
-        Head::Encoder | Head::Pooler => None,
-        _ => Some(logits(&mut pass, None)),
-    };
-    if let Some(found) = found {
-        assert_close(&format!("{what}: logits"), &found, &golden.floats("output.logits"));
+    if let Some((rows, _)) = predicted(setup) {
+        let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
+        let logits = logits(&mut pass, Some(&rows));
+        let vocabulary = model.config().sizes().vocab_size;
+        let padded = vocabulary.next_multiple_of(64);
+        let found: Vec<f32> = logits.chunks(padded).flat_map(|row| row[..vocabulary].to_vec()).collect();
+        let name = if model.head() == Head::Choice { "output.vocabulary_logits" } else { "output.logits" };
+        assert_close(&format!("{what}: {name}"), &found, &golden.floats(name));
+    }
+    if !matches!(model.head(), Head::PreTraining | Head::MaskedLm | Head::Seq2Seq | Head::Encoder | Head::Pooler) {
+        let expected = golden.floats("output.logits");
+        assert_close(&format!("{what}: logits"), &logits(&mut pass, None), &expected);
+        // In inference, a head that reads one token makes the last layer compute no other.
+        let direct = model.logits(&mut pass, batch, None).unwrap().tensor().to_f32().unwrap();
+        assert_close(&format!("{what}: logits, directly"), &direct, &expected);
     }
     if model.head() == Head::PreTraining {
         let nsp = logits(&mut pass, None);
@@ -256,8 +286,8 @@ fn check_forward(setup: &Setup, what: &str) {
 }
 
 fn check_gradients(setup: &Setup, gradients: &Gradients, what: &str) {
-    for (i, entry) in setup.parameters.entries().iter().enumerate() {
-        let expected = setup.golden.floats(&format!("grad.{}", entry.name));
+    for (i, entry) in setup.parameters.entries().iter().enumerate().filter(|(_, entry)| !entry.constant) {
+        let expected = entry.from_stored(setup.golden.floats(&format!("grad.{}", entry.name)));
         let error = error(&gradients.read(&setup.parameters, i).unwrap(), &expected, GRADIENT_FLOOR);
         assert!(error <= 1e-4, "{what}: gradient of {}: error {error:e}", entry.name);
     }
@@ -437,6 +467,38 @@ fn deberta_v2() {
     check_family("deberta-v2-p2c", &["mlm"]);
 }
 
+/// Models that write: every head of a family, in f32 and in bf16.
+fn check_writers(family: &str, heads: &[&str]) {
+    for head in heads {
+        let name = format!("writers-golden/{family}/{head}");
+        check(&name);
+        check_bf16(&name);
+    }
+}
+
+#[test]
+fn gpt2() {
+    check_writers("gpt2", &["model", "lm", "sequence", "token", "qa", "choice"]);
+    check_writers("gpt2-scaled", &["lm"]);
+}
+
+#[test]
+fn openai_gpt() {
+    check_writers("openai-gpt", &["model", "lm", "sequence", "choice"]);
+}
+
+#[test]
+fn t5() {
+    check_writers("t5", &["model", "seq2seq", "sequence", "token", "qa"]);
+    check_writers("t5-v1_1", &["seq2seq", "sequence"]);
+}
+
+#[test]
+fn bart() {
+    check_writers("bart", &["model", "seq2seq", "sequence", "qa"]);
+    check_writers("bart-scaled", &["seq2seq"]);
+}
+
 #[test]
 fn bf16_stays_near() {
     check_bf16("bert-golden/pretraining");
@@ -452,6 +514,11 @@ fn bf16_stays_near_in_modernbert() {
     }
 }
 
+/// How near the gradients of bf16 point: its roundings are some per cent of single ones.
+const COSINE: f32 = 0.999;
+/// The same where few tokens carry the loss: a unit of a ReLU that is within a rounding of zero turns them.
+const COSINE_WITH_RELU: f32 = 0.985;
+
 fn check_bf16(name: &str) {
     for device in devices() {
         let setup = setup(&device, name, DType::Bf16);
@@ -462,15 +529,16 @@ fn check_bf16(name: &str) {
         pass.backward(&mut gradients).unwrap();
         let expected = setup.golden.floats("output.loss")[0];
         assert!((loss / expected - 1.0).abs() < 0.01, "{name} on {device}: {loss} not {expected}");
-        // All gradients together point the same way: bf16's roundings are some per cent of single ones.
+        // All gradients together point the same way.
         let (mut dot, mut a, mut b) = (0.0, 0.0, 0.0);
-        for (i, entry) in setup.parameters.entries().iter().enumerate() {
-            let expected = setup.golden.floats(&format!("grad.{}", entry.name));
+        for (i, entry) in setup.parameters.entries().iter().enumerate().filter(|(_, entry)| !entry.constant) {
+            let expected = entry.from_stored(setup.golden.floats(&format!("grad.{}", entry.name)));
             for (g, e) in gradients.read(&setup.parameters, i).unwrap().iter().zip(&expected) {
                 (dot, a, b) = (dot + g * e, a + g * g, b + e * e);
             }
         }
         let cosine = dot / (a.sqrt() * b.sqrt());
-        assert!(cosine > 0.999, "{name} on {device}: cosine {cosine}");
+        let bound = if name.ends_with("t5/qa") { COSINE_WITH_RELU } else { COSINE };
+        assert!(cosine > bound, "{name} on {device}: cosine {cosine}");
     }
 }
