@@ -155,10 +155,8 @@ def run(model, head, data, i):
         call["labels"] = ids
     elif head == "choice":
         call = {"input_ids": ids[None], "mc_token_ids": torch.tensor([[ids.shape[1] - 1]]), "labels": ids[None]}
-    elif head == "model" and model.config.is_encoder_decoder and hasattr(model, "decoder"):
-        # As Bart's own default, which Marian has not: the decoder reads the source, too.
-        start = torch.tensor([[model.config.decoder_start_token_id]])
-        call["decoder_input_ids"] = torch.cat([start, ids[:, :-1]], 1)
+    elif head == "model" and model.config.model_type == "marian":
+        call["decoder_input_ids"] = ids  # of no use: what counts is the encoder
     return model(**call, output_hidden_states=True, output_attentions=True)
 
 
@@ -166,15 +164,20 @@ def forward(model, head, data):
     """All sequences; returns (loss, flat outputs)."""
     results = [run(model, head, data, i) for i in range(len(data["offsets"]) - 1)]
 
+    # Marian alone has no default for what its decoder reads without a target.
+    of = "decoder_" if results[0].get("decoder_hidden_states") else ""
+    if head == "model" and model.config.model_type == "marian":
+        of = "encoder_"
+
     def states(result):
-        found = result.get("decoder_hidden_states") or result.get("hidden_states")
+        found = result.get(f"{of}hidden_states")
         return [state.reshape(-1, state.shape[-1]) for state in found]
 
     out = {f"hidden.{i}": torch.cat(layer) for i, layer in enumerate(zip(*map(states, results)))}
     logits = lambda name="logits": torch.cat([result[name].reshape(-1, result[name].shape[-1]) for result in results])
     if head == "model":
         for i, result in enumerate(results):
-            for layer, maps in enumerate(result.get("decoder_attentions") or result.get("attentions")):
+            for layer, maps in enumerate(result.get(f"{of}attentions")):
                 out[f"attention.{layer}.{i}"] = maps[0]
         loss = out[f"hidden.{len(states(results[0])) - 1}"].square().mean()
     elif head == "seq2seq":

@@ -1,21 +1,16 @@
 //! BART (Lewis et al. 2020): a post-norm encoder-decoder with biases everywhere and learned positions, whose first two rows are
 //! never used. One table of words serves both stacks and the output.
 //!
-//! Legend: T tokens in the flat batch, H hidden (`d_model`), A heads, V vocabulary.
+//! Legend: H hidden (`d_model`), A heads, V vocabulary.
 
-use henson_tensor::{
-    Attention, Builder, EmbeddingTables, FeedForwardLayers, Group, Init, Layout, Norm, Param, Pass, Result as Computed,
-    Tensor, Var, Window,
-};
+use henson_tensor::{Builder, Init};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::blocks::{AttentionLayer, Memory};
-use crate::config::{FamilyConfig, check_dropouts, check_heads, check_only, check_sizes};
-use crate::decoder::CacheSizes;
-use crate::encoder_decoder::{DECODER_SITES, EncoderDecoder, Flow, Stack};
-use crate::heads::{Classifier, HeadParts, VocabularyBias, VocabularyHead};
-use crate::layers::{Linear, layer_norm};
+use crate::config::{FamilyConfig, check_dropouts, check_only, check_sizes};
+use crate::heads::Classifier;
+use crate::layers::Linear;
+use crate::post_norm::{FIRST_POSITION, Positions, PostNormSettings};
 use crate::{
     ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds,
     TargetReading,
@@ -45,12 +40,6 @@ pub(crate) static FAMILY: Family = Family {
     ],
     parse: |value| Ok(ModelConfig::Bart(serde_json::from_value(value)?)),
 };
-
-/// The row of the first position: the two before it are fairseq's, for padding.
-const FIRST_POSITION: usize = 2;
-
-/// LayerNorm's epsilon has no key.
-const EPSILON: f32 = 1e-5;
 
 /// The sizes and settings of a BART. A key that is missing has the default of `transformers`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -146,6 +135,26 @@ fn of_size(layers: usize, d_model: usize, heads: usize, inner: usize) -> ModelCo
     })
 }
 
+impl BartConfig {
+    fn settings(&self) -> PostNormSettings {
+        PostNormSettings {
+            vocabulary: self.vocab_size,
+            hidden: self.d_model,
+            layers: [self.encoder_layers, self.decoder_layers],
+            heads: [self.encoder_attention_heads, self.decoder_attention_heads],
+            inner: [self.encoder_ffn_dim, self.decoder_ffn_dim],
+            positions: Positions::Learned(self.max_position_embeddings),
+            scale: self.scale_embedding,
+            activation: self.activation_function,
+            dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
+            activation_dropout: self.activation_dropout,
+            init: self.init_std,
+            reads_source: true,
+        }
+    }
+}
+
 impl FamilyConfig for BartConfig {
     fn family(&self) -> &'static Family {
         &FAMILY
@@ -160,25 +169,9 @@ impl FamilyConfig for BartConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        check_sizes(&[
-            ("vocab_size", self.vocab_size, 1 << 24),
-            ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
-            ("d_model", self.d_model, 1 << 16),
-            ("encoder_layers", self.encoder_layers, 1 << 10),
-            ("encoder_attention_heads", self.encoder_attention_heads, 1 << 12),
-            ("encoder_ffn_dim", self.encoder_ffn_dim, 1 << 20),
-            ("decoder_layers", self.decoder_layers, 1 << 10),
-            ("decoder_attention_heads", self.decoder_attention_heads, 1 << 12),
-            ("decoder_ffn_dim", self.decoder_ffn_dim, 1 << 20),
-        ])?;
-        check_heads("encoder_attention_heads", self.encoder_attention_heads, self.d_model)?;
-        check_heads("decoder_attention_heads", self.decoder_attention_heads, self.d_model)?;
-        check_dropouts(&[
-            ("dropout", self.dropout),
-            ("attention_dropout", self.attention_dropout),
-            ("activation_dropout", self.activation_dropout),
-            ("classifier_dropout", self.classifier_dropout),
-        ])?;
+        check_sizes(&[("max_position_embeddings", self.max_position_embeddings, 1 << 20)])?;
+        check_dropouts(&[("classifier_dropout", self.classifier_dropout)])?;
+        self.settings().check()?;
         let ids = [("eos_token_id", self.eos_token_id), ("decoder_start_token_id", self.decoder_start_token_id)];
         if let Some((key, id)) = ids.into_iter().find(|(_, id)| *id as usize >= self.vocab_size) {
             return Err(ConfigError::value(key, id, format!("less than vocab_size, {}", self.vocab_size)));
@@ -202,19 +195,7 @@ impl FamilyConfig for BartConfig {
     }
 
     fn sizes(&self) -> Sizes {
-        Sizes {
-            vocab_size: self.vocab_size,
-            hidden_size: self.d_model,
-            num_hidden_layers: self.encoder_layers,
-            num_attention_heads: self.encoder_attention_heads,
-            intermediate_size: self.encoder_ffn_dim,
-            max_tokens: self.max_position_embeddings,
-            segments: 1,
-            hidden_act: self.activation_function,
-            dropout: self.dropout,
-            attention_dropout: self.attention_dropout,
-            causal: false,
-        }
+        self.settings().sizes(self.max_position_embeddings)
     }
 
     fn set_vocab_size(&mut self, size: usize) {
@@ -249,11 +230,7 @@ impl FamilyConfig for BartConfig {
 
     /// The mean of a token of a source and one of a target of the same length.
     fn multiply_adds(&self, length: usize) -> f64 {
-        let (h, length) = (self.d_model as f64, length as f64);
-        let attention = 4.0 * h * h + 2.0 * length * h;
-        let encoder = self.encoder_layers as f64 * (attention + 2.0 * h * self.encoder_ffn_dim as f64);
-        let decoder = self.decoder_layers as f64 * (2.0 * attention + 2.0 * h * self.decoder_ffn_dim as f64);
-        (encoder + decoder) / 2.0
+        self.settings().multiply_adds(length)
     }
 
     /// fairseq's: GLUE at 5·10⁻⁶ to 2·10⁻⁵ for the large model, summaries at 3·10⁻⁵.
@@ -273,188 +250,12 @@ impl FamilyConfig for BartConfig {
 }
 
 fn build(b: &mut Builder, own: &BartConfig, head: Head) -> Model {
-    let (h, v, init) = (own.d_model, own.vocab_size, Init::Normal(own.init_std as f32));
-    let base = if head == Head::Encoder { "" } else { "model" };
-    let (words, encoder, decoder) = b.at(base, |b| {
-        let words = b.group(Group::Embeddings, |b| b.padded_table("shared.weight", v, h, init));
-        let encoder = b.at("encoder", |b| BartStack::build(b, own, false));
-        (words, encoder, b.at("decoder", |b| BartStack::build(b, own, true)))
-    });
-    let mut parts = HeadParts::default();
-    if head == Head::Seq2Seq {
-        b.mark_output(words);
-        let bias = b.group(Group::Embeddings, |b| b.padded_constants("final_logits_bias", v));
-        parts.vocabulary = Some(VocabularyHead::scaled(None, 1.0, VocabularyBias::Constant(bias)));
-    }
+    let (h, init) = (own.d_model, Init::Normal(own.init_std as f32));
+    let (network, mut parts) = own.settings().build(b, head);
     parts.classifier = match head {
         Head::Sequence { labels } => Some(Classifier::at_end(b, (h, labels), own.classifier_dropout as f32, init)),
         Head::Span => Some(Classifier::plain(0.0, Linear::build(b, "qa_outputs", h, 2, init))),
         _ => None,
     };
-    let cache = CacheSizes { layers: own.decoder_layers, width: h, source: true };
-    let network = EncoderDecoder { words, encoder, decoder: Some(decoder), reads_source: true, cache };
     Model::new(ModelConfig::Bart(own.clone()), head, network, parts)
-}
-
-/// BART's encoder or decoder.
-#[derive(Debug)]
-struct BartStack {
-    positions: Param,
-    norm: Norm,
-    /// What vectors of words are multiplied with.
-    scale: f32,
-    blocks: Vec<BartBlock>,
-    dropout: f32,
-    /// The first of its dropout sites.
-    site: u32,
-}
-
-impl BartStack {
-    fn build(b: &mut Builder, own: &BartConfig, decoder: bool) -> Self {
-        let (h, init) = (own.d_model, Init::Normal(own.init_std as f32));
-        let (layers, first, site) =
-            if decoder { (own.decoder_layers, own.encoder_layers, DECODER_SITES) } else { (own.encoder_layers, 0, 0) };
-        let (positions, norm) = b.group(Group::Embeddings, |b| {
-            let rows = own.max_position_embeddings + FIRST_POSITION;
-            let positions = b.matrix("embed_positions.weight", rows, h, init);
-            (positions, layer_norm(b, "layernorm_embedding", h, EPSILON))
-        });
-        let block = |i: usize| {
-            let (name, own_site) = (format!("layers.{i}"), site + 1 + i as u32 * BLOCK_SITES);
-            b.group(Group::Layer(first + i), |b| b.at(&name, |b| BartBlock::build(b, own, decoder, own_site)))
-        };
-        let blocks = (0..layers).map(block).collect();
-        let scale = if own.scale_embedding { (h as f32).sqrt() } else { 1.0 };
-        Self { positions, norm, scale, blocks, dropout: own.dropout as f32, site }
-    }
-}
-
-impl Stack for BartStack {
-    fn embed(
-        &self,
-        pass: &mut Pass<'_>,
-        words: Param,
-        ids: &Tensor,
-        layout: &Layout,
-        positions: Option<&Tensor>,
-    ) -> Computed<Var> {
-        let dropout = (self.dropout, self.site);
-        let (position, position_offset) = (Some(self.positions), FIRST_POSITION);
-        let tables = EmbeddingTables { word: words, position, position_offset, segment: None };
-        if positions.is_none() && self.scale == 1.0 {
-            return pass.embeddings_norm(tables, ids, None, layout, &self.norm, dropout);
-        }
-        let positions = positions.unwrap_or(layout.positions());
-        let x = match self.scale == 1.0 {
-            true => pass.embeddings(tables, ids, positions, None)?,
-            false => {
-                let alone =
-                    |word, position_offset| EmbeddingTables { word, position: None, position_offset, segment: None };
-                let words = pass.embeddings(alone(words, 0), ids, positions, None)?;
-                let words = pass.scale(&words, self.scale)?;
-                let places = alone(self.positions.from_row(FIRST_POSITION), 0);
-                let places = pass.embeddings(places, positions, positions, None)?;
-                pass.add_residual(words, &places, layout, (0.0, 0))?
-            }
-        };
-        pass.norm_dropout(x, &self.norm, layout, dropout)
-    }
-
-    fn layers(&self) -> usize {
-        self.blocks.len()
-    }
-
-    fn block(
-        &self,
-        pass: &mut Pass<'_>,
-        i: usize,
-        flow: &mut Flow<'_>,
-        memory: &mut Memory<'_>,
-        want_maps: bool,
-    ) -> Computed<Option<Tensor>> {
-        let x = flow.value(pass)?;
-        let (y, maps) = self.blocks[i].forward(pass, x, flow.layout(), memory, want_maps)?;
-        flow.replace(y);
-        Ok(maps)
-    }
-
-    fn finish(&self, pass: &mut Pass<'_>, mut flow: Flow<'_>) -> Computed<Var> {
-        flow.value(pass)
-    }
-
-    fn cross(&self, i: usize) -> Option<&AttentionLayer> {
-        self.blocks.get(i)?.cross.as_ref().map(|(attention, _)| attention)
-    }
-}
-
-/// Dropout sites that a block uses.
-const BLOCK_SITES: u32 = 6;
-
-/// A block of the encoder, or, with attention to the source, of the decoder.
-#[derive(Debug)]
-struct BartBlock {
-    self_attention: AttentionLayer,
-    self_norm: Norm,
-    cross: Option<(AttentionLayer, Norm)>,
-    layers: FeedForwardLayers,
-    norm: Norm,
-    dropout: f32,
-    activation_dropout: f32,
-    site: u32,
-}
-
-impl BartBlock {
-    fn build(b: &mut Builder, own: &BartConfig, decoder: bool, site: u32) -> Self {
-        const NAMES: [&str; 4] = ["q_proj", "k_proj", "v_proj", "out_proj"];
-        let (h, init) = (own.d_model, Init::Normal(own.init_std as f32));
-        let (heads, inner) = match decoder {
-            true => (own.decoder_attention_heads, own.decoder_ffn_dim),
-            false => (own.encoder_attention_heads, own.encoder_ffn_dim),
-        };
-        let plain = Attention::new(heads, h / heads.max(1));
-        let window = if decoder { Window::CAUSAL } else { Window::FULL };
-        let attention = |b: &mut Builder, name: &str, attention: Attention, cross: bool, site: u32| {
-            let dropout = (own.attention_dropout as f32, site);
-            b.at(name, |b| AttentionLayer::with_biases(b, NAMES, (h, attention), cross, dropout, init))
-        };
-        let self_attention = attention(b, "self_attn", Attention { window, ..plain }, false, site);
-        let self_norm = layer_norm(b, "self_attn_layer_norm", h, EPSILON);
-        let cross = decoder.then(|| {
-            (attention(b, "encoder_attn", plain, true, site + 2), layer_norm(b, "encoder_attn_layer_norm", h, EPSILON))
-        });
-        let up = Linear::build(b, "fc1", h, inner, init);
-        let down = Linear::build(b, "fc2", inner, h, init);
-        let layers = FeedForwardLayers {
-            up: up.weight,
-            up_bias: up.bias,
-            activation: own.activation_function.into(),
-            gated: false,
-            down: down.weight,
-            down_bias: down.bias,
-        };
-        let norm = layer_norm(b, "final_layer_norm", h, EPSILON);
-        let (dropout, activation_dropout) = (own.dropout as f32, own.activation_dropout as f32);
-        Self { self_attention, self_norm, cross, layers, norm, dropout, activation_dropout, site }
-    }
-
-    fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Var,
-        layout: &Layout,
-        memory: &mut Memory<'_>,
-        want_maps: bool,
-    ) -> Computed<(Var, Option<Tensor>)> {
-        let dropout = |i: u32| (self.dropout, self.site + i);
-        let (y, maps) = memory.own(pass, &self.self_attention, (&x, layout), want_maps)?;
-        let mut x = pass.add_norm(y, &x, &self.self_norm, layout, dropout(1))?;
-        if let Some((attention, norm)) = &self.cross
-            && let Some(y) = memory.other(pass, attention, (&x, layout))?
-        {
-            x = pass.add_norm(y, &x, norm, layout, dropout(3))?;
-        }
-        let inner = (self.activation_dropout > 0.0).then_some((layout, (self.activation_dropout, self.site + 4)));
-        let y = pass.feed_forward(&x, &self.layers, inner)?;
-        Ok((pass.add_norm(y, &x, &self.norm, layout, dropout(5))?, maps))
-    }
 }

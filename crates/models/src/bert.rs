@@ -313,7 +313,7 @@ mod tests {
             ("position_embedding_type", Value::from("relative_key"), "absolute"),
             ("add_cross_attention", Value::from(true), "add_cross_attention"),
             ("model_type", Value::from("llama"), "llama"),
-            ("hidden_act", Value::from("swish"), "gelu_new"),
+            ("hidden_act", Value::from("mish"), "gelu_new"),
         ];
         for (key, value, expected) in cases {
             let mut json = json.clone();

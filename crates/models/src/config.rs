@@ -371,7 +371,7 @@ pub enum HiddenActivation {
     #[serde(rename = "tanh")]
     Tanh,
     /// x·σ(x).
-    #[serde(rename = "silu")]
+    #[serde(rename = "silu", alias = "swish")]
     Silu,
 }
 

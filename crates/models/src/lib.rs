@@ -22,11 +22,13 @@ mod gpt;
 mod gpt2;
 mod heads;
 mod layers;
+mod marian;
 mod model;
 mod modernbert;
 mod mpnet;
 mod naming;
 mod openai_gpt;
+mod post_norm;
 mod roberta;
 mod streams;
 mod t5;
@@ -63,6 +65,8 @@ families! {
     T5(t5::T5Config, t5::FAMILY),
     /// BART.
     Bart(bart::BartConfig, bart::FAMILY),
+    /// Marian: the transformer of Vaswani et al. (2017).
+    Marian(marian::MarianConfig, marian::FAMILY),
     /// GPT-2.
     Gpt2(gpt2::Gpt2Config, gpt2::FAMILY),
     /// GPT.

@@ -1,8 +1,12 @@
-//! Networks that write: token by token from a cache they give what a whole sequence at once gives.
+//! GPT and GPT-2: states, logits and loss against `transformers`; token by token from a cache they give what a whole sequence at
+//! once gives.
 
-use henson_models::{Batch, Capture, DecoderCache, Head, Model, ModelConfig, NewTokens, Sequence, Writing};
+use std::path::Path;
+
+use henson_models::{Batch, Capture, DecoderCache, Family, Head, Model, ModelConfig, NewTokens, Sequence, Writing};
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape, Tensor};
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 const WIDTH: usize = 16;
@@ -142,6 +146,89 @@ fn gpt2_goes_on_as_if_all_were_read_at_once() {
 fn openai_gpt_goes_on_as_if_all_were_read_at_once() {
     check(&openai_gpt(), DType::F32, 1e-5);
     check(&openai_gpt(), DType::Bf16, 3e-2);
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let worst = got.iter().zip(expected).fold(0.0_f32, |worst, (g, e)| worst.max((g - e).abs()));
+    assert!(worst <= 1e-4, "{what}: off by {worst:e}");
+}
+
+#[test]
+fn states_logits_and_loss_are_those_of_transformers() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/writers");
+    let json = |path: &Path| -> Value { serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap() };
+    for (device, name) in devices().iter().flat_map(|d| ["gpt2", "gpt2-scaled", "openai-gpt"].map(|name| (d, name))) {
+        let directory = directory.join(name);
+        let mut keys = json(&directory.join("config.json"));
+        keys.as_object_mut().unwrap().remove("architectures");
+        let config = ModelConfig::from_value(keys).unwrap();
+        let mut builder = Builder::new();
+        let model = Model::build(&mut builder, &config, Head::MaskedLm).unwrap();
+        let mut parameters = builder.finish(device, DType::F32).unwrap();
+        let bytes = std::fs::read(directory.join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        for i in 0..parameters.entries().len() {
+            let entry = parameters.entries()[i].clone();
+            let data = file.tensor(&entry.name).unwrap();
+            let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+            let numbers = entry.from_stored(data.data().chunks_exact(4).map(number).collect());
+            parameters.write(i, &numbers).unwrap();
+        }
+        parameters.refresh().unwrap();
+        assert_eq!(parameters.entries().len(), file.names().len(), "{name}: all that the file has");
+        let golden = json(&directory.join("golden.json"));
+        for (ids, case) in golden["inputs"].as_array().unwrap().iter().zip(golden["cases"].as_array().unwrap()) {
+            let ids: Vec<u32> = ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+            let segments = vec![0; ids.len()];
+            let batch = Batch::new(device, &config, &[Sequence { ids: &ids, segments: &segments }], 0).unwrap();
+            let mut tape = Tape::new();
+            let mut pass = Pass::inference(&mut tape, &parameters);
+            let capture = Capture { hidden_states: true, attention_maps: false };
+            let encoded = model.encode(&mut pass, &batch, capture).unwrap();
+            for (layer, expected) in case["hidden"].as_array().unwrap().iter().enumerate() {
+                let found = encoded.hidden_states[layer].tensor().to_f32().unwrap();
+                assert_close(&format!("{name} on {device}: layer {layer}"), &found, &numbers(expected));
+            }
+            let rows: Vec<u32> = (0..ids.len() as u32).collect();
+            let rows = Tensor::from_slice(device, [rows.len()], &rows).unwrap();
+            let found = model.logits_of(&mut pass, encoded.last, &batch.layout, Some(&rows)).unwrap();
+            let found: Vec<Vec<f32>> =
+                found.tensor().to_f32().unwrap().chunks(64).map(|row| row[..60].to_vec()).collect();
+            assert_close(&format!("{name} on {device}: logits"), &found.concat(), &numbers(&case["logits"]));
+            let loss = |(row, next): (&Vec<f32>, &u32)| {
+                let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
+                sum.ln() - f64::from(row[*next as usize])
+            };
+            let mean = found.iter().zip(&ids[1..]).map(loss).sum::<f64>() / (ids.len() - 1) as f64;
+            assert_close(&format!("{name}: loss"), &[mean as f32], &[case["loss"].as_f64().unwrap() as f32]);
+        }
+    }
+}
+
+/// The numbers of parameters that `transformers` has.
+#[test]
+fn sizes_are_the_published_ones() {
+    let cases = [
+        ("openai-gpt", 116_534_784),
+        ("distilgpt2", 81_912_576),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ];
+    for (size, expected) in cases {
+        let mut builder = Builder::new();
+        let config = Family::config_of_size(size).unwrap();
+        Model::build(&mut builder, &config, Head::MaskedLm).unwrap();
+        let found: usize = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
+        assert_eq!(found, expected, "{size}");
+    }
 }
 
 /// The vocabulary's logits of new tokens are those of the same rows in a whole pass.

@@ -1,4 +1,4 @@
-//! T5, T5 v1.1 and BART against `transformers`: states of the encoder and of the decoder, logits and loss; and writing token by
+//! T5, T5 v1.1, BART and Marian against `transformers`: states of the encoder and of the decoder, logits and loss; and writing token by
 //! token against reading the whole target. With HENSON_TEST_CUDA set, on the GPU as well.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 /// f32 against f32, of golden files with seven digits.
 const TOLERANCE: f32 = 1e-4;
 
-const MODELS: [&str; 3] = ["t5", "t5-v1_1", "bart"];
+const MODELS: [&str; 4] = ["t5", "t5-v1_1", "bart", "marian"];
 
 fn devices() -> Vec<Device> {
     let mut all = vec![Device::cpu(None, Some(2)).unwrap()];
@@ -127,15 +127,17 @@ fn states_logits_and_loss_are_those_of_transformers() {
     }
 }
 
-/// Without targets, T5 gives its encoder's states, which its encoder alone gives as well; BART's decoder reads the source.
+/// Without targets, T5 and Marian give their encoder's states, which T5's encoder alone gives as well; BART's decoder reads the
+/// source.
 #[test]
 fn an_encoder_may_stand_alone() {
     let device = Device::cpu(None, Some(2)).unwrap();
-    for name in ["t5", "t5-v1_1"] {
+    for name in ["t5", "t5-v1_1", "marian"] {
         let golden = json(&directory(name).join("golden.json"));
         let expected: Vec<f32> =
             golden["cases"].as_array().unwrap().iter().flat_map(|case| numbers(&case["encoder"])).collect();
-        for head in [Head::Encoder, Head::Seq2Seq] {
+        let heads: &[Head] = if name == "marian" { &[Head::Seq2Seq] } else { &[Head::Encoder, Head::Seq2Seq] };
+        for &head in heads {
             let (model, parameters) = open(&device, name, head);
             let all = sequences(&rows(&golden["inputs"]));
             let sources: Vec<Sequence<'_>> = all.iter().map(|(ids, segments)| Sequence { ids, segments }).collect();
@@ -216,7 +218,7 @@ fn writing_token_by_token_gives_what_reading_the_target_gives() {
     }
 }
 
-/// The published numbers of parameters; BART's constants are none.
+/// The numbers of parameters that `transformers` has; constants are none.
 #[test]
 fn sizes_are_the_published_ones() {
     let cases = [
@@ -227,6 +229,9 @@ fn sizes_are_the_published_ones() {
         ("t5-v1_1-base", 247_577_856),
         ("bart-base", 139_420_416),
         ("bart-large", 406_291_456),
+        ("transformer-mini", 16_844_800),
+        ("transformer-base", 63_082_496),
+        ("transformer-big", 214_245_376),
     ];
     for (size, expected) in cases {
         let mut builder = Builder::new();
@@ -247,6 +252,11 @@ fn what_does_not_fit_is_refused() {
         ("bart-base", "normalize_before", Value::from(true), "false"),
         ("bart-base", "extra_pos_embeddings", Value::from(1), "2"),
         ("bart-base", "encoder_attention_heads", Value::from(7), "divisor"),
+        ("transformer-base", "share_encoder_decoder_embeddings", Value::from(false), "two vocabularies"),
+        ("transformer-base", "decoder_vocab_size", Value::from(500), "37000"),
+        ("transformer-base", "static_position_embeddings", Value::from(false), "true"),
+        ("transformer-base", "decoder_start_token_id", Value::from(37_000), "less than vocab_size"),
+        ("transformer-base", "max_position_embeddings", Value::from(1 << 20), "16384"),
     ];
     for (size, key, value, expected) in cases {
         let mut json = Family::config_of_size(size).unwrap().to_json().unwrap();

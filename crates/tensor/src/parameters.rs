@@ -182,6 +182,7 @@ pub struct Builder {
     entries: Vec<Entry>,
     /// Each with the number of its positions.
     rotary: Vec<(Rotary, usize)>,
+    sinusoids: Vec<Param>,
     path: String,
     group: Group,
     size: usize,
@@ -189,7 +190,8 @@ pub struct Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { entries: Vec::new(), rotary: Vec::new(), path: String::new(), group: Group::Head, size: 0 }
+        let (entries, rotary, sinusoids) = (Vec::new(), Vec::new(), Vec::new());
+        Self { entries, rotary, sinusoids, path: String::new(), group: Group::Head, size: 0 }
     }
 }
 
@@ -332,6 +334,16 @@ impl Builder {
         }))
     }
 
+    /// A table of the sines and cosines of positions (Vaswani et al. 2017), all sines before all cosines, as tensor2tensor and Marian
+    /// have them: rows of numbers that are neither trained nor saved.
+    pub fn sinusoids(&mut self, positions: usize, columns: usize) -> Param {
+        self.align();
+        let table = Param { start: self.size, shape: [positions, columns].into() };
+        self.size += positions * columns;
+        self.sinusoids.push(table);
+        table
+    }
+
     /// What was laid out so far.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -347,7 +359,16 @@ impl Builder {
         };
         let rotary: Result<Vec<RotaryTable>> =
             self.rotary.iter().map(|(rotary, positions)| RotaryTable::new(device, *rotary, *positions)).collect();
-        Ok(Parameters { device: device.clone(), entries: self.entries, values, compute, rotary: rotary?, packed: None })
+        let (device, entries, sinusoids) = (device.clone(), self.entries, self.sinusoids);
+        let mut all = Parameters { device, entries, values, compute, rotary: rotary?, sinusoids, packed: None };
+        for i in 0..all.sinusoids.len() {
+            let table = all.sinusoids[i];
+            all.set(table, &sines_and_cosines(table.shape.sizes()))?;
+        }
+        if !all.sinusoids.is_empty() {
+            all.refresh()?;
+        }
+        Ok(all)
     }
 
     fn push(&mut self, name: &str, shape: Shape, init: Init, decay: bool) {
@@ -366,6 +387,18 @@ impl Builder {
     }
 }
 
+/// The numbers of [`Builder::sinusoids`].
+fn sines_and_cosines(sizes: &[usize]) -> Vec<f32> {
+    let &[positions, columns] = sizes else { return vec![] };
+    let sines = columns.div_ceil(2);
+    let number = |position: usize, column: usize| {
+        let pair = if column < sines { column } else { column - sines };
+        let angle = position as f64 / 10_000_f64.powf(2.0 * pair as f64 / columns as f64);
+        (if column < sines { angle.sin() } else { angle.cos() }) as f32
+    };
+    (0..positions).flat_map(|position| (0..columns).map(move |column| number(position, column))).collect()
+}
+
 fn pad(n: usize) -> usize {
     n.next_multiple_of(ALIGNMENT)
 }
@@ -380,6 +413,8 @@ pub struct Parameters {
     values: Tensor,
     compute: Option<Tensor>,
     rotary: Vec<RotaryTable>,
+    /// Tables that are neither trained nor saved.
+    sinusoids: Vec<Param>,
     /// Weights in the order in which products read them; none unless asked for.
     packed: Option<Mutex<PackedWeights>>,
 }
@@ -409,6 +444,11 @@ impl Parameters {
             })
         });
         Some(Arc::clone(packed))
+    }
+
+    /// Whether a view is of a table that is not trained.
+    pub(crate) fn is_fixed(&self, param: Param) -> bool {
+        self.sinusoids.iter().any(|table| table.range().contains(&param.start))
     }
 
     /// A table of rotary positions.

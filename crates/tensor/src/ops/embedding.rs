@@ -227,7 +227,8 @@ impl Embedding {
         if let (Device::Cuda(cuda), Some(layout)) = (back.device(), &self.layout) {
             return self.backward_on_gpu(cuda, back, &dy, layout);
         }
-        for indexed in self.indexed.iter().flatten() {
+        let parameters = back.parameters;
+        for indexed in self.indexed.iter().flatten().filter(|indexed| !parameters.is_fixed(indexed.table)) {
             add_rows(back, &dy, indexed)?;
         }
         Ok(())
@@ -239,7 +240,7 @@ impl Embedding {
         if let Some(word) = word {
             add_rows(back, dy, word)?;
         }
-        if let Some(position) = position {
+        if let Some(position) = position.as_ref().filter(|position| !back.parameters.is_fixed(position.table)) {
             let offsets = layout.offsets_on_gpu()?.on_gpu();
             let positions = back.gradients.target(position.table.from_row(position.offset))?;
             cuda_rows::add_places(&cuda.gpu, dy.on_gpu(), dy.columns(), offsets, sum_into(&positions))?;
