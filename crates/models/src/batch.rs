@@ -132,6 +132,11 @@ impl Batch {
         self.streams.as_ref()?.queries.as_ref().map(|queries| &queries.predicted)
     }
 
+    /// The same with other tokens in their places.
+    pub fn with_ids(&self, ids: Tensor) -> Self {
+        Self { ids, ..self.clone() }
+    }
+
     /// The same without what segments add to the scores of attention, where that can be left out.
     pub fn without_segments(mut self) -> Self {
         if let Some(streams) = &mut self.streams {

@@ -36,6 +36,19 @@ pub struct MemorySettings {
 }
 
 impl Memory {
+    /// States from elsewhere: the input of each layer, one row of H numbers for each of so many tokens of each sequence.
+    pub fn new(device: &Device, lengths: &[usize], states: &[Vec<f32>]) -> Result<Self> {
+        let mut offsets = vec![0];
+        lengths.iter().for_each(|length| offsets.push(offsets[offsets.len() - 1] + length));
+        let rows = offsets[lengths.len()];
+        let mut layers = Vec::new();
+        for numbers in states {
+            let width = numbers.len() / rows.max(1);
+            layers.push(Tensor::from_slice(device, [rows, width], numbers)?);
+        }
+        Ok(Self { offsets, states: layers })
+    }
+
     /// What remains of a batch and of its own memory, from the input of every layer: the hidden states of
     /// [`Capture`](crate::Capture), of which the last is none.
     pub fn after(device: &Device, batch: &Batch, hidden_states: &[Var], settings: MemorySettings) -> Result<Self> {

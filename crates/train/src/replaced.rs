@@ -163,8 +163,7 @@ impl ReplacedTokens {
         drawn: &Tensor,
     ) -> Result<(Var, Tensor)> {
         let (ids, labels) = pass.replace_tokens(&inputs.original, &inputs.masked.rows, drawn)?;
-        let mut batch = inputs.batch.clone();
-        batch.ids = ids;
+        let batch = inputs.batch.with_ids(ids);
         let last = model.encode(pass, &batch, Capture::default())?.last;
         Ok((model.logits_of(pass, last, &batch.layout, None)?, labels))
     }

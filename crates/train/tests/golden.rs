@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{Config, LoadOptions, Weights, load};
 use henson_data::Part;
-use henson_models::{Batch, Capture, Head, Model, Sequence};
+use henson_models::{Batch, Capture, Head, Memory, Model, ModelConfig, Permutation, Sequence};
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Bits, Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
 use henson_train::objective::{self, Masked, Scales, Targets};
@@ -97,6 +97,8 @@ fn setup(device: &Device, name: &str, dtype: DType) -> Setup {
         let ids = golden.ids("input.target_ids");
         let targets: Vec<&[u32]> = ranges("input.target_offsets").into_iter().map(|range| &ids[range]).collect();
         Batch::pairs(device, &config.model, &sequences, &targets, 0).unwrap()
+    } else if name.ends_with("permutation") {
+        batch_in_order(device, &golden, &config.model, &sequences)
     } else {
         Batch::new(device, &config.model, &sequences, 0).unwrap()
     };
@@ -107,6 +109,8 @@ fn setup(device: &Device, name: &str, dtype: DType) -> Setup {
 fn predicted(setup: &Setup) -> Option<(Vec<u32>, Vec<u32>)> {
     let golden = &setup.golden;
     match setup.model.head() {
+        // The batch knows the rows of its second stream.
+        Head::MaskedLm if setup.batch.predicted().is_some() => Some((Vec::new(), golden.ids("input.labels"))),
         Head::PreTraining | Head::MaskedLm => Some((golden.ids("input.rows"), golden.ids("input.targets"))),
         Head::Seq2Seq => {
             let targets = golden.ids("input.target_ids");
@@ -148,6 +152,13 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
     };
     let sequences = batch.layout.sequences() as f32;
     match model.head() {
+        Head::MaskedLm if batch.predicted().is_some() => {
+            let (rows, targets) = (batch.predicted().unwrap().clone(), golden.ids("input.labels"));
+            let scale = 1.0 / targets.len() as f32;
+            let masked = Masked { rows, targets: tensor(&targets), weights: None };
+            let scales = Scales { masked: scale, sequence: 0.0 };
+            value(objective::pre_training(model, pass, batch, &masked, None, scales).unwrap().masked)
+        }
         Head::PreTraining | Head::MaskedLm | Head::Seq2Seq => {
             let (rows, targets) = predicted(setup).unwrap();
             let masked = Masked { rows: tensor(&rows), targets: tensor(&targets), weights: None };
@@ -241,7 +252,8 @@ fn check_forward(setup: &Setup, what: &str) {
     let mut pass = Pass::inference(&mut tape, parameters);
     let capture = Capture { hidden_states: true, attention_maps: true };
     let encoded = model.encode(&mut pass, batch, capture).unwrap();
-    for (i, hidden) in encoded.hidden_states.iter().enumerate() {
+    let two_streams = batch.predicted();
+    for (i, hidden) in encoded.hidden_states.iter().enumerate().filter(|_| two_streams.is_none()) {
         assert_close(
             &format!("{what}: hidden {i}"),
             &hidden.tensor().to_f32().unwrap(),
@@ -253,7 +265,8 @@ fn check_forward(setup: &Setup, what: &str) {
         model.logits_of(pass, last.clone(), batch.output_layout(), rows).unwrap().tensor().to_f32().unwrap()
     };
     if let Some((rows, _)) = predicted(setup) {
-        let rows = Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
+        let own = || Tensor::from_slice(pass.device(), [rows.len()], &rows).unwrap();
+        let rows = two_streams.cloned().unwrap_or_else(own);
         let logits = logits(&mut pass, Some(&rows));
         let vocabulary = model.config().sizes().vocab_size;
         let padded = vocabulary.next_multiple_of(64);
@@ -505,6 +518,30 @@ fn marian() {
     check_writers("marian", &["model", "seq2seq"]);
 }
 
+const XLNET_HEADS: [&str; 7] = ["model", "mlm", "sequence", "token", "qa", "choice", "permutation"];
+
+/// The last is pre-training: tokens are predicted in an order, behind a memory.
+#[test]
+fn xlnet() {
+    check_family("xlnet", &XLNET_HEADS);
+}
+
+/// The batch of a golden file with an order of prediction and a memory.
+fn batch_in_order(device: &Device, golden: &Golden, config: &ModelConfig, sequences: &[Sequence<'_>]) -> Batch {
+    let [orders, targets] = ["input.orders", "input.targets"].map(|name| golden.ids(name));
+    let [own, of_targets, of_memory] =
+        ["input.offsets", "input.target_offsets", "input.memory_offsets"].map(|name| golden.ids(name));
+    let range = |offsets: &[u32], i: usize| offsets[i] as usize..offsets[i + 1] as usize;
+    let permutations: Vec<Permutation<'_>> = (0..sequences.len())
+        .map(|i| Permutation { orders: &orders[range(&own, i)], targets: &targets[range(&of_targets, i)] })
+        .collect();
+    let layers = config.sizes().num_hidden_layers;
+    let states: Vec<Vec<f32>> = (0..layers).map(|layer| golden.floats(&format!("input.memory.{layer}"))).collect();
+    let lengths: Vec<usize> = of_memory.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
+    let memory = Memory::new(device, &lengths, &states).unwrap();
+    Batch::in_order(device, config, sequences, Some(&permutations), Some(&memory), 0).unwrap()
+}
+
 #[test]
 fn bf16_stays_near() {
     check_bf16("bert-golden/pretraining");
@@ -524,6 +561,13 @@ fn bf16_stays_near_in_modernbert() {
 const COSINE: f32 = 0.999;
 /// The same where few tokens carry the loss: a unit of a ReLU that is within a rounding of zero turns them.
 const COSINE_WITH_RELU: f32 = 0.985;
+
+#[test]
+fn bf16_stays_near_in_xlnet() {
+    for head in XLNET_HEADS {
+        check_bf16(&format!("relatives-golden/xlnet/{head}"));
+    }
+}
 
 fn check_bf16(name: &str) {
     for device in devices() {
