@@ -87,6 +87,53 @@ pub enum Right<'a, E> {
     Plain(Matrix<'a, E>),
     /// Packed once, for weights that do not change.
     Packed(&'a Packed),
+    /// Packed into work space, for weights that several products in a row multiply with.
+    Units(Units<'a>),
+}
+
+/// A right operand in the order in which the product reads it, in memory of somebody else.
+#[derive(Clone, Copy, Debug)]
+pub struct Units<'a> {
+    units: &'a [u32],
+    k: usize,
+    columns: usize,
+    gated: bool,
+    isa: Isa,
+    bf16: bool,
+}
+
+/// How many units a right operand (k×n) is.
+pub(crate) fn packed_units<E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>) -> usize {
+    let sizes = Sizes::of::<E>(cpu.isa(), 0, matrix.columns, matrix.rows, false);
+    sizes.n_panels() * sizes.right_panel()
+}
+
+/// Packs a right operand (k×n) into as many units as [`packed_units`] says.
+pub(crate) fn pack_into<'a, E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>, units: &'a mut [u32]) -> Units<'a> {
+    let sizes = Sizes::of::<E>(cpu.isa(), 0, matrix.columns, matrix.rows, false);
+    assert!(units.len() == packed_units(cpu, matrix), "pack_into: lengths differ");
+    pack_all(cpu, &sizes, Side::right(matrix), units);
+    Units { units, k: matrix.rows, columns: matrix.columns, gated: false, isa: cpu.isa(), bf16: E::IS_BF16 }
+}
+
+impl<'a, E> Right<'a, E> {
+    /// (k, columns).
+    fn sizes(&self) -> (usize, usize) {
+        match *self {
+            Self::Plain(Matrix { rows, columns, .. }) => (rows, columns),
+            Self::Packed(packed) => (packed.k, packed.columns),
+            Self::Units(units) => (units.k, units.columns),
+        }
+    }
+
+    /// What was packed before.
+    fn units(&self) -> Option<Units<'a>> {
+        match *self {
+            Self::Plain(_) => None,
+            Self::Packed(packed) => Some(packed.as_units()),
+            Self::Units(units) => Some(units),
+        }
+    }
 }
 
 /// A right operand in the order in which the product reads it.
@@ -116,6 +163,11 @@ impl Packed {
         let mut units = vec![0; sizes.n_panels() * sizes.right_panel()];
         pack_all(cpu, &sizes, Side::right(matrix), &mut units);
         Self { units, k: matrix.rows, columns: matrix.columns, gated, isa: cpu.isa(), bf16: E::IS_BF16 }
+    }
+
+    fn as_units(&self) -> Units<'_> {
+        let Self { units, k, columns, gated, isa, bf16 } = self;
+        Units { units, k: *k, columns: *columns, gated: *gated, isa: *isa, bf16: *bf16 }
     }
 
     /// Bytes that it takes.
@@ -188,14 +240,11 @@ pub(crate) unsafe fn product_into<E: Element, O: Element>(
     out_stride: usize,
     finish: Finish<'_, O>,
 ) {
-    let (k, columns) = match b {
-        Right::Plain(b) => (b.rows, b.columns),
-        Right::Packed(p) => {
-            let fits = p.isa == cpu.isa() && p.bf16 == E::IS_BF16 && p.gated == finish.gated;
-            assert!(fits, "operand was packed for other kernels");
-            (p.k, p.columns)
-        }
-    };
+    let (k, columns) = b.sizes();
+    if let Some(p) = b.units() {
+        let fits = p.isa == cpu.isa() && p.bf16 == E::IS_BF16 && p.gated == finish.gated;
+        assert!(fits, "operand was packed for other kernels");
+    }
     let m = a.rows;
     let n = if finish.gated { columns / 2 } else { columns };
     let wide = if finish.gate_factors.is_some() { 2 * n } else { n };
@@ -283,10 +332,7 @@ unsafe fn product_part<E: Element, O: Element>(
     finish: Finish<'_, O>,
     carry: Option<&[f32]>,
 ) {
-    let (k, columns) = match b {
-        Right::Plain(b) => (b.rows, b.columns),
-        Right::Packed(p) => (p.k, p.columns),
-    };
+    let (k, columns) = b.sizes();
     let m = a.rows;
     let sizes = Sizes::of::<E>(cpu.isa(), m, columns, k, finish.gated);
     let n = sizes.n;
@@ -314,9 +360,15 @@ unsafe fn product_part<E: Element, O: Element>(
     };
     let run = Run { cpu, sizes, target: &target };
     // The operand with fewer panels is packed for all, the other by its tasks.
+    if let Some(packed) = b.units() {
+        if m >= columns {
+            run.tasks_by_rows::<E>(Side::left(a), packed.units);
+        } else {
+            run.tasks_by_columns_packed::<E>(Side::left(a), packed.units);
+        }
+    }
     match b {
-        Right::Packed(p) if m >= columns => run.tasks_by_rows::<E>(Side::left(a), &p.units),
-        Right::Packed(p) => run.tasks_by_columns_packed::<E>(Side::left(a), &p.units),
+        Right::Packed(_) | Right::Units(_) => {}
         Right::Plain(b) if m >= columns => {
             scratch::with(Purpose::Shared, sizes.n_panels() * sizes.right_panel(), |right: &mut [u32]| {
                 pack_all(cpu, &sizes, Side::right(b), right);
