@@ -22,6 +22,7 @@ mod likelihood;
 mod model;
 mod numbers;
 mod pooling;
+mod prompt_scores;
 mod read;
 mod request;
 mod rerank;

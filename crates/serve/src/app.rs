@@ -267,7 +267,8 @@ async fn guard(State(app): State<App>, request: Request, next: Next) -> Response
 }
 
 fn is_openai(request: &Request) -> bool {
-    request.uri().path().starts_with("/v1/") || request.uri().path().contains("/v1/embeddings")
+    let path = request.uri().path();
+    path.starts_with("/v1/") || (path.starts_with("/models/") && path.contains("/v1/"))
 }
 
 fn in_the_form_of(request: &Request, error: ApiError) -> Response {

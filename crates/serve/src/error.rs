@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use henson_infer::InferError;
 use henson_text::TextError;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The server could not start, or a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -142,6 +142,12 @@ pub(crate) struct ApiError {
     retry_after: Option<u64>,
 }
 
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
 impl ApiError {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after: None }
@@ -158,14 +164,24 @@ impl ApiError {
 
     /// As OpenAI's clients expect it.
     pub(crate) fn into_openai_response(self) -> Response {
-        let status = self.kind.status();
-        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        let code = if self.kind == Kind::NoModel { "model_not_found" } else { self.kind.name() };
-        let body = json!({"error": {"message": self.message, "type": kind, "param": null, "code": code}});
+        let body = self.openai_body();
         self.respond(&body)
     }
 
-    fn respond(self, body: &serde_json::Value) -> Response {
+    /// OpenAI's form.
+    pub(crate) fn openai_body(&self) -> Value {
+        let status = self.kind.status();
+        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let code = if self.kind == Kind::NoModel { "model_not_found" } else { self.kind.name() };
+        json!({"error": {"message": self.message, "type": kind, "param": null, "code": code}})
+    }
+
+    /// The form of Text Embeddings Inference and Text Generation Inference.
+    pub(crate) fn body(&self) -> Value {
+        json!({"error": self.message, "error_type": self.kind.name()})
+    }
+
+    fn respond(self, body: &Value) -> Response {
         let json = HeaderValue::from_static("application/json");
         let mut response = (self.kind.status(), [(header::CONTENT_TYPE, json)], body.to_string()).into_response();
         if let Some(seconds) = self.retry_after {
@@ -182,7 +198,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = json!({"error": self.message, "error_type": self.kind.name()});
+        let body = self.body();
         self.respond(&body)
     }
 }
@@ -201,6 +217,11 @@ impl From<InferError> for ApiError {
             InferError::NoMask { .. } | InferError::Layers(_) | InferError::ZeroShot(_) => {
                 Self::new(Kind::Validation, error.to_string())
             }
+            InferError::LongPrompt { .. } | InferError::Setting { .. } | InferError::Input(_) => {
+                Self::new(Kind::Validation, error.to_string())
+            }
+            InferError::EmptyPrompt { .. } => Self::new(Kind::Empty, error.to_string()),
+            InferError::NoRoom { .. } => Self::new(Kind::TooLarge, error.to_string()),
             error => Self::new(Kind::Backend, error.to_string()),
         }
     }

@@ -36,6 +36,10 @@ pub(crate) struct Metrics {
     batch_tokens: Family<ModelName, Histogram>,
     batch_seconds: Family<ModelName, Histogram>,
     tokens: Family<ModelName, Counter>,
+    written: Family<ModelName, Counter>,
+    first_token: Family<ModelName, Histogram>,
+    streams_running: Family<ModelName, Gauge>,
+    streams_waiting: Family<ModelName, Gauge>,
     pub(crate) connections: Gauge,
     pub(crate) reloads: Counter,
     pub(crate) failed_reloads: Counter,
@@ -47,6 +51,15 @@ pub(crate) struct ModelMetrics {
     pub(crate) waiting: Gauge,
     batches: Option<Batches>,
     tokens: Counter,
+}
+
+/// What is counted for a model that writes.
+#[derive(Clone)]
+pub(crate) struct WriteMetrics {
+    pub(crate) written: Counter,
+    pub(crate) running: Gauge,
+    pub(crate) waiting: Gauge,
+    first_token: Histogram,
 }
 
 #[derive(Clone)]
@@ -78,6 +91,10 @@ impl Metrics {
             batch_tokens: sizes(),
             batch_seconds: Family::new_with_constructor(times),
             tokens: Family::default(),
+            written: Family::default(),
+            first_token: Family::new_with_constructor(times),
+            streams_running: Family::default(),
+            streams_waiting: Family::default(),
             connections: Gauge::default(),
             reloads: Counter::default(),
             failed_reloads: Counter::default(),
@@ -92,6 +109,12 @@ impl Metrics {
         let seconds = "What a batch took";
         registry.register_with_unit("batch", seconds, Unit::Seconds, metrics.batch_seconds.clone());
         registry.register("tokens", "Tokens that were computed", metrics.tokens.clone());
+        registry.register("written_tokens", "Tokens that were written", metrics.written.clone());
+        let seconds = "From a request to write to its first token";
+        registry.register_with_unit("first_token", seconds, Unit::Seconds, metrics.first_token.clone());
+        registry.register("streams_running", "Sequences that are being written", metrics.streams_running.clone());
+        let waiting = "Sequences that wait for their first token";
+        registry.register("streams_waiting", waiting, metrics.streams_waiting.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register("reloads", "Models that were reloaded", metrics.reloads.clone());
         let failed = "Models that failed to reload; the old ones are still served";
@@ -118,11 +141,27 @@ impl Metrics {
         }
     }
 
+    pub(crate) fn writer(&self, name: &str) -> WriteMetrics {
+        let name = ModelName { model: name.to_owned() };
+        WriteMetrics {
+            written: self.written.get_or_create(&name).clone(),
+            running: self.streams_running.get_or_create(&name).clone(),
+            waiting: self.streams_waiting.get_or_create(&name).clone(),
+            first_token: self.first_token.get_or_create(&name).clone(),
+        }
+    }
+
     pub(crate) fn encode(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
         let _ = text::encode(&mut out, &self.registry);
         out
+    }
+}
+
+impl WriteMetrics {
+    pub(crate) fn first_token(&self, elapsed: Duration) {
+        self.first_token.observe(elapsed.as_secs_f64());
     }
 }
 

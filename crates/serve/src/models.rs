@@ -7,13 +7,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use henson_infer::{
-    Ability, EmbedSettings, InferError, Model, Pooling, Prompts, Read, Request, SentenceFacts, SentenceKind, Task, Want,
+    Ability, EmbedSettings, GenerateSettings, InferError, Model, Pooling, Prompts, Read, Request, SentenceFacts,
+    SentenceKind, Task, Want, WriterLimits,
 };
 use henson_tensor::{DType, Device};
 use henson_text::Pieces;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::app::Answer;
 use crate::error::{ApiError, Kind, ServeError};
+use crate::generate::queue::{self as writing, Update, WriteLimits, WriteQueue};
+use crate::generate::text::{Token, Transcript};
 use crate::metrics::Metrics;
 use crate::queue::{Admitted, Limits, Queue};
 use crate::settings::Settings;
@@ -55,6 +59,14 @@ pub(crate) struct Loaded {
     /// Prompts that are put before texts, by name.
     pub(crate) prompts: Prompts,
     queue: Queue,
+    writes: Option<Writes>,
+}
+
+/// What a model has that writes.
+struct Writes {
+    queue: WriteQueue,
+    /// What its files say.
+    settings: GenerateSettings,
 }
 
 /// What is known of the files of a directory: names, sizes and times. A changed directory has another one.
@@ -70,7 +82,10 @@ pub(crate) struct Registry {
 }
 
 /// A text that is longer than so many bytes for each token that the model takes is no text: it is not even looked at.
-const BYTES_PER_TOKEN: usize = 256;
+pub(crate) const BYTES_PER_TOKEN: usize = 256;
+
+/// The share of a batch's tokens that a step of writing reads of new prompts: whoever is being written waits for it.
+const PROMPT_SHARE: usize = 4;
 
 /// What OpenAI's requests call the texts; they have no `truncate`.
 pub(crate) const OPENAI_FIELD: &str = "input";
@@ -189,11 +204,24 @@ impl Registry {
             timeout: settings.request_timeout,
         };
         let queue = Queue::start(Arc::clone(&model), limits, metrics.model(&source.name))?;
+        let writes = if model.abilities().contains(&Ability::Generate) {
+            let limits = WriteLimits {
+                writer: writer_limits(&model, settings),
+                tokens: settings.queue_tokens,
+                requests: settings.queue_requests,
+                timeout: settings.request_timeout,
+            };
+            let own = model.generate_settings().map_err(told)?;
+            let queue = WriteQueue::start(&source.name, Arc::clone(&model), limits, metrics.writer(&source.name))?;
+            Some(Writes { queue, settings: own })
+        } else {
+            None
+        };
         // Weights that were overwritten meanwhile may be half of the old ones and half of the new.
         if fingerprint(&source.path) != *before {
             return Err(ServeError::Changed { name: source.name.clone(), path: source.path.clone() });
         }
-        Ok(Loaded { name: source.name.clone(), model, embed, sentences, prompts, queue })
+        Ok(Loaded { name: source.name.clone(), model, embed, sentences, prompts, queue, writes })
     }
 
     /// The model of this name.
@@ -333,12 +361,71 @@ impl Loaded {
         let read = self.queue.run(sequences).await?;
         Ok(Answer { body: finish(&self.model, read), tokens, dropped })
     }
+
+    /// How its files say that it writes, where it does.
+    pub(crate) fn generate_settings(&self) -> Option<&GenerateSettings> {
+        self.writes.as_ref().map(|writes| &writes.settings)
+    }
+
+    /// Whether it reads a source and writes something else, instead of continuing what it reads.
+    pub(crate) fn is_encoder_decoder(&self) -> bool {
+        self.model.config().model.targets().is_some()
+    }
+
+    /// Has tasks written, together with those of others.
+    pub(crate) async fn write(&self, tasks: Vec<writing::Task>) -> Result<UnboundedReceiver<Update>, ApiError> {
+        match &self.writes {
+            Some(writes) => writes.queue.begin(tasks).await,
+            None => Err(ApiError::new(Kind::Backend, format!("the model {:?} cannot write", self.name))),
+        }
+    }
+
+    /// Waits for an answer as long as a request may take.
+    pub(crate) async fn within_timeout(&self, work: impl Future<Output = Result<(), ApiError>>) -> Result<(), ApiError> {
+        let Some(writes) = &self.writes else { return work.await };
+        let late = || ApiError::later(Kind::Unhealthy, "the answer took too long; try again later, or ask for less", 10);
+        tokio::time::timeout(writes.queue.timeout(), work).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// The tokens of a prompt, with how likely each was after those before it.
+    pub(crate) async fn prompt_scores(&self, prompt: &[u32], top: usize) -> Result<Vec<Token>, ApiError> {
+        if self.is_encoder_decoder() {
+            let message = format!("the prompt's own probabilities: {:?} reads it as a source and predicts none of it", self.name);
+            return Err(ApiError::new(Kind::Validation, message));
+        }
+        let scores = self.run(self.model.prepare_prompt_scores(prompt, top)).await?.body;
+        let mut transcript = Transcript::new(&[], 0, true);
+        let (mut tokens, mut scores) = (Vec::with_capacity(prompt.len()), scores.iter());
+        for (i, id) in prompt.iter().enumerate() {
+            let score = if i == 0 { None } else { scores.next() };
+            let alternatives = score.map_or(&[][..], |score| &score.alternatives);
+            let part = transcript.push_with(&self.model, *id, score.map(|score| score.logprob), alternatives)?;
+            tokens.extend(part.tokens);
+        }
+        tokens.extend(transcript.finish(&self.model)?.tokens);
+        Ok(tokens)
+    }
+}
+
+/// How much is written at once: as many sequences as may be, of any length, within the memory that they may take.
+fn writer_limits(model: &Model, settings: &Settings) -> WriterLimits {
+    let longest = model.most_tokens();
+    let most = settings.streams.saturating_mul(longest);
+    let sizes = model.network().decoder().map(|decoder| decoder.cache_sizes());
+    let (bytes, caches) = sizes.map_or((1, 1), |sizes| {
+        let bytes = 2 * sizes.layers * sizes.width * model.parameters().dtype().size();
+        (bytes.max(1), if sizes.source { 2 } else { 1 })
+    });
+    let tokens = (settings.cache_bytes / caches / bytes).clamp(1, most.max(1));
+    let prefill = settings.batch_tokens.div_ceil(PROMPT_SHARE);
+    WriterLimits { tokens, source_tokens: tokens, streams: settings.streams, prefill }
 }
 
 /// The kind of model that an ability needs.
 pub(crate) fn needed(ability: Ability) -> &'static str {
     match ability {
         Ability::Fill => "a masked language model",
+        Ability::Generate => "a model that writes: a decoder that reads left to right, or an encoder-decoder",
         Ability::Rerank => "a sequence classifier with one label, a re-ranker",
         Ability::ZeroShot => "a classifier of natural language inference, with a label that begins with \"entail\"",
         Ability::Task(Task::Classify) => "a sequence classifier",
@@ -352,7 +439,9 @@ pub(crate) fn needed(ability: Ability) -> &'static str {
 /// One pass over next to nothing, before anybody waits: weights are packed, a GPU's kernels compiled, and what cannot be
 /// computed at all shows now. Whether the result is finite.
 fn warm_up(model: &Model) -> Result<bool, InferError> {
-    let features = model.tokenizer().template().single(&Pieces::default(), model.most_tokens())?;
+    // Some tokenizers put nothing around a text.
+    let pieces = Pieces { ids: vec![0], offsets: vec![(0, 0)], ..Pieces::default() };
+    let features = model.tokenizer().template().single(&pieces, model.most_tokens())?;
     Ok(model.read(&[(&features, &Read::Pooled { pooling: vec![Pooling::Mean], skip: 0 })])?.iter().all(Option::is_some))
 }
 

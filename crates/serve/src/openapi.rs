@@ -166,6 +166,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generate::wire::{CompletionRequest, GenerateRequest};
     use crate::wire;
 
     /// The fields that a request's parser knows, by what it says of one that it does not.
@@ -179,11 +180,14 @@ mod tests {
 
     #[test]
     fn the_document_names_the_fields_that_the_parsers_take() {
-        let checks: [(&str, Vec<String>); 15] = [
+        let checks: [(&str, Vec<String>); 18] = [
             ("/embed", known::<wire::EmbedRequest>()),
             ("/embed_all", known::<wire::EmbedAllRequest>()),
             ("/similarity", known::<wire::SimilarityRequest>()),
             ("/v1/embeddings", known::<wire::OpenAiRequest>()),
+            ("/v1/completions", known::<CompletionRequest>()),
+            ("/generate", known::<GenerateRequest>()),
+            ("/generate_stream", known::<GenerateRequest>()),
             ("/tokenize", known::<wire::TokenizeRequest>()),
             ("/decode", known::<wire::DecodeRequest>()),
             ("/fill", known::<wire::FillRequest>()),

@@ -22,7 +22,7 @@ macro_rules! page_file {
 }
 
 /// Path, content type, contents.
-const FILES: [(&str, &str, &str); 20] = [
+const FILES: [(&str, &str, &str); 21] = [
     ("/", HTML, include_str!("page/index.html")),
     page_file!("page.css", STYLE),
     page_file!("icon.svg", PICTURE),
@@ -43,6 +43,7 @@ const FILES: [(&str, &str, &str); 20] = [
     page_file!("panels/similarity.js", SCRIPT),
     page_file!("panels/tag.js", SCRIPT),
     page_file!("panels/tokens.js", SCRIPT),
+    page_file!("panels/write.js", SCRIPT),
 ];
 
 /// Only what this server itself sends is run, shown or called; nothing is framed, nothing inline.

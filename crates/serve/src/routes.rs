@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::app::{Answer, App, Call};
 use crate::error::{ApiError, Kind};
+use crate::generate::{completions, text_generation};
 use crate::models::{Cut, Loaded, OPENAI_FIELD};
 use crate::wire::{self, Input, TruncationDirection};
 use crate::{answers, inside, runs};
@@ -62,6 +63,9 @@ const STRING: &str = r#"{"type": "string"}"#;
 const STRINGS: &str = r#"{"type": "array", "items": {"type": "string"}}"#;
 const BOOLEAN: &str = r#"{"type": "boolean"}"#;
 const INTEGER: &str = r#"{"type": "integer", "minimum": 1}"#;
+const COUNT: &str = r#"{"type": "integer", "minimum": 0}"#;
+const WHOLE: &str = r#"{"type": "integer"}"#;
+const NUMBER: &str = r#"{"type": "number"}"#;
 const DIRECTION: &str = r#"{"type": "string", "enum": ["Left", "Right"]}"#;
 const MODEL: Field = ("model", STRING, "which model; without it, the first that is made for this");
 /// For requests that clients of other servers send.
@@ -89,8 +93,47 @@ const EMBED: [Field; 7] = [
     MODEL_OR_OTHER,
 ];
 
+const COMPLETION: [Field; 18] = [
+    ("*prompt", INPUTS, "a text, several, or token ids"),
+    MODEL_OR_OTHER,
+    ("max_tokens", COUNT, "the most tokens that are written (default: 16)"),
+    ("temperature", NUMBER, "0 to 2: what logits are divided by; 0 takes the likeliest token (default: 1)"),
+    ("top_p", NUMBER, "0 to 1: draw from the likeliest tokens that reach this probability (default: 1)"),
+    ("n", INTEGER, "completions of each prompt, up to 128 (default: 1)"),
+    ("best_of", INTEGER, "write so many and give the `n` best by their mean log-probability; not in a stream"),
+    ("stream", BOOLEAN, "send parts while they are written, as server-sent events up to [DONE]"),
+    (
+        "stream_options",
+        r#"{"type": "object", "properties": {"include_usage": {"type": "boolean"}}}"#,
+        "include_usage: a last part with the number of tokens",
+    ),
+    ("stop", TEXTS, "up to four texts that end a completion; they are not part of it"),
+    ("seed", WHOLE, "the same seed draws the same tokens (default: another one each time)"),
+    ("echo", BOOLEAN, "begin with the prompt"),
+    ("logprobs", COUNT, "0 to 5: log-probabilities of each token and of so many alternatives"),
+    (
+        "logit_bias",
+        r#"{"type": "object", "additionalProperties": {"type": "number"}}"#,
+        "up to 300 token ids with what is added to their logits, -100 to 100",
+    ),
+    ("presence_penalty", NUMBER, "-2 to 2: subtracted from the logits of tokens that were written (default: 0)"),
+    ("frequency_penalty", NUMBER, "-2 to 2: the same for every time that a token was written (default: 0)"),
+    ("user", STRING, "taken and not used"),
+    ("suffix", r#"{"type": "null"}"#, "not supported"),
+];
+const GENERATE: [Field; 4] = [
+    ("*inputs", STRING, "the text to continue, or to read"),
+    (
+        "parameters",
+        r#"{"type": "object", "properties": {"max_new_tokens": {"type": "integer", "default": 20}, "do_sample": {"type": "boolean"}, "temperature": {"type": "number"}, "top_k": {"type": "integer"}, "top_p": {"type": "number"}, "min_p": {"type": "number"}, "repetition_penalty": {"type": "number"}, "frequency_penalty": {"type": "number"}, "seed": {"type": "integer"}, "stop": {"type": "array", "items": {"type": "string"}, "maxItems": 4}, "best_of": {"type": "integer"}, "return_full_text": {"type": "boolean"}, "details": {"type": "boolean"}, "decoder_input_details": {"type": "boolean"}, "top_n_tokens": {"type": "integer"}, "truncate": {"type": "integer"}}}"#,
+        "how; without any of temperature, top_k, top_p, min_p and do_sample, the likeliest token each time",
+    ),
+    ("stream", BOOLEAN, "for POST /, where it asks for a stream"),
+    MODEL_OR_OTHER,
+];
+
 /// All routes that a key protects.
-pub(crate) const ROUTES: [Route; 22] = [
+pub(crate) const ROUTES: [Route; 25] = [
     Route::post(
         "/embed",
         "A vector for each text",
@@ -140,6 +183,27 @@ pub(crate) const ROUTES: [Route; 22] = [
         ],
         r#"{"input": "Jim Henson was a puppeteer."}"#,
         || post(openai),
+    ),
+    Route::post(
+        "/v1/completions",
+        "Texts that continue prompts, as OpenAI's clients expect them; needs a model that writes",
+        &COMPLETION,
+        r#"{"prompt": "Jim Henson was", "max_tokens": 8, "temperature": 0}"#,
+        || post(completions::completions),
+    ),
+    Route::post(
+        "/generate",
+        "A text that continues another, as in Text Generation Inference; needs a model that writes",
+        &GENERATE,
+        r#"{"inputs": "Jim Henson was", "parameters": {"max_new_tokens": 8, "details": true}}"#,
+        || post(text_generation::generate),
+    ),
+    Route::post(
+        "/generate_stream",
+        "The same as server-sent events, one for each token",
+        &GENERATE,
+        r#"{"inputs": "Jim Henson was", "parameters": {"max_new_tokens": 8}}"#,
+        || post(text_generation::generate_stream),
     ),
     Route::get("/v1/models", "The models, as OpenAI's clients expect them", || get(openai_models)),
     Route::post(
@@ -281,7 +345,7 @@ pub(crate) const ROUTES: [Route; 22] = [
         method: "post",
         path: "/",
         of_model: false,
-        summary: "What the first model is for: /embed, /predict for a classifier, /rerank for a re-ranker, as in Text Embeddings Inference",
+        summary: "What the first model is for: /embed, /predict for a classifier, /rerank for a re-ranker, as in Text Embeddings Inference; /generate for a model that writes, as in Text Generation Inference",
         fields: &[],
         example: r#"{"inputs": "Jim Henson was a puppeteer."}"#,
         handler: || post(root),
@@ -666,6 +730,7 @@ fn describe(app: &App, model: &Loaded) -> Value {
     let model_type = match model.model.task() {
         Some(Task::Classify) if model.can(Ability::Rerank) => json!({"reranker": labels}),
         Some(Task::Classify) => json!({"classifier": labels}),
+        _ if model.can(Ability::Generate) => json!({"generator": {}}),
         _ => json!({"embedding": {"pooling": pooling}}),
     };
     // What is read for that which it was made for.
@@ -697,6 +762,7 @@ fn describe(app: &App, model: &Loaded) -> Value {
         "labels": config.task.id2label,
         "prompts": model.prompts.texts,
         "default_prompt_name": model.prompts.default,
+        "encoder_decoder": model.is_encoder_decoder(),
         "abilities": abilities,
         "default_for": default_for,
     })
@@ -748,6 +814,9 @@ async fn root(State(app): State<App>, request: axum::extract::Request) -> Respon
     match first {
         Ok(model) if model.can(Ability::Rerank) => Handler::call(answers::rerank, request, app).await,
         Ok(model) if model.can(Ability::Task(Task::Classify)) => Handler::call(answers::predict, request, app).await,
+        Ok(model) if model.can(Ability::Generate) => {
+            Handler::call(text_generation::generate_at_root, request, app).await
+        }
         Ok(_) => Handler::call(embed, request, app).await,
         Err(error) => error.into_response(),
     }

@@ -29,6 +29,10 @@ pub struct Settings {
     pub queue_tokens: usize,
     /// The most requests that wait for a model. Fewer than connections, so that there is always one to turn the next away on.
     pub queue_requests: usize,
+    /// The most sequences that a model writes at once; further ones wait.
+    pub streams: usize,
+    /// The most bytes of the keys and values of all sequences that a model writes at once, for each model.
+    pub cache_bytes: usize,
     /// The most texts of a request.
     pub most_texts: usize,
     /// The most bytes of a request's body.
@@ -69,6 +73,8 @@ impl Default for Settings {
             batch_tokens: 2048,
             queue_tokens: 1 << 16,
             queue_requests: 512,
+            streams: 64,
+            cache_bytes: 1 << 30,
             most_texts: 256,
             most_bytes: 2_000_000,
             most_connections: 1024,

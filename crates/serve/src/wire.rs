@@ -7,6 +7,8 @@ use henson_infer::{Ability, Aggregation, Task, ZeroShot};
 use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::generate::wire::{CompletionRequest, GenerateRequest};
+
 /// A request's body, what a model must be able to do for it, and the model that it names.
 pub(crate) trait Request: DeserializeOwned + Send + 'static {
     const ABILITY: Ability;
@@ -45,6 +47,8 @@ requests!(
     EmbedRequest => Ability::Embed, true;
     EmbedAllRequest => Ability::EmbedAll, true;
     OpenAiRequest => Ability::Embed, true;
+    CompletionRequest => Ability::Generate, true;
+    GenerateRequest => Ability::Generate, true;
     SimilarityRequest => Ability::Similarity, true;
     TokenizeRequest => Ability::Tokenize, true;
     DecodeRequest => Ability::Decode, true;

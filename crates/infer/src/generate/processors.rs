@@ -43,6 +43,8 @@ impl Begun<'_> {
     /// Whether [`process`] would change anything.
     pub(crate) fn is_changed_by(&self, settings: &GenerateSettings) -> bool {
         settings.repetition_penalty != 1.0
+            || settings.presence_penalty != 0.0
+            || settings.frequency_penalty != 0.0
             || settings.no_repeat_ngram > 0
             || !settings.logit_bias.is_empty()
             || (!settings.end.is_empty() && self.is_too_short(settings))
@@ -71,6 +73,10 @@ pub(crate) fn process(settings: &GenerateSettings, begun: Begun<'_>, marks: &mut
     if settings.repetition_penalty != 1.0 {
         penalise(settings.repetition_penalty, begun.tokens, marks, scores);
     }
+    if settings.presence_penalty != 0.0 || settings.frequency_penalty != 0.0 {
+        let written = &begun.tokens[begun.first..];
+        subtract(settings.presence_penalty, settings.frequency_penalty, written, marks, scores);
+    }
     if settings.no_repeat_ngram > 0 {
         ban_repeated(settings.no_repeat_ngram, begun.tokens, scores);
     }
@@ -93,6 +99,15 @@ fn penalise(penalty: f32, tokens: &[u32], marks: &mut Marks, scores: &mut [f32])
             let score = &mut scores[*id as usize];
             *score = if *score < 0.0 { *score * penalty } else { *score / penalty };
         }
+    }
+}
+
+/// Makes tokens that were written less likely, by a constant for each and by another for every time.
+fn subtract(presence: f32, frequency: f32, written: &[u32], marks: &mut Marks, scores: &mut [f32]) {
+    marks.clear(scores.len());
+    for id in written {
+        let first = if marks.first(*id) { presence } else { 0.0 };
+        scores[*id as usize] -= first + frequency;
     }
 }
 

@@ -38,6 +38,11 @@ pub struct GenerateSettings {
     pub early_stopping: EarlyStopping,
     /// Divides the positive logits of tokens that are there already, and multiplies the negative ones; 1 for none.
     pub repetition_penalty: f32,
+    /// What is subtracted from the logits of tokens that were written, once for each token; 0 for none. (Of OpenAI's, not of
+    /// `transformers`.)
+    pub presence_penalty: f32,
+    /// The same, once for every time that a token was written.
+    pub frequency_penalty: f32,
     /// No n-gram of so many tokens occurs twice; 0 for none.
     pub no_repeat_ngram: usize,
     /// What is added to the logits of tokens.
@@ -93,6 +98,8 @@ impl Default for GenerateSettings {
             length_penalty: 1.0,
             early_stopping: EarlyStopping::No,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             no_repeat_ngram: 0,
             logit_bias: vec![],
             forced_first: None,
@@ -130,6 +137,11 @@ impl GenerateSettings {
         refuse_unless(self.stop.iter().all(|stop| !stop.is_empty()), "stop", "texts that are not empty", "\"\"")?;
         let penalty = self.repetition_penalty;
         refuse_unless(penalty > 0.0 && penalty.is_finite(), "repetition_penalty", "a positive number", penalty)?;
+        for (name, penalty) in
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)]
+        {
+            refuse_unless(penalty.is_finite(), name, "a finite number", penalty)?;
+        }
         refuse_unless(self.length_penalty.is_finite(), "length_penalty", "a finite number", self.length_penalty)?;
         let bias = self.logit_bias.iter().find(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY);
         refuse_unless(bias.is_none(), "logit_bias", "numbers", bias.map_or(0.0, |(_, bias)| *bias))?;

@@ -46,6 +46,17 @@ impl Model {
     /// The tokens of a prompt. A decoder gets what its tokenizer puts before a text and nothing behind it, or its start token where
     /// there is nothing else; an encoder-decoder gets the source as it was trained. One that leaves no room for a token is an error.
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.uncut_prompt(text)?;
+        let (got, most) = (ids.len(), self.most_tokens());
+        let reads_source = self.config().model.targets().is_some();
+        if got + usize::from(!reads_source) > most {
+            return Err(InferError::LongPrompt { text: 1, got, most });
+        }
+        Ok(ids)
+    }
+
+    /// The same of any length, for those who cut it themselves.
+    pub fn uncut_prompt(&self, text: &str) -> Result<Vec<u32>> {
         let pieces = self.tokenizer().encode_ids(text)?;
         let reads_source = self.config().model.targets().is_some();
         let (mut ids, mut behind) = (vec![], false);
@@ -64,11 +75,6 @@ impl Model {
         }
         if ids.is_empty() {
             return Err(InferError::EmptyPrompt { text: 1 });
-        }
-        let most = self.most_tokens();
-        let got = ids.len();
-        if got + usize::from(!reads_source) > most {
-            return Err(InferError::LongPrompt { text: 1, got, most });
         }
         Ok(ids)
     }

@@ -36,18 +36,49 @@ export async function post(path, body, signal) {
   const text = JSON.stringify(body);
   const begun = performance.now();
   const answer = await ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: text, signal });
-  return { ...answer, milliseconds: performance.now() - begun, command: curl(path, text) };
+  return { ...answer, milliseconds: performance.now() - begun, command: shell(path, text) };
 }
 
-async function ask(path, options) {
+/** The events of an answer that is written while it is read, until its `[DONE]`. */
+export async function* stream(path, body, signal) {
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
+  const response = await reach(path, options);
+  if (!response.ok) throw new Problem(inWords(response, await response.json().catch(() => ({}))), response.status);
+  let rest = "";
+  for await (const text of pieces(response.body.pipeThrough(new TextDecoderStream()).getReader())) {
+    const events = (rest + text).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const value = JSON.parse(data);
+      if (value.error) throw new Problem(sentence(value.error.message ?? value.error));
+      yield value;
+    }
+  }
+  throw new Problem("The server ended the answer before it was complete.");
+}
+
+async function* pieces(reader) {
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    yield value;
+  }
+}
+
+async function reach(path, options) {
   if (key) options.headers.Authorization = `Bearer ${key}`;
-  let response;
   try {
-    response = await fetch(path, options);
+    return await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The server does not answer. Is it still running?");
   }
+}
+
+async function ask(path, options) {
+  const response = await reach(path, options);
   let body;
   try {
     body = await response.json();
@@ -61,14 +92,20 @@ async function ask(path, options) {
 }
 
 function inWords(response, body) {
-  const message = typeof body.error === "string" ? body.error : `status ${response.status}`;
-  const sentence = message.charAt(0).toUpperCase() + message.slice(1) + (/[.!?]$/.test(message) ? "" : ".");
+  // Routes under /v1 have OpenAI's form.
+  const message = body.error?.message ?? body.error;
+  const words = sentence(typeof message === "string" ? message : `status ${response.status}`);
   const later = response.headers.get("retry-after");
-  return later ? `${sentence} Try again in ${later} s.` : sentence;
+  return later ? `${words} Try again in ${later} s.` : words;
 }
 
-function curl(path, text) {
+function sentence(message) {
+  return message.charAt(0).toUpperCase() + message.slice(1) + (/[.!?]$/.test(message) ? "" : ".");
+}
+
+/** A request as somebody would type it; without a buffer where the answer comes bit by bit. */
+export function shell(path, text, streamed = false) {
   const quoted = text.replaceAll("'", "'\\''");
   const authorization = key ? `  -H "Authorization: Bearer $HENSON_API_KEY" \\\n` : "";
-  return `curl ${location.origin}${path} \\\n${authorization}  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`;
+  return `curl ${streamed ? "-N " : ""}${location.origin}${path} \\\n${authorization}  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`;
 }

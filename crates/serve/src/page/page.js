@@ -11,8 +11,9 @@ import { runs } from "./panels/runs.js";
 import { similarity } from "./panels/similarity.js";
 import { tag } from "./panels/tag.js";
 import { tokens } from "./panels/tokens.js";
+import { write } from "./panels/write.js";
 
-const PANELS = [fill, classify, rank, tag, answer, choose, similarity, tokens, inside];
+const PANELS = [write, fill, classify, rank, tag, answer, choose, similarity, tokens, inside];
 
 switchTheme();
 await begin();

@@ -143,7 +143,7 @@ function cost({ milliseconds, tokens, truncated }) {
 }
 
 /** The request as a command, and the answer as it came. */
-function inAShell({ command, body }) {
+export function inAShell({ command, body }) {
   const json = h("pre", { tabindex: 0, "aria-label": "The answer as JSON" });
   // Attention maps are megabytes: they are written out only for those who look.
   const write = () => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use henson_serve::{Handle, ServeError, Server, Settings, Source};
 use henson_tensor::{DType, Device};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The golden weights of a head with a vocabulary of its 71 pieces.
@@ -66,9 +66,16 @@ pub(crate) struct Running {
 impl Running {
     /// Serves these models, the first by default, and waits until they are loaded.
     pub(crate) fn start(models: &[(&str, &Path)], settings: Settings) -> Self {
-        let running = Self::start_at_once(models, settings);
+        let mut running = Self::start_at_once(models, settings);
         let start = Instant::now();
-        while running.get("/health").status != 200 {
+        loop {
+            // A model that cannot be loaded ends the server.
+            if running.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+                panic!("{:#?}", running.wait());
+            }
+            if TcpStream::connect(running.address).is_ok() && running.get("/health").status == 200 {
+                break;
+            }
             assert!(start.elapsed() < Duration::from_secs(60), "the models are not loaded");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -203,4 +210,94 @@ fn unchunked(mut bytes: &[u8]) -> Vec<u8> {
 
 pub(crate) fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+/// A small GPT-2 with random weights and byte-level BPE: 256 bytes, an end of text, a few merges. What it writes is noise, and
+/// often no UTF-8.
+pub(crate) fn writer(positions: usize) -> TempDir {
+    let directory = TempDir::new().unwrap();
+    let write = |name: &str, value: &Value| std::fs::write(directory.path().join(name), value.to_string()).unwrap();
+    write("tokenizer.json", &byte_level());
+    write(
+        "config.json",
+        &json!({
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
+            "bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT, "layer_norm_epsilon": 1e-5, "n_embd": WIDTH, "n_head": 2,
+            "n_inner": null, "n_layer": 2, "n_positions": positions, "vocab_size": VOCABULARY, "tie_word_embeddings": true,
+        }),
+    );
+    write_weights(&directory.path().join("model.safetensors"), positions);
+    directory
+}
+
+/// The id of `<|endoftext|>`.
+pub(crate) const END_OF_TEXT: usize = 256;
+const MERGES: [(&str, &str); 4] = [("t", "h"), ("th", "e"), ("Ġ", "a"), ("Ġ", "the")];
+const VOCABULARY: usize = END_OF_TEXT + 1 + MERGES.len();
+const WIDTH: usize = 16;
+
+/// The id that stands for a byte.
+pub(crate) fn byte(character: char) -> usize {
+    character as usize
+}
+
+/// GPT-2 writes bytes as characters: those that can be read as they are, the others from 256 on.
+fn byte_level() -> Value {
+    let plain = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = 0x100..;
+    let symbol = |byte: u32| char::from_u32(if plain(&byte) { byte } else { others.next().unwrap() }).unwrap();
+    let mut vocabulary: Vec<String> = (0..256).map(symbol).map(String::from).collect();
+    vocabulary.push("<|endoftext|>".to_owned());
+    vocabulary.extend(MERGES.iter().map(|(a, b)| format!("{a}{b}")));
+    let vocabulary: Value = vocabulary.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [{"id": END_OF_TEXT, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+                          "rstrip": false, "normalized": false, "special": true}],
+        "normalizer": null, "pre_tokenizer": level, "post_processor": level, "decoder": level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+                  "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "vocab": vocabulary,
+                  "merges": MERGES.map(|(a, b)| json!([a, b]))},
+    })
+}
+
+fn write_weights(path: &Path, positions: usize) {
+    let h = WIDTH;
+    let mut shapes = vec![("wte.weight".to_owned(), vec![VOCABULARY, h]), ("wpe.weight".to_owned(), vec![positions, h])];
+    for layer in 0..2 {
+        for (name, shape) in [
+            ("ln_1.weight", vec![h]),
+            ("ln_1.bias", vec![h]),
+            ("attn.c_attn.weight", vec![h, 3 * h]),
+            ("attn.c_attn.bias", vec![3 * h]),
+            ("attn.c_proj.weight", vec![h, h]),
+            ("attn.c_proj.bias", vec![h]),
+            ("ln_2.weight", vec![h]),
+            ("ln_2.bias", vec![h]),
+            ("mlp.c_fc.weight", vec![h, 4 * h]),
+            ("mlp.c_fc.bias", vec![4 * h]),
+            ("mlp.c_proj.weight", vec![4 * h, h]),
+            ("mlp.c_proj.bias", vec![h]),
+        ] {
+            shapes.push((format!("h.{layer}.{name}"), shape));
+        }
+    }
+    shapes.extend([("ln_f.weight".to_owned(), vec![h]), ("ln_f.bias".to_owned(), vec![h])]);
+    let (mut tensors, mut bytes, mut state) = (serde_json::Map::new(), Vec::new(), 0x9e37_79b9_7f4a_7c15_u64);
+    for (name, shape) in shapes {
+        let begin = bytes.len();
+        for _ in 0..shape.iter().product() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let noise = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
+            let number = if name.contains("ln_") && name.ends_with("weight") { 1.0 + noise } else { noise };
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        let offsets = [begin, bytes.len()];
+        let tensor = json!({"dtype": "F32", "shape": shape, "data_offsets": offsets});
+        tensors.insert(format!("transformer.{name}"), tensor);
+    }
+    let header = Value::Object(tensors).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+    std::fs::write(path, file).unwrap();
 }
