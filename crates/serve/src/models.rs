@@ -320,10 +320,12 @@ impl Loaded {
     }
 
     /// How well it suits requests that name no model, 0 best; none where it answers only to its name. Vectors of a
-    /// fine-tuned head's encoder are of use only to those who ask for them.
+    /// fine-tuned head's encoder, or of a model that writes, are of use only to those who ask for them.
     fn preference(&self, ability: Ability) -> Option<usize> {
         let kind = match self.model.task() {
             _ if self.sentences => 0,
+            // Made to write; its vectors are of use to few.
+            _ if self.writes.is_some() => 2,
             None => 1,
             Some(_) => 2,
         };

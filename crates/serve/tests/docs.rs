@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use common::{Answer, Running, model};
+use common::{Answer, Running, model, writer};
 use henson_serve::Settings;
 
 /// A command line of the document in words: single quotes, and backslashes at the ends of lines.
@@ -29,7 +29,7 @@ fn curl(running: &Running, command: &str) -> (String, Answer) {
     let mut words = words(command).into_iter().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "-s" => {}
+            "-s" | "-sN" => {}
             "-H" => headers += &format!("{}\r\n", words.next().unwrap()),
             "-d" => body = words.next(),
             word => assert!(url.replace(word.to_owned()).is_none() && !word.starts_with('-'), "{command}"),
@@ -67,6 +67,8 @@ fn every_example_works_and_every_route_has_one() {
     let mut models: Vec<(&str, &Path)> =
         directories.iter().map(|(name, directory)| (*name, directory.path())).collect();
     models.push(("inference", inference.path()));
+    let gpt = writer(64);
+    models.push(("gpt", gpt.path()));
     let runs = tempfile::TempDir::new().unwrap();
     std::fs::create_dir(runs.path().join("mini")).unwrap();
     std::fs::write(runs.path().join("mini/metrics.jsonl"), "{\"step\": 1}\n").unwrap();
@@ -82,7 +84,7 @@ fn every_example_works_and_every_route_has_one() {
         let (path, answer) = curl(&running, command);
         assert_eq!(answer.status, 200, "{command}: {}", answer.text());
         assert!(!answer.body.is_empty(), "{command}");
-        let path = heads.iter().fold(path, |path, (name, _)| path.replacen(&format!("/models/{name}/"), "/", 1));
+        let path = models.iter().fold(path, |path, (name, _)| path.replacen(&format!("/models/{name}/"), "/", 1));
         shown.insert(path.replace("/runs/mini", "/runs/{run}"));
     }
     let documented = running.get("/openapi.json").json();

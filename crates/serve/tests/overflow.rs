@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{Running, model, set_weights};
+use common::{Running, model, set_weights, writer};
 use henson_serve::Settings;
 use serde_json::{Value, json};
 
@@ -51,6 +51,18 @@ fn cases() -> Vec<(&'static str, &'static str, Value, Value)> {
             json!({"context": "jim", "choices": ["a", "b"]}),
             json!({"context": "jim", "choices": ["a", LONG]}),
         ),
+        (
+            "/v1/completions",
+            "gpt",
+            json!({"prompt": ["jim", "a b"], "max_tokens": 2, "seed": 1}),
+            json!({"prompt": ["jim", LONG], "max_tokens": 2}),
+        ),
+        (
+            "/generate",
+            "gpt",
+            json!({"inputs": "jim", "parameters": {"max_new_tokens": 2}}),
+            json!({"inputs": LONG, "parameters": {"max_new_tokens": 2}}),
+        ),
         ("/inside/attention", "model", json!({"inputs": "jim a"}), json!({"inputs": LONG})),
         (
             "/inside/neighbours",
@@ -61,8 +73,9 @@ fn cases() -> Vec<(&'static str, &'static str, Value, Value)> {
     ]
 }
 
-/// Routes with a body that compute nothing, and the one that passes requests on to others.
-const WITHOUT_NUMBERS: [&str; 3] = ["/tokenize", "/decode", "/"];
+/// Routes with a body that compute nothing, the one that passes requests on to others, and the one whose answer has begun when
+/// something fails.
+const WITHOUT_NUMBERS: [&str; 4] = ["/tokenize", "/decode", "/", "/generate_stream"];
 
 #[test]
 fn results_that_are_not_finite_fail_their_own_request_on_every_route() {
@@ -78,7 +91,10 @@ fn results_that_are_not_finite_fail_their_own_request_on_every_route() {
         set_weights(directory.path(), "embeddings.position_embeddings.weight", Some(POSITION), 3.4e38);
         directory
     });
-    let models: Vec<_> = heads.iter().copied().zip(directories.iter().map(tempfile::TempDir::path)).collect();
+    let gpt = writer(64);
+    set_weights(gpt.path(), "transformer.wpe.weight", Some(POSITION), 3.4e38);
+    let mut models: Vec<_> = heads.iter().copied().zip(directories.iter().map(tempfile::TempDir::path)).collect();
+    models.push(("gpt", gpt.path()));
     let running = Running::start(&models, Settings::default());
 
     let document = running.get("/openapi.json").json();
@@ -88,11 +104,20 @@ fn results_that_are_not_finite_fail_their_own_request_on_every_route() {
     let tried: BTreeSet<&str> = cases().iter().map(|(path, ..)| *path).chain(WITHOUT_NUMBERS).collect();
     assert_eq!(tried, routes, "a route without a case here");
 
+    let stream = running.post("/generate_stream", &json!({"inputs": LONG}).to_string());
+    assert_eq!(stream.status, 200);
+    assert!(stream.text().contains("not finite") && stream.text().contains("backend"), "{}", stream.text());
     for (path, name, good, bad) in cases() {
         let address = format!("/models/{name}{path}");
         let (good, bad) = (good.to_string(), bad.to_string());
         let before = running.ok(&address, &good);
         assert!(!before.to_string().contains("null,null"), "{address}: {before}");
+        // Every completion has a name of its own.
+        let named = |mut answer: Value| {
+            answer.as_object_mut().into_iter().for_each(|answer| answer.retain(|key, _| key != "id" && key != "created"));
+            answer
+        };
+        let before = named(before);
         // Many at once share batches: short ones get the same bits as alone.
         std::thread::scope(|scope| {
             let failing = (0..4).map(|_| scope.spawn(|| running.post(&address, &bad)));
@@ -100,12 +125,13 @@ fn results_that_are_not_finite_fail_their_own_request_on_every_route() {
             let working: Vec<_> = (0..4).map(|_| scope.spawn(|| running.post(&address, &good))).collect();
             for thread in working {
                 let answer = thread.join().unwrap();
-                assert_eq!((answer.status, answer.json()), (200, before.clone()), "{address}");
+                assert_eq!((answer.status, named(answer.json())), (200, before.clone()), "{address}");
             }
             for thread in failing {
                 let answer = thread.join().unwrap();
                 assert_eq!(answer.status, 424, "{address}: {}", answer.text());
-                let number = if matches!(path, "/answer" | "/choose" | "/inside/attention") { 1 } else { 2 };
+                let alone = matches!(path, "/answer" | "/choose" | "/inside/attention" | "/generate");
+                let number = if alone { 1 } else { 2 };
                 let expected = format!("results for text {number} are not finite");
                 assert!(answer.text().contains(&expected), "{address}: {}", answer.text());
             }

@@ -45,6 +45,8 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         batch_tokens: flags.batch_tokens.unwrap_or(batch_tokens),
         queue_tokens: flags.queue_tokens,
         queue_requests: flags.queue_requests,
+        streams: flags.streams,
+        cache_bytes: flags.cache_memory.saturating_mul(1 << 20),
         most_texts: flags.max_texts,
         most_bytes: flags.max_bytes,
         most_connections: flags.max_connections,

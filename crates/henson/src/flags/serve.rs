@@ -69,6 +69,15 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = parse_count)]
     pub(crate) queue_requests: usize,
 
+    /// Maximum number of sequences that a model writes at once; further ones wait
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = parse_count)]
+    pub(crate) streams: usize,
+
+    /// Maximum memory in MiB for the keys and values of what is being written, per model that writes; requests that could
+    /// never fit get status 413, others wait
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = parse_count)]
+    pub(crate) cache_memory: usize,
+
     /// Maximum number of texts per request
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = parse_count)]
     pub(crate) max_texts: usize,
