@@ -65,15 +65,25 @@ impl Server {
         let request = Request::post(&address).header(header::HOST, "localhost");
         let request = request.header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(body.to_vec())).expect("a request");
-        let (status, answer) = self.runtime.block_on(async {
+        let (status, streamed, answer) = self.runtime.block_on(async {
             let response = self.service.call(request).await.expect("an answer");
+            let content_type = response.headers().get(header::CONTENT_TYPE);
+            let streamed = content_type.is_some_and(|value| value == "text/event-stream");
             let status = response.status();
-            (status, to_bytes(response.into_body(), usize::MAX).await.expect("a body"))
+            (status, streamed, to_bytes(response.into_body(), usize::MAX).await.expect("a body"))
         });
         let text = String::from_utf8_lossy(&answer);
         // A model may be asked for by a name that is not there.
         let named_in_body = status == StatusCode::NOT_FOUND && text.contains("there is no model");
         assert!(EXPECTED.contains(&status.as_u16()) || named_in_body, "{address}: {status} {text}");
+        if streamed {
+            let mut events = text.split("\n\n").collect::<Vec<_>>();
+            assert_eq!(events.pop(), Some(""), "{address}: {text}");
+            for event in events.iter().map(|event| event.strip_prefix("data: ").expect("an event")) {
+                assert!(event == "[DONE]" || serde_json::from_str::<Value>(event).is_ok(), "{address}: {text}");
+            }
+            return;
+        }
         let answer: Value = serde_json::from_slice(&answer).expect("answers are JSON");
         assert!(status == StatusCode::OK || answer.get("error").is_some(), "{address}: {status} {text}");
     }

@@ -39,6 +39,7 @@ macro_rules! requests {
                 };
                 assert!(request.inputs.0.len() + request.inputs.0.iter().map(size).sum::<usize>() <= bytes.len());
             }
+            crate::generate::wire::fuzz(bytes);
         }
     };
 }

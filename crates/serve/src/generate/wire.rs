@@ -261,6 +261,24 @@ impl Parameters {
     }
 }
 
+/// Bytes as each kind of request to write: what is accepted has numbers that make sense, and lists within their limits.
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let completion = serde_json::from_slice::<CompletionRequest>(bytes).ok().and_then(|request| request.wish().ok());
+    let generate = serde_json::from_slice::<GenerateRequest>(bytes).ok();
+    let generate = generate.iter().flat_map(|request| [false, true].map(|stream| request.wish(stream).ok())).flatten();
+    for wish in completion.into_iter().chain(generate) {
+        assert!(wish.n >= 1 && wish.n <= wish.best_of && wish.best_of <= COMPLETIONS);
+        assert!(wish.stop.len() <= STOPS && wish.stop.iter().all(|stop| (1..=STOP_BYTES).contains(&stop.len())));
+        assert!(wish.logit_bias.len() <= BIASES && wish.logit_bias.iter().all(|(_, bias)| bias.abs() <= 100.0));
+        assert!(wish.alternatives.is_none_or(|count| count <= ALTERNATIVES));
+        assert!(wish.repetition_penalty > 0.0 && wish.repetition_penalty.is_finite());
+        assert!(wish.presence_penalty.abs() <= 2.0 && wish.frequency_penalty.abs() <= 2.0);
+        if let Some(Sampling { temperature, top_p, min_p, .. }) = wish.sampling {
+            assert!(temperature > 0.0 && temperature.is_finite() && top_p > 0.0 && top_p <= 1.0 && min_p <= 1.0);
+        }
+    }
+}
+
 /// One stop string or several.
 #[derive(Debug)]
 struct Stop(Vec<String>);
