@@ -34,6 +34,18 @@ pub enum DataError {
         role: &'static str,
     },
 
+    /// Spans need more sentinels than the vocabulary has.
+    #[error(
+        "span corruption needs {needed} sentinels (<extra_id_0>, <extra_id_1>, …) and the corpus' tokenizer has {found}: train one \
+         with `henson tokenizer train --specials t5 --sentinels {needed}` or more and build the corpus with it, or use shorter sequences"
+    )]
+    TooFewSentinels {
+        /// Spans of the longest sequence.
+        needed: usize,
+        /// Sentinels of the vocabulary.
+        found: usize,
+    },
+
     /// A directory is not a corpus.
     #[error(
         "{} is not a corpus: it has no corpus.json; give the directory that `henson data build` wrote",

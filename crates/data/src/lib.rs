@@ -35,8 +35,8 @@ pub use corpus::{Corpus, Document, Reader, Source, Split};
 pub use documents::{Documents, Format};
 pub use error::DataError;
 pub use instances::{
-    Boundaries, Cut, Epoch, Instance, InstanceSettings, Instances, LongSentences, MaskCount, Masking, Objective,
-    Packing, Predicted, Separators,
+    Boundaries, Cut, Epoch, Instance, InstanceSettings, Instances, LongSentences, MaskCount, Masking, NoiseSettings,
+    Objective, Packing, Predicted, Separators,
 };
 pub use lines::Lines;
 pub use loader::{Loader, Part, Place, Step, part_of};

@@ -46,10 +46,12 @@ pub struct Part {
     pub segments: Vec<u32>,
     /// How many pieces each sequence has.
     pub lengths: Vec<usize>,
-    /// Where pieces are to be predicted, counted from the beginning of the part.
+    /// Where pieces are to be predicted, counted from the beginning of the part; where sequences have targets, of those.
     pub rows: Vec<u32>,
     /// Which pieces these are.
     pub targets: Vec<u32>,
+    /// For encoder-decoders: how many pieces each target has, of `targets`.
+    pub target_lengths: Option<Vec<usize>>,
     /// For sentence pairs: the label of each sequence.
     pub next_sentence: Option<Vec<u32>>,
     /// The number of its first sequence in the step's batch.
@@ -66,6 +68,7 @@ pub fn part_of(instances: &[Instance], first_number: u32) -> Part {
         lengths: instances.iter().map(|instance| instance.ids.len()).collect(),
         rows: Vec::with_capacity(predicted),
         targets: Vec::with_capacity(predicted),
+        target_lengths: instances.iter().map(|instance| Some(instance.target.as_ref()?.len())).collect(),
         next_sentence: instances.iter().map(|instance| instance.next_sentence).collect(),
         first_number,
     };
@@ -75,8 +78,19 @@ pub fn part_of(instances: &[Instance], first_number: u32) -> Part {
         part.segments.extend_from_slice(&instance.segments);
         part.rows.extend(instance.predicted.iter().map(|predicted| begin + predicted.position));
         part.targets.extend(instance.predicted.iter().map(|predicted| predicted.target));
+        part.targets.extend(instance.target.iter().flatten());
+    }
+    if part.target_lengths.is_some() {
+        part.rows.extend(0..part.targets.len() as u32);
     }
     part
+}
+
+impl Part {
+    /// The pieces that a model reads: of sources and of targets.
+    pub fn tokens(&self) -> usize {
+        self.ids.len() + self.target_lengths.as_ref().map_or(0, |lengths| lengths.iter().sum())
+    }
 }
 
 /// Hands out the steps from a place on, for as long as somebody asks. Dropping it ends its threads.
@@ -295,7 +309,7 @@ impl Shared {
         }
         let predicted = parts.iter().map(|part: &Part| part.rows.len()).sum();
         let pairs = parts.iter().map(|part| part.next_sentence.as_ref().map_or(0, Vec::len)).sum();
-        let tokens = parts.iter().map(|part| part.ids.len()).sum();
+        let tokens = parts.iter().map(Part::tokens).sum();
         Ok(Step { parts, predicted, pairs, tokens, after })
     }
 

@@ -215,7 +215,8 @@ fn sampled(seed: u64, more: impl Fn(&mut Sampling)) -> GenerateSettings {
 
 /// Jobs of every kind, with prompts of unequal lengths.
 fn mixed_jobs() -> Vec<(Vec<u32>, GenerateSettings)> {
-    let prompt = |number: usize, length: usize| (0..length).map(|i| (3 + (7 * number + 5 * i * i) % 50) as u32).collect();
+    let prompt =
+        |number: usize, length: usize| (0..length).map(|i| (3 + (7 * number + 5 * i * i) % 50) as u32).collect();
     let greedy = GenerateSettings { max_new_tokens: Some(17), end: vec![12, 40], ..GenerateSettings::default() };
     let beams = GenerateSettings { beams: 3, return_sequences: 2, ..greedy.clone() };
     let several = GenerateSettings { return_sequences: 3, ..sampled(5, |s| s.top_p = 0.9) };
@@ -316,7 +317,8 @@ fn little_room_gives_the_same() {
         // Room for the largest job alone.
         let limits = WriterLimits { tokens: 7 * 32, source_tokens: 64, streams: 3, prefill: 1 };
         let mut writer = Writer::new(&model.0, &model.1, limits).unwrap();
-        let tickets: Vec<_> = jobs.iter().map(|(prompt, settings)| writer.enter(job(prompt, settings)).unwrap()).collect();
+        let tickets: Vec<_> =
+            jobs.iter().map(|(prompt, settings)| writer.enter(job(prompt, settings)).unwrap()).collect();
         assert_eq!(writer.jobs(), (6, 0));
         let heard = run(&mut writer);
         for (ticket, (prompt, settings)) in tickets.into_iter().zip(&jobs) {
@@ -364,7 +366,11 @@ fn limits() {
         (3, GenerateSettings { sampling: Some(nan), ..plain() }, "temperature is NaN"),
         (3, GenerateSettings { sampling: Some(zero), ..plain() }, "temperature is 0"),
         (3, GenerateSettings { beams: 0, ..plain() }, "beams is 0"),
-        (3, GenerateSettings { beams: 1 << 30, ..plain() }, "beams is 1073741824, expected a whole number from 1 to 1024"),
+        (
+            3,
+            GenerateSettings { beams: 1 << 30, ..plain() },
+            "beams is 1073741824, expected a whole number from 1 to 1024",
+        ),
         (3, GenerateSettings { beams: 33, ..plain() }, "sequences at once: 33 are needed, and there is room for 32"),
         (3, GenerateSettings { beams: 2, return_sequences: 3, ..plain() }, "return_sequences is 3, expected at most"),
         (3, GenerateSettings { return_sequences: 2, ..plain() }, "return_sequences is 2, expected 1, or sampling"),
@@ -375,7 +381,11 @@ fn limits() {
         (3, GenerateSettings { repetition_penalty: -1.0, ..plain() }, "repetition_penalty is -1"),
         (3, GenerateSettings { length_penalty: f32::INFINITY, ..plain() }, "length_penalty is inf"),
         (3, GenerateSettings { logit_bias: vec![(1, f32::NAN)], ..plain() }, "logit_bias is NaN"),
-        (3, GenerateSettings { logit_bias: vec![(64, 1.0)], ..plain() }, "token id 64 is not in the model's vocabulary"),
+        (
+            3,
+            GenerateSettings { logit_bias: vec![(64, 1.0)], ..plain() },
+            "token id 64 is not in the model's vocabulary",
+        ),
         (3, GenerateSettings { stop: vec![String::new()], ..plain() }, "stop is \"\""),
     ];
     for (length, settings, expected) in cases {

@@ -383,16 +383,21 @@ impl Loaded {
     }
 
     /// Waits for an answer as long as a request may take.
-    pub(crate) async fn within_timeout(&self, work: impl Future<Output = Result<(), ApiError>>) -> Result<(), ApiError> {
+    pub(crate) async fn within_timeout(
+        &self,
+        work: impl Future<Output = Result<(), ApiError>>,
+    ) -> Result<(), ApiError> {
         let Some(writes) = &self.writes else { return work.await };
-        let late = || ApiError::later(Kind::Unhealthy, "the answer took too long; try again later, or ask for less", 10);
+        let late =
+            || ApiError::later(Kind::Unhealthy, "the answer took too long; try again later, or ask for less", 10);
         tokio::time::timeout(writes.queue.timeout(), work).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// The tokens of a prompt, with how likely each was after those before it.
     pub(crate) async fn prompt_scores(&self, prompt: &[u32], top: usize) -> Result<Vec<Token>, ApiError> {
         if self.is_encoder_decoder() {
-            let message = format!("the prompt's own probabilities: {:?} reads it as a source and predicts none of it", self.name);
+            let message =
+                format!("the prompt's own probabilities: {:?} reads it as a source and predicts none of it", self.name);
             return Err(ApiError::new(Kind::Validation, message));
         }
         let scores = self.run(self.model.prepare_prompt_scores(prompt, top)).await?.body;

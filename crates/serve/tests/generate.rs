@@ -369,7 +369,8 @@ fn text_generation_inferences_ends_and_choices() {
 fn penalties_keep_tokens_from_coming_again() {
     let (_directory, running) = start();
     let text = |penalties: Value| {
-        let mut body = json!({"prompt": "the", "max_tokens": 6, "temperature": 0, "logit_bias": {"120": 60, "121": 59}});
+        let mut body =
+            json!({"prompt": "the", "max_tokens": 6, "temperature": 0, "logit_bias": {"120": 60, "121": 59}});
         penalties.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
         completion(&running, &body)["choices"][0]["text"].as_str().unwrap().to_owned()
     };

@@ -141,9 +141,7 @@ fn a_crowd_is_served_in_turns_and_everyone_gets_what_they_would_get_alone() {
     // Far more than fit at once: they wait for each other.
     let settings = Settings { streams: 6, cache_bytes: 300 * 256, ..Settings::default() };
     let (_directory, running) = start(64, settings);
-    let body = |i: usize| {
-        json!({"prompt": "the ".repeat(1 + i % 7), "max_tokens": 5 + 3 * (i % 9), "seed": i, "n": 1 + i % 2, "stop": "xq"})
-    };
+    let body = |i: usize| json!({"prompt": "the ".repeat(1 + i % 7), "max_tokens": 5 + 3 * (i % 9), "seed": i, "n": 1 + i % 2, "stop": "xq"});
     let ask = |i: usize| running.ok("/v1/completions", &body(i).to_string())["choices"].clone();
     let alone: Vec<Value> = (0..24).map(ask).collect();
     let together: Vec<Value> = std::thread::scope(|scope| {
@@ -170,7 +168,12 @@ fn a_full_queue_turns_requests_away_and_recovers() {
     // Two are there already, and so are 4,000 tokens.
     for tokens in [1, 2000] {
         let third = running.post("/v1/completions", &body(tokens).to_string());
-        assert_eq!((third.status, third.json()["error"]["code"].clone()), (429, json!("overloaded")), "{}", third.text());
+        assert_eq!(
+            (third.status, third.json()["error"]["code"].clone()),
+            (429, json!("overloaded")),
+            "{}",
+            third.text()
+        );
         assert!(third.header("retry-after").is_some());
     }
     drop((first, second));
@@ -186,7 +189,8 @@ fn clients_that_leave_free_their_place_within_a_second() {
         let clients: Vec<TcpStream> = (0..2).map(|_| send(&running, "/v1/completions", &body)).collect();
         until("both are written", || streams(&running).1 == 2.0);
         // Another one waits for a place.
-        let waiting = send(&running, "/generate_stream", &json!({"inputs": "a", "parameters": {"max_new_tokens": 2000}}));
+        let waiting =
+            send(&running, "/generate_stream", &json!({"inputs": "a", "parameters": {"max_new_tokens": 2000}}));
         until("one waits", || streams(&running).0 == 1.0);
         let (written, mut waits) = (running.metric("henson_written_tokens_total{model=\"gpt\"}"), waiting);
         drop(clients);

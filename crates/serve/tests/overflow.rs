@@ -114,7 +114,10 @@ fn results_that_are_not_finite_fail_their_own_request_on_every_route() {
         assert!(!before.to_string().contains("null,null"), "{address}: {before}");
         // Every completion has a name of its own.
         let named = |mut answer: Value| {
-            answer.as_object_mut().into_iter().for_each(|answer| answer.retain(|key, _| key != "id" && key != "created"));
+            answer
+                .as_object_mut()
+                .into_iter()
+                .for_each(|answer| answer.retain(|key, _| key != "id" && key != "created"));
             answer
         };
         let before = named(before);

@@ -375,9 +375,8 @@ impl Builder {
         let name = format!("{}{name}", self.path);
         let (group, start) = (self.group, self.size);
         let (constant, transposed, is_output, otherwise, stored) = (false, false, false, None, None);
-        let entry = Entry {
-            name, shape, init, decay, group, constant, is_output, otherwise, start, transposed, stored,
-        };
+        let entry =
+            Entry { name, shape, init, decay, group, constant, is_output, otherwise, start, transposed, stored };
         self.entries.push(entry);
         self.size += shape.elements();
     }

@@ -89,6 +89,19 @@ pub fn pre_training(
     next_sentence: Option<&Tensor>,
     scales: Scales,
 ) -> Result<PreTrainingLoss> {
+    smoothed_pre_training(model, pass, batch, masked, next_sentence, scales, 0.0)
+}
+
+/// The same with label smoothing of tokens: a share of each target is spread evenly over the vocabulary, as in PyTorch.
+pub(crate) fn smoothed_pre_training(
+    model: &Model,
+    pass: &mut Pass<'_>,
+    batch: &Batch,
+    masked: &Masked,
+    next_sentence: Option<&Tensor>,
+    scales: Scales,
+    smoothing: f32,
+) -> Result<PreTrainingLoss> {
     let last = model.encode(pass, batch, Capture::default())?.last;
     let next_sentence = match next_sentence {
         Some(labels) => {
@@ -99,7 +112,8 @@ pub fn pre_training(
     };
     let logits = model.logits_of(pass, last, &batch.layout, Some(&masked.rows))?;
     let (vocabulary, weights) = (model.config().sizes().vocab_size, masked.weights.as_ref());
-    let (masked, _) = pass.cross_entropy(logits, vocabulary, &masked.targets, weights, scales.masked)?;
+    let (masked, _) =
+        pass.smoothed_cross_entropy(logits, vocabulary, &masked.targets, weights, smoothing, scales.masked)?;
     Ok(PreTrainingLoss { masked, next_sentence })
 }
 

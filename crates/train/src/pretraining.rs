@@ -1,5 +1,5 @@
-//! BERT's pre-training: masked LM, next sentence, ALBERT's order of sentences, SpanBERT's boundaries, and left-to-right for the paper's ablation, from a
-//! recipe to a task for the loop.
+//! Pre-training from a recipe to a task for the loop: masked LM, next sentence, ALBERT's order of sentences, SpanBERT's boundaries,
+//! left to right, and what encoder-decoders write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -145,7 +145,7 @@ impl Plan {
         mut recipe: Recipe,
         threads: usize,
     ) -> Result<Self> {
-        recipe.resolve_generator();
+        recipe.resolve_tables();
         let (corpus, tokenizer) = (Arc::new(corpus), Arc::new(tokenizer));
         let held_out = (held_out.documents() > 0).then(|| Arc::new(held_out));
         let (mut config, start) = match Family::config_of_size(&recipe.model) {
@@ -181,13 +181,7 @@ impl Plan {
         let mut config = Config::new(config);
         let head = head(recipe.objective);
         if !config.model.family().has_head(head) && head != Head::ReplacedTokens {
-            let (got, without) = match recipe.objective {
-                Objective::SpanBoundary => ("span-boundary", "the boundaries of spans"),
-                Objective::MlmSop => ("mlm-sop", "a head for two sentences"),
-                _ => ("mlm-nsp", "next sentence"),
-            };
-            let expected = format!("mlm: {} is pre-trained without {without}", config.model.model_type());
-            return Err(TrainError::setting("objective", got, expected));
+            return Err(wrong_objective(recipe.objective, &config.model));
         }
         let generator = generator_of(&config.model, &recipe, start.as_ref())?;
         config.set_head(head);
@@ -211,7 +205,7 @@ impl Plan {
         })?;
         let mut instances = Vec::new();
         for (number, phase) in phases.iter().enumerate() {
-            let length = phase.instances.sequence_length;
+            let length = phase.instances.sequence_length.max(phase.instances.longest_target());
             if length > max_tokens {
                 let expected = format!("at most the model's {max_tokens} positions");
                 return Err(TrainError::setting("sequence_length", length, expected));
@@ -247,7 +241,8 @@ impl Plan {
 
     /// Tokens that the whole run will read, if every sequence is full.
     pub fn most_tokens(&self) -> u64 {
-        let tokens = |p: &ResolvedPhase| p.steps * (p.batch_size * p.instances.sequence_length) as u64;
+        let length = |p: &ResolvedPhase| p.instances.sequence_length + p.instances.longest_target();
+        let tokens = |p: &ResolvedPhase| p.steps * (p.batch_size * length(p)) as u64;
         self.phases.iter().map(tokens).sum()
     }
 
@@ -446,6 +441,7 @@ impl Plan {
             samples: self.samples()?,
             tokenizer: Arc::clone(&self.tokenizer),
             generator: self.recipe.generator.clone(),
+            smoothing: self.recipe.label_smoothing as f32,
         })
     }
 
@@ -470,7 +466,7 @@ impl Plan {
     /// The recipe's samples, or some that are drawn from held-out text.
     fn samples(&self) -> Result<Vec<Sample>> {
         let Some(mask) = self.tokenizer.special().mask.as_ref().map(|mask| mask.id) else { return Ok(Vec::new()) };
-        if self.config.model.sizes().causal {
+        if self.config.model.sizes().causal || self.config.model.targets().is_some() {
             return Ok(Vec::new());
         }
         let mut samples = Vec::new();
@@ -591,8 +587,23 @@ fn build(b: &mut Builder, config: &ModelConfig, generator: Option<&ModelConfig>,
     })
 }
 
+/// Says what else a model is pre-trained with.
+fn wrong_objective(objective: Objective, model: &ModelConfig) -> TrainError {
+    let (got, without) = match objective {
+        Objective::SpanBoundary => ("span-boundary", "the boundaries of spans"),
+        Objective::SpanCorruption => ("span-corruption", "targets: that is for encoder-decoders, such as t5-small"),
+        Objective::Denoising => ("denoising", "targets: that is for encoder-decoders, such as bart-base"),
+        Objective::Mlm => ("mlm", "masked tokens"),
+        Objective::MlmSop => ("mlm-sop", "a head for two sentences"),
+        _ => ("mlm-nsp", "next sentence"),
+    };
+    let own = if model.targets().is_some() { "span-corruption or denoising" } else { "mlm" };
+    TrainError::setting("objective", got, format!("{own}: {} is pre-trained without {without}", model.model_type()))
+}
+
 fn head(objective: Objective) -> Head {
     match objective {
+        Objective::SpanCorruption | Objective::Denoising => Head::Seq2Seq,
         Objective::ReplacedTokens => Head::ReplacedTokens,
         Objective::MlmNsp | Objective::MlmSop => Head::PreTraining,
         Objective::SpanBoundary => Head::SpanBoundary,
@@ -627,6 +638,8 @@ pub struct PreTraining {
     tokenizer: Arc<Tokenizer>,
     /// Where replaced tokens are detected.
     generator: Option<GeneratorSettings>,
+    /// Label smoothing, in training alone.
+    smoothing: f32,
 }
 
 impl PreTraining {
@@ -691,8 +704,12 @@ impl Task for PreTraining {
             let parts = parts.map(|part| engine.learn_part(step, objective, part)).collect::<Result<_>>()?;
             return Ok(Underway { parts, losses: objective.names(), weights: EQUAL, tokens: data.tokens });
         }
-        let pairs = (data.pairs > 0).then_some(PairLoss::of(self.phases[number].instances.objective));
-        let objective = MaskedAndNext { sequence: Bits::from(1.0 / data.pairs.max(1) as f32), pairs };
+        let objective = MaskedAndNext {
+            sequence: Bits::from(1.0 / data.pairs.max(1) as f32),
+            pairs: (data.pairs > 0).then_some(PairLoss::of(self.phases[number].instances.objective)),
+            writes: self.phases[number].instances.objective.writes(),
+            smoothing: Bits::from(self.smoothing),
+        };
         let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, scale)));
         let (parts, losses) = (parts.collect::<Result<_>>()?, objective.names());
         Ok(Underway { parts, losses, weights: EQUAL, tokens: data.tokens })
@@ -809,12 +826,17 @@ impl PairLoss {
     }
 }
 
-/// BERT's objective: masked LM, and next sentence where there are pairs; ALBERT's, with the order of sentences.
+/// BERT's objective: masked LM, and next sentence where there are pairs; ALBERT's, with the order of sentences. In the same place, the
+/// next token of models that write.
 #[derive(Clone, Copy, Hash)]
 struct MaskedAndNext {
     /// One over the number of pairs in the step.
     sequence: Bits,
     pairs: Option<PairLoss>,
+    /// Whether the tokens are those of targets.
+    writes: bool,
+    /// The share of each token's target that is spread over the vocabulary.
+    smoothing: Bits,
 }
 
 impl objective::Objective for MaskedAndNext {
@@ -823,10 +845,11 @@ impl objective::Objective for MaskedAndNext {
     type Inputs = Inputs;
 
     fn names(&self) -> LossNames {
-        match self.pairs {
-            None => &["mlm_loss"],
-            Some(PairLoss::Next) => &["mlm_loss", "nsp_loss"],
-            Some(PairLoss::Order) => &["mlm_loss", "sop_loss"],
+        match (self.pairs, self.writes) {
+            (Some(PairLoss::Next), _) => &["mlm_loss", "nsp_loss"],
+            (Some(PairLoss::Order), _) => &["mlm_loss", "sop_loss"],
+            (None, false) => &["mlm_loss"],
+            (None, true) => &["lm_loss"],
         }
     }
 
@@ -836,7 +859,8 @@ impl objective::Objective for MaskedAndNext {
 
     fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
         let (labels, scales) = (inputs.labels.as_ref(), Scales { masked: 1.0, sequence: self.sequence.get() });
-        let loss = objective::pre_training(model, pass, &inputs.batch, &inputs.masked, labels, scales)?;
+        let (batch, masked, smoothing) = (&inputs.batch, &inputs.masked, self.smoothing.get());
+        let loss = objective::smoothed_pre_training(model, pass, batch, masked, labels, scales, smoothing)?;
         Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
     }
 }
@@ -858,7 +882,21 @@ impl Inputs {
             sequences.push(Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] });
             start += length;
         }
-        let batch = Batch::new(device, config, &sequences, part.first_number)?;
+        let batch = match &part.target_lengths {
+            None => Batch::new(device, config, &sequences, part.first_number)?,
+            Some(lengths) => {
+                let mut rest = &part.targets[..];
+                let targets: Vec<&[u32]> = lengths
+                    .iter()
+                    .map(|length| {
+                        let (target, behind) = rest.split_at(*length);
+                        rest = behind;
+                        target
+                    })
+                    .collect();
+                Batch::pairs(device, config, &sequences, &targets, part.first_number)?
+            }
+        };
         let masked = Masked::new(device, &part.rows, &part.targets, weight)?;
         let labels = part.next_sentence.as_ref().map(|labels| Tensor::from_slice(device, [labels.len()], labels));
         Ok(Self { batch, masked, labels: labels.transpose()? })

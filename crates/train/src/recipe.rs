@@ -5,7 +5,7 @@
 //! The learning rate's course spans the whole run, as in the paper; a phase that names its own `learning_rate` has a
 //! course of its own over its own steps, as in Google's second run with 512 tokens.
 
-use henson_data::{InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Separators};
+use henson_data::{InstanceSettings, LongSentences, MaskCount, Masking, NoiseSettings, Objective, Packing, Separators};
 use henson_tensor::{DType, Method};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -117,6 +117,9 @@ pub struct Recipe {
     /// Number of copies of the data with fixed masks (static masking, 10 in Devlin et al. 2019); 0 draws new masks in
     /// every epoch (dynamic masking).
     pub dupe_factor: u32,
+    /// Mean length in tokens of the spans of `span-corruption`, whose share of the tokens is `mask_probability`, and of those that
+    /// `denoising` fills in (3.5 in the command that BART's authors gave).
+    pub mean_span: f64,
     /// Share of documents with a random shorter target length; with `replaced-tokens`, of sequences (0.05 in ELECTRA).
     pub short_sequences: f64,
     /// Maximum length of a sequence in tokens, special tokens included.
@@ -157,6 +160,8 @@ pub struct Recipe {
     pub epsilon: f64,
     /// Maximum norm of all gradients together; 0 turns clipping off.
     pub clip: f64,
+    /// Label smoothing: the share of each token's target that is spread evenly over the vocabulary. Held-out losses are without it.
+    pub label_smoothing: f64,
     /// Dropout of hidden states and attention; by default the model's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
@@ -183,6 +188,9 @@ pub struct Recipe {
     /// The generator of `objective = "replaced-tokens"`, and how it is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator: Option<GeneratorSettings>,
+    /// What `objective = "denoising"` does to a text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise: Option<NoiseSettings>,
     /// Values of config.json that differ from the size's, such as `config.num_hidden_layers = 6`.
     #[serde(skip_serializing_if = "Table::is_empty")]
     #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
@@ -264,6 +272,7 @@ impl Default for Recipe {
             max_predictions: instances.max_predictions,
             mask_split: instances.mask_split,
             dupe_factor: instances.dupe_factor,
+            mean_span: instances.mean_span,
             short_sequences: instances.short_sequences,
             sequence_length: 128,
             batch_size: 32,
@@ -281,6 +290,7 @@ impl Default for Recipe {
             beta2: 0.999,
             epsilon: 1e-6,
             clip: 1.0,
+            label_smoothing: 0.0,
             dropout: None,
             recompute: false,
             checkpoint_every: 1000,
@@ -291,6 +301,7 @@ impl Default for Recipe {
             samples: Vec::new(),
             samples_in_report: false,
             generator: None,
+            noise: None,
             config: Table::new(),
             phases: Vec::new(),
         }
@@ -322,15 +333,18 @@ impl Recipe {
     /// Reads a recipe that consists of several texts with their names, of which a later one overrules the earlier.
     pub fn parse_layers(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {
         let mut recipe: Self = parse_settings(layers, sets)?;
-        recipe.resolve_generator();
+        recipe.resolve_tables();
         recipe.check()?;
         Ok(recipe)
     }
 
-    /// Writes the defaults of a generator out, where there is one.
-    pub(crate) fn resolve_generator(&mut self) {
+    /// Writes the defaults of a generator and of noises out, where there are such.
+    pub(crate) fn resolve_tables(&mut self) {
         if self.objective == Objective::ReplacedTokens {
             self.generator.get_or_insert_default();
+        }
+        if self.objective == Objective::Denoising {
+            self.noise.get_or_insert_default();
         }
     }
 
@@ -349,7 +363,12 @@ impl Recipe {
             ("beta1", self.beta1, 0.0, MOST_BELOW_1),
             ("beta2", self.beta2, 0.0, MOST_BELOW_1),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, MOST_BELOW_1),
+            ("label_smoothing", self.label_smoothing, 0.0, 0.99),
         ])?;
+        if self.label_smoothing > 0.0 && matches!(self.objective, Objective::ReplacedTokens | Objective::SpanBoundary) {
+            let expected = "0: replaced tokens and boundaries of spans are trained without it";
+            return Err(TrainError::setting("label_smoothing", self.label_smoothing, expected));
+        }
         if self.steps.is_some() && self.epochs.is_some() {
             return Err(TrainError::setting("epochs", "given", "either `steps` or `epochs`"));
         }
@@ -446,6 +465,8 @@ impl Recipe {
             mask_split: self.mask_split,
             dupe_factor: self.dupe_factor,
             repeated_draws: false,
+            mean_span: self.mean_span,
+            noise: self.noise,
         };
         if self.objective == Objective::ReplacedTokens {
             let GeneratorSettings { mask_share, with_replacement, .. } = self.generator.clone().unwrap_or_default();

@@ -427,6 +427,7 @@ fn electra_with_its_generator() {
         let part = Part {
             ids: golden.ids("input.ids"),
             segments: golden.ids("input.segments"),
+            target_lengths: None,
             lengths: offsets.windows(2).map(|w| (w[1] - w[0]) as usize).collect(),
             rows: golden.ids("input.rows"),
             targets: golden.ids("input.targets"),

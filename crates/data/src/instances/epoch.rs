@@ -9,7 +9,7 @@ use henson_text::Slot;
 
 use super::draws::{self, Coins, Copy, Permutation, Purpose};
 use super::masks::Scratch;
-use super::walk::{Chunk, Consecutive, Cursor, Second, Walk, read_sentences};
+use super::walk::{Chunk, Consecutive, Cursor, Second, Walk, read_sentences, sentence_starts};
 use super::{Corruption, GROUP, Instance, Instances, Predicted};
 use crate::{DataError, Document, Reader};
 
@@ -163,22 +163,47 @@ impl Epoch {
     fn make_in_order(&self, index: u64, Maker { reader, scratch }: &mut Maker<'_>) -> Result<Instance, DataError> {
         assert!(index < self.count, "instance {index} of {}", self.count);
         let found = self.find(index, reader)?;
+        let Instances { settings, corpus, template, corruption, .. } = &*self.instances;
+        // Where sentences begin in the text, if that is asked for.
+        let mut sentences = matches!(corruption, Corruption::Noise(..)).then(Vec::new);
         let mut instance = match &found.chunk {
-            Some((document, chunk)) => self.of_chunk(&found, document, chunk, reader)?,
-            None => self.of_row(found.at.unit, reader)?,
+            Some((document, chunk)) => self.of_chunk(&found, document, chunk, reader, sentences.as_mut())?,
+            None => self.of_row(found.at.unit, reader, sentences.as_mut())?,
         };
-        let Instances { settings, corpus, corruption, .. } = &*self.instances;
-        instance.predicted = match corruption {
+        let mut draws = draws::of_chunk(self.keys.masks, found.at, found.number());
+        match corruption {
             Corruption::Masks(masks) => {
-                let mut draws = draws::of_chunk(self.keys.masks, found.at, found.number());
                 let anywhere = &mut |draws: &mut Stream| reader.piece(draws::below(draws, corpus.pieces()));
-                masks.hide(settings, corpus.vocabulary(), &mut draws, &mut instance.ids, scratch, anywhere)?
+                instance.predicted =
+                    masks.hide(settings, corpus.vocabulary(), &mut draws, &mut instance.ids, scratch, anywhere)?;
             }
             Corruption::None => {
                 let next = (0..).zip(instance.ids.iter().skip(1));
-                next.map(|(position, target)| Predicted { position, target: *target }).collect()
+                instance.predicted = next.map(|(position, target)| Predicted { position, target: *target }).collect();
             }
-        };
+            Corruption::Spans(spans) => {
+                let (source, target) = spans.corrupt(settings, &mut draws, &instance.ids);
+                instance.segments = vec![0; source.len()];
+                (instance.ids, instance.target) = (source, Some(target));
+            }
+            Corruption::Noise(noise, masks) => {
+                let before = template.single_slots().iter().take_while(|slot| matches!(slot, Slot::Special { .. }));
+                let (before, specials) = (before.count(), template.single_specials());
+                let text = before..instance.ids.len() + before - specials;
+                let most = settings.sequence_length - specials;
+                // What stands before the first sentence that begins here goes on with one.
+                let sentences = sentences.unwrap_or_default();
+                let text = (&instance.ids[text], &sentences[..]);
+                let spoiled = noise.spoil(masks, settings.mean_span, &mut draws, text, most);
+                let slots = template.single_slots();
+                let laid_out = lay_out(slots, settings.sequence_length, |_, ids| {
+                    ids.extend_from_slice(&spoiled);
+                    Ok(())
+                })?;
+                instance.target = Some(std::mem::replace(&mut instance.ids, laid_out.0));
+                instance.segments = laid_out.1;
+            }
+        }
         Ok(instance)
     }
 
@@ -189,8 +214,9 @@ impl Epoch {
         document: &Document,
         chunk: &Chunk,
         reader: &mut Reader<'_>,
+        sentences: Option<&mut Vec<usize>>,
     ) -> Result<Instance, DataError> {
-        let Instances { settings, template, rules, ends, .. } = &*self.instances;
+        let Instances { settings, rules, ends, .. } = &*self.instances;
         let mut first = chunk.first.clone();
         let (mut second_document, mut second, mut random_document) = (*document, 0..0, None);
         let next_sentence = match &chunk.second {
@@ -218,7 +244,10 @@ impl Epoch {
         if next_sentence.is_some() {
             self.truncate(found, &mut first, &mut second);
         }
-        let slots = if chunk.second == Second::None { template.single_slots() } else { template.pair_slots() };
+        if let Some(starts) = sentences {
+            sentence_starts(reader, document, (chunk.sentence, first.clone()), rules.separator, (0, starts))?;
+        }
+        let slots = self.slots(chunk);
         let (ids, segments) = lay_out(slots, settings.sequence_length, |text, ids| match text {
             Text::First => {
                 ids.extend(ends.filter(|_| first.start == 0));
@@ -228,19 +257,37 @@ impl Epoch {
             }
             Text::Second => reader.read(&second_document, second.clone(), ids),
         })?;
-        let predicted = Vec::new();
-        Ok(Instance { ids, segments, predicted, next_sentence, document: found.at.unit, random_document })
+        let (predicted, target) = (Vec::new(), None);
+        Ok(Instance { ids, segments, predicted, target, next_sentence, document: found.at.unit, random_document })
+    }
+
+    /// What stands around the texts of a chunk: nothing where spans are corrupted, whose source and target have ends of their own.
+    fn slots(&self, chunk: &Chunk) -> &[Slot] {
+        let Instances { template, corruption, .. } = &*self.instances;
+        match (&chunk.second, corruption) {
+            (_, Corruption::Spans(_)) => TEXT_ALONE,
+            (Second::None, _) => template.single_slots(),
+            _ => template.pair_slots(),
+        }
     }
 
     /// A sequence of the row, with nothing hidden.
-    fn of_row(&self, sequence: usize, reader: &mut Reader<'_>) -> Result<Instance, DataError> {
-        let Instances { settings, corpus, template, row, weights, .. } = &*self.instances;
+    fn of_row(
+        &self,
+        sequence: usize,
+        reader: &mut Reader<'_>,
+        mut sentences: Option<&mut Vec<usize>>,
+    ) -> Result<Instance, DataError> {
+        let Instances { settings, corpus, template, row, weights, corruption, .. } = &*self.instances;
         let (row, mut document) = (row.as_ref().ok_or_else(|| self.changed())?, 0);
-        let (ids, segments) = lay_out(template.single_slots(), settings.sequence_length, |_, ids| {
-            document = row.read(reader, corpus, weights, sequence, ids)?;
+        let bare = matches!(corruption, Corruption::Spans(_));
+        let slots = if bare { TEXT_ALONE } else { template.single_slots() };
+        let (ids, segments) = lay_out(slots, settings.sequence_length, |_, ids| {
+            document = row.read(reader, corpus, weights, sequence, ids, sentences.as_deref_mut())?;
             Ok(())
         })?;
-        Ok(Instance { ids, segments, predicted: Vec::new(), next_sentence: None, document, random_document: None })
+        let (predicted, target) = (Vec::new(), None);
+        Ok(Instance { ids, segments, predicted, target, next_sentence: None, document, random_document: None })
     }
 
     /// Sentences of another document of this epoch, from a random one on until `target` pieces are reached or passed.
@@ -420,6 +467,9 @@ impl Epoch {
         Ok(counted)
     }
 }
+
+/// A text with nothing around it.
+const TEXT_ALONE: &[Slot] = &[Slot::First { segment: 0 }];
 
 /// One of the two texts of a template.
 enum Text {

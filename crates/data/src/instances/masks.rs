@@ -68,6 +68,11 @@ impl Masks {
         self.layout.last().is_some_and(|last| id <= *last) && self.layout.contains(&id)
     }
 
+    /// What stands for a hidden piece.
+    pub(super) fn mask(&self) -> u32 {
+        self.mask
+    }
+
     /// Hides pieces of a sequence and returns what they were, by position. Special tokens of the layout, such as
     /// `[CLS]` and `[SEP]`, are never hidden, unless the settings say so.
     ///
@@ -365,7 +370,7 @@ impl Masks {
     }
 
     /// An id that is not special, each as likely.
-    fn ordinary(&self, draws: &mut Stream) -> u32 {
+    pub(super) fn ordinary(&self, draws: &mut Stream) -> u32 {
         let draw = draws.below(self.ordinary);
         draw + self.ordinary_below.partition_point(|below| *below <= draw) as u32
     }
@@ -409,7 +414,7 @@ enum Fate {
 }
 
 /// A number in [0, 1).
-fn unit_interval(draws: &mut Stream) -> f64 {
+pub(super) fn unit_interval(draws: &mut Stream) -> f64 {
     f64::from(draws.bits()) / (u64::from(u32::MAX) + 1) as f64
 }
 

@@ -12,8 +12,10 @@ mod boundaries;
 mod draws;
 mod epoch;
 mod masks;
+mod noise;
 mod row;
 mod settings;
+mod spans;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -26,11 +28,13 @@ use henson_text::Template;
 pub use boundaries::Boundaries;
 pub use epoch::Epoch;
 pub(crate) use epoch::Maker;
+pub use noise::NoiseSettings;
 pub use settings::{Cut, InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Separators};
 
 use crate::{Corpus, DataError};
 use masks::Masks;
 use row::Row;
+use spans::Spans;
 use walk::SentenceRules;
 use weights::Weights;
 
@@ -64,6 +68,10 @@ enum Corruption {
     Masks(Masks),
     /// Nothing is changed: each piece predicts the next.
     None,
+    /// Spans become sentinels, and are to be written behind them.
+    Spans(Spans),
+    /// The text is spoiled, and all of it is to be written.
+    Noise(NoiseSettings, Masks),
 }
 
 /// What a model sees, and what it shall say.
@@ -73,8 +81,10 @@ pub struct Instance {
     pub ids: Vec<u32>,
     /// The segment of each, as the template has it: in BERT's, 0 for the first segment and its specials, 1 for the second.
     pub segments: Vec<u32>,
-    /// What is to be predicted, by position.
+    /// What is to be predicted, by position; nothing where there is a target.
     pub predicted: Vec<Predicted>,
+    /// What an encoder-decoder is to write, its end included.
+    pub target: Option<Vec<u32>>,
     /// For sentence pairs: 0 where the second segment followed the first, 1 where it is a random one, or the two were swapped.
     pub next_sentence: Option<u32>,
     /// The document of the first segment.
@@ -132,15 +142,20 @@ impl Instances {
         }
         drop(reader);
         let ends = settings.has_ends(&template).then_some(corpus.vocabulary().sep);
+        // What is cut has no template around it.
+        let whole = ends.is_some() || settings.objective == Objective::SpanCorruption;
         let rules = SentenceRules::new(&settings, corpus.vocabulary().sep);
         let row = match cut {
             Cut::Pairs | Cut::Documents | Cut::Consecutive => None,
             Cut::FullSentences => Some(Row::new(&corpus, &weights, (room, false), Some(rules))?),
-            Cut::Blocks => Some(Row::new(&corpus, &weights, (room, ends.is_some()), None)?),
+            Cut::Blocks => Some(Row::new(&corpus, &weights, (room, whole), None)?),
         };
-        let corruption = match settings.objective.masks() {
-            true => Corruption::Masks(Masks::new(corpus.vocabulary(), &template, settings.objective)?),
-            false => Corruption::None,
+        let masks = || Masks::new(corpus.vocabulary(), &template, settings.objective);
+        let corruption = match settings.objective {
+            Objective::Causal => Corruption::None,
+            Objective::SpanCorruption => Corruption::Spans(Spans::new(corpus.vocabulary(), room, &settings)?),
+            Objective::Denoising => Corruption::Noise(settings.noise.unwrap_or_default(), masks()?),
+            _ => Corruption::Masks(masks()?),
         };
         Ok(Self { corpus, template, settings, cut, room, ends, rules, seed, weights, row, corruption })
     }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::walk::{SentenceRules, Sentences, read_sentences, whole_sentences};
+use super::walk::{SentenceRules, Sentences, read_sentences, sentence_starts, whole_sentences};
 use super::weights::Weights;
 use crate::{Corpus, DataError, Document, Reader};
 
@@ -88,7 +88,8 @@ impl Row {
         self.source_ends.partition_point(|end| *end <= sequence)
     }
 
-    /// Appends a sequence's pieces and returns the document of the first of them.
+    /// Appends a sequence's pieces and returns the document of the first of them; of whole sentences also where each begins, counted
+    /// from the first of its pieces.
     pub(super) fn read(
         &self,
         reader: &mut Reader<'_>,
@@ -96,6 +97,7 @@ impl Row {
         weights: &Weights,
         sequence: usize,
         ids: &mut Vec<u32>,
+        mut sentences: Option<&mut Vec<usize>>,
     ) -> Result<usize, DataError> {
         let mut documents = Documents { reader, weights, end: corpus.documents() };
         let (mut next, mut parts) = (self.marks.get(sequence / BETWEEN_MARKS).copied(), Vec::new());
@@ -104,11 +106,16 @@ impl Row {
             next = self.walk(start, &mut documents, &mut parts)?;
         }
         let separator = self.rules.and_then(|rules| rules.separator);
+        let first = ids.len();
         for part in &parts {
             if part.separated {
                 ids.extend(std::iter::repeat_n(corpus.vocabulary().sep, self.border()));
             }
             let from = (part.sentence, part.pieces.clone());
+            if let Some(starts) = sentences.as_deref_mut() {
+                let place = (ids.len() - first, starts);
+                sentence_starts(documents.reader, &part.document, from.clone(), separator, place)?;
+            }
             read_sentences(documents.reader, &part.document, from, separator, ids)?;
         }
         parts.first().map(|part| part.number).ok_or_else(|| corpus.changed())

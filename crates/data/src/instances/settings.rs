@@ -6,6 +6,8 @@ use henson_text::Template;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::noise::NoiseSettings;
+use super::spans::text_of_source;
 use crate::DataError;
 
 /// How instances are made. The defaults are BERT's, with masks that are new in every epoch.
@@ -46,6 +48,12 @@ pub struct InstanceSettings {
     /// are hidden.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub repeated_draws: bool,
+    /// The mean length of spans that an encoder-decoder is to write.
+    #[serde(skip_serializing_if = "is_usual_span")]
+    pub mean_span: f64,
+    /// How texts are spoiled that an encoder-decoder is to write; BART's way where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise: Option<NoiseSettings>,
 }
 
 /// What is to be learnt.
@@ -65,6 +73,10 @@ pub enum Objective {
     Causal,
     /// Detect which tokens a small generator replaced, on two segments of consecutive text, as in ELECTRA.
     ReplacedTokens,
+    /// Write the spans that sentinels stand for, as in T5; for encoder-decoders.
+    SpanCorruption,
+    /// Write a text of which some was masked, deleted or moved (`noise`), as in BART; for encoder-decoders.
+    Denoising,
 }
 
 /// How single segments are cut from documents.
@@ -155,7 +167,7 @@ impl Cut {
 }
 
 impl Objective {
-    /// Whether tokens are masked and predicted; else nothing is changed, and each token predicts the next.
+    /// Whether tokens of a sequence are masked and predicted.
     pub fn masks(self) -> bool {
         match self {
             Objective::MlmNsp
@@ -163,13 +175,18 @@ impl Objective {
             | Objective::Mlm
             | Objective::SpanBoundary
             | Objective::ReplacedTokens => true,
-            Objective::Causal => false,
+            Objective::Causal | Objective::SpanCorruption | Objective::Denoising => false,
         }
     }
 
     /// Whether something is asked about two segments.
     pub fn has_pairs(self) -> bool {
         matches!(self, Objective::MlmNsp | Objective::MlmSop)
+    }
+
+    /// Whether an encoder-decoder reads a source and writes a target.
+    pub fn writes(self) -> bool {
+        matches!(self, Objective::SpanCorruption | Objective::Denoising)
     }
 }
 
@@ -197,6 +214,13 @@ pub enum Masking {
 /// Longer sequences than any model takes; it keeps positions within 32 bits.
 const LONGEST: usize = 1 << 20;
 
+/// T5's mean length of spans, and that of BART's paper.
+const USUAL_SPAN: f64 = 3.0;
+
+fn is_usual_span(mean: &f64) -> bool {
+    *mean == USUAL_SPAN
+}
+
 impl Default for InstanceSettings {
     fn default() -> Self {
         Self {
@@ -214,6 +238,8 @@ impl Default for InstanceSettings {
             mask_split: [0.8, 0.1, 0.1],
             dupe_factor: 0,
             repeated_draws: false,
+            mean_span: USUAL_SPAN,
+            noise: None,
         }
     }
 }
@@ -246,6 +272,7 @@ impl InstanceSettings {
         }
         self.check_cut()?;
         self.check_masks()?;
+        self.check_targets()?;
         if !(0.0..=1.0).contains(&self.short_sequences) {
             return refuse("short_sequences", self.short_sequences.to_string(), "expected a share, 0 to 1".to_owned());
         }
@@ -303,6 +330,32 @@ impl InstanceSettings {
         }
     }
 
+    /// Refuses spans and noises that make no sense, and noises where nothing is written.
+    fn check_targets(&self) -> Result<(), DataError> {
+        let refuse = |name, value: String, problem: &str| {
+            Err(DataError::InstanceSetting { name, value, problem: problem.to_owned() })
+        };
+        if !(0.1..=100.0).contains(&self.mean_span) {
+            return refuse("mean_span", self.mean_span.to_string(), "expected 0.1 to 100 tokens");
+        }
+        // Below it a text grows without bound in the arithmetic of lengths.
+        if self.objective == Objective::SpanCorruption && self.mask_probability > 0.9 {
+            return refuse("mask_probability", self.mask_probability.to_string(), "expected at most 0.9 of the tokens");
+        }
+        let Some(noise) = self.noise.or((self.objective == Objective::Denoising).then(NoiseSettings::default)) else {
+            return Ok(());
+        };
+        noise.check()?;
+        if self.objective != Objective::Denoising {
+            return refuse("noise", "given".to_owned(), "expected objective = \"denoising\"");
+        }
+        if self.packing == Packing::Blocks && noise.permutation > 0.0 {
+            let problem = "blocks cut sentences: expected 0, or packing = \"documents\" or \"full-sentences\"";
+            return refuse("noise.permutation", noise.permutation.to_string(), problem);
+        }
+        Ok(())
+    }
+
     /// Refuses rules about the number of masks, and masked special tokens, where spans have rules of their own.
     fn check_masks(&self) -> Result<(), DataError> {
         let refuse = |name, value: &str, problem: &str| {
@@ -328,6 +381,15 @@ impl InstanceSettings {
         }
     }
 
+    /// The longest target that a sequence can have; 0 where there is none.
+    pub fn longest_target(&self) -> usize {
+        match self.objective {
+            Objective::SpanCorruption => text_of_source(self.sequence_length, self).map_or(0, |(_, target)| target),
+            Objective::Denoising => self.sequence_length,
+            _ => 0,
+        }
+    }
+
     /// Whether documents have an end-of-text before and behind them: where a text is written from left to right, and no template
     /// sets anything around it.
     pub(super) fn has_ends(&self, template: &Template) -> bool {
@@ -336,6 +398,14 @@ impl InstanceSettings {
 
     /// How many pieces of text a sequence takes beside its special tokens; an error where that is too few or too many.
     pub(super) fn room(&self, template: &Template) -> Result<usize, DataError> {
+        if self.objective == Objective::SpanCorruption && self.sequence_length <= LONGEST {
+            let room = text_of_source(self.sequence_length, self).map(|(text, _)| text);
+            return room.ok_or_else(|| DataError::InstanceSetting {
+                name: "sequence_length",
+                value: self.sequence_length.to_string(),
+                problem: "expected room for a token, a sentinel and an end: at least 3".to_owned(),
+            });
+        }
         let ends = if self.has_ends(template) && self.cut() == Cut::Documents { 2 } else { 0 };
         let specials = self.cut().specials(template) + ends;
         // Two pieces must have room: one for each segment, or one beside a separator of documents.

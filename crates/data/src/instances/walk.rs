@@ -315,6 +315,28 @@ pub(super) fn whole_sentences(
     Ok(Sentences { first, pieces: begin..end, gaps, next })
 }
 
+/// Where the sentences of [`read_sentences`]'s pieces begin, counted from the `base` on: the first where the pieces do. A separator
+/// belongs to the sentence before it.
+pub(super) fn sentence_starts(
+    reader: &mut Reader<'_>,
+    document: &Document,
+    (mut sentence, pieces): (usize, Range<usize>),
+    separator: Option<u32>,
+    (base, starts): (usize, &mut Vec<usize>),
+) -> Result<(), DataError> {
+    let (mut begin, mut gaps) = (pieces.start, 0);
+    while begin < pieces.end && sentence < document.sentences() {
+        let end = reader.sentence_end(document, sentence)?.min(pieces.end);
+        if end > begin {
+            gaps += usize::from(separator.is_some() && begin > pieces.start);
+            starts.push(base + begin - pieces.start + gaps);
+            begin = end;
+        }
+        sentence += 1;
+    }
+    Ok(())
+}
+
 /// Appends pieces of a document, with the rules' separator between those of different sentences. `sentence` is that of the
 /// first of them.
 pub(super) fn read_sentences(

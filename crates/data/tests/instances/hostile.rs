@@ -62,12 +62,13 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
             mask_split,
             dupe_factor,
             repeated_draws,
+            ..InstanceSettings::default()
         }
     })
 }
 
 /// Few ids, so that words are long and special pieces stand in the text.
-fn any_documents() -> impl Strategy<Value = Vec<Vec<Vec<u32>>>> {
+pub(crate) fn any_documents() -> impl Strategy<Value = Vec<Vec<Vec<u32>>>> {
     let sentence = prop_oneof![
         1 => proptest::collection::vec(0_u32..12, 0..3),
         1 => proptest::collection::vec(0_u32..12, 0..40),

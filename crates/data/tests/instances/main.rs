@@ -11,3 +11,4 @@ mod reference;
 mod relatives;
 mod roberta;
 mod singles;
+mod writers;

@@ -103,7 +103,15 @@ fn pairs(all: &Documents, settings: &InstanceSettings, seed: u64, epoch: u64, vo
                 ids.push(SEP);
                 let predicted = hide(&mut ids, settings, &mut draws.stream(MASKS, chunk), vocabulary);
                 let next_sentence = Some(u32::from(random_document.is_some()));
-                made.push(Instance { ids, segments, predicted, next_sentence, document: number, random_document });
+                made.push(Instance {
+                    ids,
+                    segments,
+                    predicted,
+                    target: None,
+                    next_sentence,
+                    document: number,
+                    random_document,
+                });
                 current_chunk.clear();
                 current_length = 0;
                 chunk += 1;

@@ -313,7 +313,7 @@ impl ModelBench {
             let (mut masked, targets) = (ids.clone(), rows.iter().map(|row| ids[*row as usize]).collect());
             rows.iter().for_each(|row| masked[*row as usize] = 0);
             let (segments, lengths) = (segments.repeat(b), vec![s; b]);
-            Part { ids: masked, segments, lengths, rows: rows.clone(), targets, next_sentence: None, first_number: 0 }
+            Part { ids: masked, segments, lengths, rows: rows.clone(), targets, ..Part::default() }
         });
         Ok(Self { engine, joint, ids, segments, rows, labels })
     }

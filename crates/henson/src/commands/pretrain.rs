@@ -143,8 +143,13 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
 /// Bytes that the largest part of any step takes.
 fn needed(plan: &Plan) -> u64 {
     let of_phase = |phase: &henson_train::ResolvedPhase| {
-        let tokens = phase.batch_size / phase.accumulation * phase.instances.sequence_length;
-        let predicted = if phase.instances.objective.masks() { phase.instances.mask_probability } else { 1.0 };
+        let (source, target) = (phase.instances.sequence_length, phase.instances.longest_target());
+        let tokens = phase.batch_size / phase.accumulation * (source + target);
+        let predicted = match (phase.instances.objective.masks(), target) {
+            (true, _) => phase.instances.mask_probability,
+            (false, 0) => 1.0,
+            (false, _) => target as f64 / (source + target) as f64,
+        };
         let recipe = &plan.recipe;
         let needs = |config: &ModelConfig, parameters, predicted| {
             memory(&config.sizes(), parameters, tokens, predicted, recipe.dtype.into(), recipe.recompute).training

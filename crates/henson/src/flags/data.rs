@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use henson_data::{
-    Format, InstanceSettings, LongSentences, MaskCount, Masking, Objective, Packing, Sentences, Separators, SourceFiles,
+    Format, InstanceSettings, LongSentences, MaskCount, Masking, NoiseSettings, Objective, Packing, Sentences,
+    Separators, SourceFiles,
 };
 
 use super::settings::named;
@@ -35,14 +36,18 @@ Then look at it with `henson data stats DIR`, and train with `henson pretrain --
     Stats(DataStats),
     /// Print pre-training instances as a model sees them: tokens, masks, segments
     #[command(after_help = "[MASK←dog] masks dog, cat←dog replaces it, =dog is to be predicted though it is \
-seen. The first segment is A, the second B.\n\n\
+seen. The first segment is A, the second B. Of span-corruption and denoising, the encoder reads the source, and the decoder is to \
+write the target.\n\n\
 Examples:\n  henson data show corpus\n  henson data show corpus --masking whole-words --sequence-length 64 -n 1\n  \
-henson data show corpus --epoch 3 --index 1000 --json")]
+henson data show corpus --epoch 3 --index 1000 --json\n  \
+henson data show corpus --objective span-corruption --packing blocks\n  \
+henson data show corpus --objective denoising --noise deletion=0.2,rotation=1")]
     Show(DataShow),
     /// Write the first batches of pre-training to a file that other systems can read
     #[command(after_help = "FILE is in the safetensors format. Batch 0 is batch.0000.input_ids, .token_type_ids, \
 .attention_mask, .labels (-100 where nothing is predicted) and, with sentence pairs, .next_sentence_label (0 next, 1 \
-random) or .sentence_order_label (0 in order, 1 swapped): 64-bit integers, padded to the longest sequence of the batch, as transformers takes them. They are the batches \
+random) or .sentence_order_label (0 in order, 1 swapped): 64-bit integers, padded to the longest sequence of the batch, as \
+transformers takes them. Of span-corruption and denoising, labels are the targets, padded to the longest of them. They are the batches \
 that `henson pretrain` begins with, given the same settings.\n\n\
 Example:\n  henson data export corpus --out batches.safetensors --batches 50 --batch-size 32")]
     Export(DataExport),
@@ -206,6 +211,15 @@ pub(crate) struct InstanceFlags {
     #[arg(long, value_name = "EPOCHS", default_value_t = 0)]
     pub(crate) dupe_factor: u32,
 
+    /// Mean length of spans in tokens, of span-corruption and denoising
+    #[arg(long, value_name = "PIECES", default_value_t = 3.0)]
+    pub(crate) mean_span: f64,
+
+    /// What denoising does to a text: shares of permutation, masking, deletion, infilling, rotation, random
+    /// [default: permutation=1,infilling=0.3]
+    #[arg(long, value_name = "NAME=SHARE,…", value_parser = parse_noise)]
+    pub(crate) noise: Option<NoiseSettings>,
+
     /// The seed of all draws
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
@@ -235,6 +249,8 @@ impl InstanceFlags {
             }),
             dupe_factor: self.dupe_factor,
             repeated_draws: false,
+            mean_span: self.mean_span,
+            noise: self.noise,
         }
     }
 }
@@ -299,6 +315,30 @@ fn parse_split(text: &str) -> Result<[f64; 3], String> {
     let shares: Option<Vec<f64>> = text.split(',').map(|share| share.trim().parse().ok()).collect();
     let shares = shares.and_then(|shares| <[f64; 3]>::try_from(shares).ok());
     shares.ok_or_else(|| "expected three shares, such as 0.8,0.1,0.1".to_owned())
+}
+
+/// Noises that are not named are none.
+fn parse_noise(text: &str) -> Result<NoiseSettings, String> {
+    let mut noise = NoiseSettings::none();
+    for part in text.split(',') {
+        let (name, share) = part.split_once('=').ok_or("expected NAME=SHARE, such as infilling=0.3")?;
+        let share: f64 = share.trim().parse().map_err(|_| format!("expected a share, 0 to 1, got {share:?}"))?;
+        let place = match name.trim() {
+            "permutation" => &mut noise.permutation,
+            "masking" => &mut noise.masking,
+            "deletion" => &mut noise.deletion,
+            "infilling" => &mut noise.infilling,
+            "rotation" => &mut noise.rotation,
+            "random" => &mut noise.random,
+            other => {
+                return Err(format!(
+                    "unknown noise {other:?}: permutation, masking, deletion, infilling, rotation, random"
+                ));
+            }
+        };
+        *place = share;
+    }
+    Ok(noise)
 }
 
 fn parse_source(text: &str) -> Result<SourceFiles, String> {

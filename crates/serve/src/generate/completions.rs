@@ -199,7 +199,13 @@ impl Answering {
     }
 
     /// What an update adds to a sequence: `None` where it is nothing that could be sent.
-    fn add(&mut self, task: usize, sequence: usize, token: Option<&TokenScore>, end: Option<&Written>) -> Result<Part, ApiError> {
+    fn add(
+        &mut self,
+        task: usize,
+        sequence: usize,
+        token: Option<&TokenScore>,
+        end: Option<&Written>,
+    ) -> Result<Part, ApiError> {
         let model = &self.model.model;
         let line = &mut self.lines[task][sequence];
         let mut part = Part::default();

@@ -68,7 +68,10 @@ impl<F: Form + Unpin> HttpBody for Streamed<F> {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         let mut events = Events::default();
         // All that is there goes into one frame; a client that is slower than the model gets fewer and larger ones.

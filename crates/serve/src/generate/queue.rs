@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use henson_infer::{
-    Event, EventKind, FinishReason, GenerateSettings, InferError, Model, Ticket, TokenScore, Writer, WriterLimits, Written,
+    Event, EventKind, FinishReason, GenerateSettings, InferError, Model, Ticket, TokenScore, Writer, WriterLimits,
+    Written,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;

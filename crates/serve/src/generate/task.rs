@@ -43,7 +43,8 @@ pub(crate) async fn prepare(
 ) -> Result<Prepared, ApiError> {
     if wish.echo && model.is_encoder_decoder() {
         let field = if field == "prompt" { "echo" } else { "return_full_text" };
-        let message = format!("`{field}` is for models that continue their prompt; {:?} reads it as a source", model.name);
+        let message =
+            format!("`{field}` is for models that continue their prompt; {:?} reads it as a source", model.name);
         return Err(invalid(message));
     }
     let bytes = inputs.iter().map(|input| match input {
@@ -136,7 +137,9 @@ fn check_length(model: &Loaded, field: &str, prompt: usize, wish: &Wish) -> Resu
     let least = if wish.is_length_given { new } else { new.min(1) };
     let (name, next) = if field == "prompt" { ("max_tokens", "") } else { ("max_new_tokens", ", or set `truncate`") };
     if prompt > most {
-        return Err(invalid(format!("`{field}` has {prompt} tokens, this model takes at most {most}: shorten it{next}")));
+        return Err(invalid(format!(
+            "`{field}` has {prompt} tokens, this model takes at most {most}: shorten it{next}"
+        )));
     }
     if begun.saturating_add(least) <= most {
         return Ok(());

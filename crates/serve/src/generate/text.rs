@@ -87,7 +87,9 @@ impl Transcript {
     ) -> Result<Part, ApiError> {
         let tokenizer = model.tokenizer();
         let certain = self.stopping.as_mut().map(|stream| stream.push(tokenizer, id)).transpose()?;
-        if !self.tokens && let Some(text) = certain {
+        if !self.tokens
+            && let Some(text) = certain
+        {
             return Ok(Part { text, tokens: Vec::new() });
         }
         let text = self.plain.push(tokenizer, id)?;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use henson_infer::Sampling;
-use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::error::{ApiError, Kind};
 use crate::wire::Inputs;
@@ -141,7 +141,8 @@ impl CompletionRequest {
         }
         let stream = self.stream.unwrap_or(false);
         if stream && best_of > n {
-            let message = "`best_of` cannot be streamed: the best are known only when all are written; leave out one of both";
+            let message =
+                "`best_of` cannot be streamed: the best are known only when all are written; leave out one of both";
             return Err(invalid(message));
         }
         if !stream && self.stream_options.is_some() {
@@ -336,7 +337,10 @@ impl<'de> Deserialize<'de> for LogitBias {
             type Value = LogitBias;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(formatter, "`logit_bias` as an object of at most {BIASES} token ids with numbers from -100 to 100")
+                write!(
+                    formatter,
+                    "`logit_bias` as an object of at most {BIASES} token ids with numbers from -100 to 100"
+                )
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
@@ -498,7 +502,8 @@ mod tests {
 
     #[test]
     fn any_number_of_sampling_asks_for_it() {
-        for parameters in [r#"{"do_sample": true}"#, r#"{"temperature": 0.5}"#, r#"{"top_k": 3}"#, r#"{"top_p": 0.9}"#] {
+        for parameters in [r#"{"do_sample": true}"#, r#"{"temperature": 0.5}"#, r#"{"top_k": 3}"#, r#"{"top_p": 0.9}"#]
+        {
             assert!(generate(parameters, false).unwrap().sampling.is_some(), "{parameters}");
         }
         for parameters in [r#"{"temperature": 1.0}"#, r#"{"top_p": 1.0}"#, r#"{"seed": 3}"#] {
@@ -511,7 +516,10 @@ mod tests {
         let sampling = wish.sampling.unwrap();
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p), (0.5, 3, 0.9, 0.25));
         assert_eq!((wish.repetition_penalty, wish.max_new_tokens, wish.best_of, wish.echo), (1.5, 7, 2, true));
-        assert_eq!((wish.prompt_logprobs, wish.alternatives, wish.truncate, wish.seed), (true, Some(5), Some(9), Some(3)));
+        assert_eq!(
+            (wish.prompt_logprobs, wish.alternatives, wish.truncate, wish.seed),
+            (true, Some(5), Some(9), Some(3))
+        );
     }
 
     #[test]

@@ -264,7 +264,8 @@ fn byte_level() -> Value {
 
 fn write_weights(path: &Path, positions: usize) {
     let h = WIDTH;
-    let mut shapes = vec![("wte.weight".to_owned(), vec![VOCABULARY, h]), ("wpe.weight".to_owned(), vec![positions, h])];
+    let mut shapes =
+        vec![("wte.weight".to_owned(), vec![VOCABULARY, h]), ("wpe.weight".to_owned(), vec![positions, h])];
     for layer in 0..2 {
         for (name, shape) in [
             ("ln_1.weight", vec![h]),

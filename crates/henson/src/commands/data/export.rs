@@ -78,16 +78,25 @@ impl File {
             segments[*place] = i64::from(part.segments[piece]);
             mask[*place] = 1;
         }
-        for (row, target) in part.rows.iter().zip(&part.targets) {
+        for (row, target) in part.rows.iter().zip(&part.targets).filter(|_| part.target_lengths.is_none()) {
             // In transformers a causal model moves its labels by itself: they stand where the piece is that is predicted.
             let place = places[*row as usize] + usize::from(!objective.masks());
             labels[place] = i64::from(*target);
+        }
+        let mut label_columns = columns;
+        if let Some(lengths) = &part.target_lengths {
+            label_columns = lengths.iter().copied().max().unwrap_or(0);
+            labels = vec![IGNORED; rows * label_columns];
+            let mut rest = part.targets.iter();
+            for (row, length) in labels.chunks_mut(label_columns.max(1)).zip(lengths) {
+                row[..*length].iter_mut().zip(&mut rest).for_each(|(label, target)| *label = i64::from(*target));
+            }
         }
         let shape = [rows, columns];
         self.push(format!("{name}.input_ids"), &shape, &ids);
         self.push(format!("{name}.token_type_ids"), &shape, &segments);
         self.push(format!("{name}.attention_mask"), &shape, &mask);
-        self.push(format!("{name}.labels"), &shape, &labels);
+        self.push(format!("{name}.labels"), &[rows, label_columns], &labels);
         if let Some(next) = &part.next_sentence {
             let next: Vec<i64> = next.iter().copied().map(i64::from).collect();
             let label = if objective == Objective::MlmSop { "sentence_order_label" } else { "next_sentence_label" };

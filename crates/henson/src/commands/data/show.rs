@@ -24,6 +24,16 @@ struct Line<'a> {
     ids: &'a [u32],
     segments: &'a [u32],
     predicted: Vec<Hidden>,
+    /// What an encoder-decoder is to write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<Target<'a>>,
+}
+
+/// What an encoder-decoder is to write.
+#[derive(Serialize)]
+struct Target<'a> {
+    pieces: Vec<String>,
+    ids: &'a [u32],
 }
 
 /// A piece that is to be predicted.
@@ -82,11 +92,31 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
                 ids: &instance.ids,
                 segments: &instance.segments,
                 predicted: predicted.collect(),
+                target: instance
+                    .target
+                    .as_ref()
+                    .map(|ids| Target { pieces: ids.iter().map(|id| piece(*id)).collect(), ids }),
             })?;
             continue;
         }
         let place = format!("instance {} of {} in epoch {}", thousands(index), thousands(epoch.count()), flags.epoch);
         output::line(&format!("{place}: {}", summary(&instance, causal)))?;
+        let paint = |text: &str, code: Option<&str>| {
+            let text = output::harmless(text);
+            match code {
+                Some(code) if colour => format!("\x1b[{code}m{text}\x1b[0m"),
+                _ => text.into_owned(),
+            }
+        };
+        let special = |id: &u32| corpus.vocabulary().special.binary_search(id).is_ok().then_some("2");
+        if let Some(target) = &instance.target {
+            for (name, ids) in [("source", &instance.ids), ("target", target)] {
+                let pieces: Vec<String> = ids.iter().map(|id| paint(&piece(*id), special(id))).collect();
+                output::line_with_colours(&format!("  {name} {}", pieces.join(" ")))?;
+            }
+            output::line("")?;
+            continue;
+        }
         let mut segments = [String::from("  A"), String::from("  B")];
         let mut predicted = instance.predicted.iter().filter(|_| !causal).peekable();
         for (position, id) in instance.ids.iter().enumerate() {
@@ -95,15 +125,11 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
                 Some((Shown::Mask, target)) => (format!("[MASK←{target}]"), Some("33")),
                 Some((Shown::Random, target)) => (format!("{}←{target}", piece(*id)), Some("31")),
                 Some((Shown::Same, target)) => (format!("={target}"), Some("32")),
-                None => (piece(*id), corpus.vocabulary().special.binary_search(id).is_ok().then_some("2")),
+                None => (piece(*id), special(id)),
             };
             let segment = &mut segments[(instance.segments[position] as usize).min(1)];
             segment.push(' ');
-            let text = output::harmless(&text);
-            segment.push_str(&match code {
-                Some(code) if colour => format!("\x1b[{code}m{text}\x1b[0m"),
-                _ => text.into_owned(),
-            });
+            segment.push_str(&paint(&text, code));
         }
         // Templates with one segment have both texts in it.
         let used = if instance.segments.iter().any(|segment| *segment > 0) { 2 } else { 1 };
@@ -124,8 +150,11 @@ fn shown(instance: &Instance, corpus: &Corpus, position: usize, target: u32) -> 
 
 fn summary(instance: &Instance, causal: bool) -> String {
     let length = instance.ids.len();
-    let hidden =
-        if causal { "each predicts the next".to_owned() } else { format!("{} masked", instance.predicted.len()) };
+    let hidden = match &instance.target {
+        Some(target) => format!("{} to write", target.len()),
+        None if causal => "each predicts the next".to_owned(),
+        None => format!("{} masked", instance.predicted.len()),
+    };
     let origin = match (instance.next_sentence, instance.random_document) {
         (Some(_), Some(other)) => format!("A from document {}, B a random part of document {other}", instance.document),
         (Some(0), None) => format!("document {}, B follows A", instance.document),
