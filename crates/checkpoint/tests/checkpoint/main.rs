@@ -7,6 +7,7 @@ mod hub;
 mod load;
 mod save;
 mod torch;
+mod writers;
 
 use std::path::{Path, PathBuf};
 
