@@ -42,6 +42,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for name in ["model", "sequence", "multilabel"] {
         write("config", name, &std::fs::read(golden.join(name).join("config.json"))?)?;
     }
+    let golden = here.join("../tests-data/writers-golden");
+    for name in ["gpt2/lm", "gpt2-scaled/lm", "openai-gpt/choice", "t5/sequence", "t5-v1_1/seq2seq", "bart/qa", "marian/seq2seq"] {
+        write("config", &name.replace('/', "-"), &std::fs::read(golden.join(name).join("config.json"))?)?;
+    }
 
     let models = here.join("../crates/text/tests/data/sentencepiece");
     for name in ["unigram-rules", "unigram-bytes", "bpe-symbols", "bpe-suffix", "bpe-unused"] {

