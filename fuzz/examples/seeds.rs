@@ -94,6 +94,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         r#"{"question": "a", "context": "b", "top": 2}"#,
         r#"{"ids": [1, 2], "skip_special_tokens": false}"#,
         r#"{"word": "a", "inputs": ["b \ud83d\ude00 \u0000"]}"#,
+        r#"{"prompt": ["a", "b"], "max_tokens": 3, "n": 2, "best_of": 3, "echo": true, "logprobs": 2, "stop": ["x", "y"], "seed": -1}"#,
+        r#"{"prompt": [[1, 2]], "logit_bias": {"7": -100, "8": 1.5}, "temperature": 0, "top_p": 0.5, "presence_penalty": 1, "stream": true, "stream_options": {"include_usage": true}}"#,
+        r#"{"inputs": "a", "parameters": {"max_new_tokens": 3, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 1, "stop": ["x"], "best_of": 2, "details": true, "decoder_input_details": true, "top_n_tokens": 2, "truncate": 3}, "stream": false}"#,
     ]
     .into_iter()
     .enumerate()

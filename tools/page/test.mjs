@@ -12,7 +12,7 @@ import { defaultModels, scratch, serve, writeRun } from "./server.mjs";
 const { values: flags } = parseArgs({ options: { model: { type: "string", multiple: true }, runs: { type: "string" }, shots: { type: "string" } } });
 const models = flags.model ?? defaultModels();
 const runs = path.join(scratch, "runs");
-const TITLES = { fill: "Fill a mask", predict: "Classify", rerank: "Rank", tag: "Tag", answer: "Answer", choose: "Choose", similarity: "Similarity", tokenize: "Tokens", inside: "Inside" };
+const TITLES = { generate: "Write", fill: "Fill a mask", predict: "Classify", rerank: "Rank", tag: "Tag", answer: "Answer", choose: "Choose", similarity: "Similarity", tokenize: "Tokens", inside: "Inside" };
 
 let server, browser, page, served;
 const complaints = [];
@@ -102,6 +102,57 @@ test("tabs go by arrow keys, and one of them is in the tab order", async () => {
   assert.notEqual(outline, "none", "the focus is seen");
   await page.keyboard.press("Tab");
   assert.equal(await page.evaluate(() => document.activeElement.closest("[role=tabpanel]")?.hidden), false);
+});
+
+tab("write: a text that grows, and can be stopped", "generate", async (model) => {
+  const panel = await open("write");
+  const set = (name, value) => panel.locator(`#write-${name}`).fill(String(value));
+  const written = () => panel.locator(".fresh").textContent();
+  await set("prompt", "<b>jim</b> said");
+  await set("max_tokens", 12);
+  await set("temperature", 0.7);
+  await panel.locator(".primary").click();
+  await settled("write");
+  const body = { prompt: "<b>jim</b> said", max_tokens: 12, temperature: 0.7, top_p: 0.95, seed: 1 };
+  const { choices: [{ text }], usage } = await ask(model, "/v1/completions", body);
+  assert.equal(await written(), text);
+  assert.equal(await panel.locator(".written .dim").textContent(), "<b>jim</b> said");
+  assert.match(await panel.locator(".status").textContent(), new RegExp(`^${usage.completion_tokens} tokens? · the first after \\d+ ms`));
+  await panel.locator("summary", { hasText: "from a shell" }).click();
+  assert.deepEqual(JSON.parse((await panel.locator(".command pre").textContent()).match(/-d '(.*)'$/s)[1]).max_tokens, 12);
+
+  // Another seed writes another text; temperature 0 the same one each time.
+  await set("seed", 2);
+  await panel.locator("#write-prompt").press("Control+Enter");
+  await settled("write");
+  assert.notEqual(await written(), text);
+
+  // A long text is stopped on its way, and the server stops as well.
+  await page.route("**/v1/completions", (route) => route.continue({ postData: JSON.stringify({ ...JSON.parse(route.request().postData()), logit_bias: { 70: 100 } }) }));
+  await set("max_tokens", model.max_input_length - 40);
+  await panel.locator(".primary").click();
+  await page.waitForFunction(() => document.querySelector("#panel-write .fresh")?.textContent.length > 5);
+  await panel.getByRole("button", { name: "Stop" }).click();
+  await settled("write");
+  assert.match(await panel.locator(".status").textContent(), /^Stopped/);
+  assert.equal(await panel.getByRole("button", { name: "Stop" }).isDisabled(), true);
+  const metric = async () => (await (await fetch(`${server.address}/metrics`)).text()).match(new RegExp(`henson_streams_running\\{model="${model.model_id}"\\} (\\d+)`))[1];
+  for (let tries = 0; (await metric()) !== "0"; tries++) {
+    assert.ok(tries < 20, "nothing is written for nobody");
+    await page.waitForTimeout(50);
+  }
+  await page.unroute("**/v1/completions");
+
+  // What cannot be is told in words.
+  await set("temperature", 7);
+  await panel.locator(".primary").click();
+  await panel.locator(".problem").waitFor();
+  assert.match(await panel.locator(".problem").textContent(), /`temperature` is 7, expected a number from 0 to 2\.$/);
+  await set("temperature", 0.7);
+  await set("max_tokens", 12);
+  await panel.locator(".primary").click();
+  await settled("write");
+  complaints.splice(0, complaints.length, ...complaints.filter((text) => !text.includes("422")));
 });
 
 tab("fill: a click hides a word, another brings it back, guesses go into the text", "fill", async (model) => {

@@ -32,7 +32,8 @@ impl TextStream {
 
     /// The text that a token adds; empty while nothing is certain, and after a stop string.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
-        if self.stopped {
+        // A model may have more rows than its tokenizer has tokens; such an id reads as nothing.
+        if self.stopped || tokenizer.token(id).is_none() {
             return Ok(String::new());
         }
         self.ids.push(id);
