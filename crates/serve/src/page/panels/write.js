@@ -8,7 +8,7 @@ export const write = {
   id: "write",
   title: "Write",
   ability: "generate",
-  lead: "The model predicts the next token, takes it for written, and predicts the one after it.",
+  lead: "The model predicts the next token, adds it to the text, and predicts the one after it.",
   build,
 };
 
@@ -108,10 +108,11 @@ function build(panel, models) {
 }
 
 function summary(usage, reason, begun, first) {
-  const end = { stop: "the model ended", length: "as long as it may be" }[reason] ?? "the answer broke off";
+  const end = { stop: "ended by the model", length: "as long as asked for" }[reason] ?? "the answer broke off";
   if (!usage || first === null) return end;
   const tokens = usage.completion_tokens;
   const seconds = (performance.now() - first) / 1000;
-  const rate = tokens > 1 && seconds > 0 ? [`${Math.round((tokens - 1) / seconds)} a second`] : [];
+  // Where all came at once, there is nothing to measure.
+  const rate = tokens > 1 && seconds > 0.05 ? [`${Math.round((tokens - 1) / seconds)} a second`] : [];
   return [count(tokens, "token"), `the first after ${Math.round(first - begun)} ms`, ...rate, end].join(" · ");
 }
