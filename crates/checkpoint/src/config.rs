@@ -41,11 +41,15 @@ pub struct TaskConfig {
     /// so at all. A key of our own, too.
     #[serde(rename = "henson_no_answer_threshold", default, skip_serializing_if = "Option::is_none")]
     pub no_answer_threshold: Option<f64>,
+    /// What stands before every source of a model that writes, such as `translate English to German: `. A key that
+    /// `transformers`' pipelines have read since 2020.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
 }
 
 /// The keys of [`TaskConfig`].
-const TASK_KEYS: [&str; 6] =
-    ["id2label", "label2id", "num_labels", "problem_type", "henson_reading", "henson_no_answer_threshold"];
+const TASK_KEYS: [&str; 7] =
+    ["id2label", "label2id", "num_labels", "problem_type", "henson_reading", "henson_no_answer_threshold", "prefix"];
 
 const ARCHITECTURES: &str = "architectures";
 
@@ -87,6 +91,12 @@ pub struct TrainedReading {
     /// Marked spans: how many an example has. Labels are then pairs of a role and a class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spans: Option<usize>,
+    /// Models that write: maximum length of a target in tokens, the end token included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_target: Option<usize>,
+    /// Pairs of texts: whether both orders are read, and their logits added.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub both_orders: bool,
 }
 
 impl Config {
@@ -135,7 +145,11 @@ impl Config {
         if !(3..=most).contains(&reading.max_length) {
             return Err(ConfigError::value("henson_reading.max_length", reading.max_length, format!("3 to {most}")));
         }
-        let sizes = [("henson_reading.stride", reading.stride), ("henson_reading.max_question", reading.max_question)];
+        let sizes = [
+            ("henson_reading.stride", reading.stride),
+            ("henson_reading.max_question", reading.max_question),
+            ("henson_reading.max_target", reading.max_target),
+        ];
         match sizes.into_iter().find(|(_, size)| size.is_some_and(|size| size == 0 || size > 1 << 20)) {
             Some((key, size)) => Err(ConfigError::value(key, size.unwrap_or(0), format!("1 to {}", 1 << 20))),
             None => Ok(()),
@@ -191,6 +205,8 @@ mod tests {
             document_context: false,
             pairs: None,
             spans: None,
+            max_target: None,
+            both_orders: false,
         };
         config.task.reading = Some(reading);
         config.task.no_answer_threshold = Some(-1.5);

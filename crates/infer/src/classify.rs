@@ -89,15 +89,43 @@ impl Model {
         Ok(request.map(move |logits| Classified { scores: problem.scores(&logits), logits, dropped }))
     }
 
+    /// Whether it was trained on pairs of texts in both orders, whose logits are added.
+    fn reads_both_orders(&self) -> bool {
+        self.config().task.reading.is_some_and(|reading| reading.both_orders)
+    }
+
     /// The logits alone, whatever config.json says that they mean; to be run.
     pub fn prepare_logits(&self, input: Input<'_>, length: Length) -> Result<Request<Vec<f32>>> {
         self.check_task(Task::Classify)?;
         let most = self.length_within(length.most);
+        if let (Input::Pair(first, second), true) = (input, self.reads_both_orders()) {
+            let orders = both_orders(self.tokenizer(), first, second, most)?;
+            let dropped = orders[0].dropped;
+            return Ok(Request::new(orders.into(), Read::Sequence, dropped, |_, read| {
+                sum_orders(read.into_iter().map(|(_, output)| output.numbers))
+            }));
+        }
         let (windows, dropped) = text_windows(self.tokenizer(), input, most, length.windows)?;
         Ok(Request::new(windows, Read::Sequence, dropped, |_, read| {
             join_windows(read.into_iter().map(|(window, output)| (window.len(), output.numbers)))
         }))
     }
+}
+
+/// A pair in both orders, each cut where it is too long.
+pub fn both_orders(tokenizer: &Tokenizer, first: &str, second: &str, most: usize) -> Result<[Features; 2], TextError> {
+    let (first, second) = (tokenizer.encode(first)?, tokenizer.encode(second)?);
+    let template = tokenizer.template();
+    Ok([template.pair(&first, &second, most)?, template.pair(&second, &first, most)?])
+}
+
+/// The logits of both orders of a pair, added.
+pub fn sum_orders(orders: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    let add = |mut sum: Vec<f32>, order: Vec<f32>| {
+        sum.iter_mut().zip(order).for_each(|(sum, logit)| *sum += logit);
+        sum
+    };
+    orders.reduce(add).unwrap_or_default()
 }
 
 /// A text or a pair as sequences of at most `most` tokens, and how many pieces they leave out. With windows, a long text is

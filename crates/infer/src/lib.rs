@@ -35,7 +35,7 @@ pub use aggregate::{Aggregation, Group, Grouped};
 pub use answer::Question;
 pub use attention::AttentionMaps;
 pub use choose::{Choices, Chosen};
-pub use classify::{Classified, Input, Problem, text_windows};
+pub use classify::{Classified, Input, Problem, both_orders, sum_orders, text_windows};
 pub use embed::{EmbedSettings, Embedding, SentenceFacts};
 pub use error::InferError;
 pub use features::{Layers, TokenFeatures};

@@ -110,6 +110,12 @@ pub struct FineTuning {
     pub clip: f64,
     /// The factor on the learning rate of each layer further down.
     pub layer_decay: f64,
+    /// Sequences of an update.
+    pub batch_size: usize,
+    /// Whether texts stand between tokens of their own that fine-tuning adds, and the vector of the last one is read.
+    pub task_tokens: bool,
+    /// The weight of the language model's loss on the same texts.
+    pub auxiliary_lm: f64,
 }
 
 impl FineTuning {
@@ -122,6 +128,9 @@ impl FineTuning {
         beta2: 0.999,
         clip: 1.0,
         layer_decay: 1.0,
+        batch_size: 16,
+        task_tokens: false,
+        auxiliary_lm: 0.0,
     };
 }
 
@@ -321,6 +330,13 @@ impl ModelConfig {
     /// Takes over the ids of a tokenizer's special tokens, where the family writes texts and so must know them.
     pub fn set_special_ids(&mut self, ids: SpecialIds) {
         self.own_mut().set_special_ids(ids);
+    }
+
+    /// The same with so many tokens, of which the first are those that it had: what it says of single tokens stays true.
+    pub fn with_more_tokens(&self, size: usize) -> Result<Self, ConfigError> {
+        let mut json = self.to_json()?;
+        json["vocab_size"] = size.into();
+        Self::from_value(json)
     }
 
     /// Sets the number of layers.

@@ -89,6 +89,13 @@ impl Family {
         names.join(", ")
     }
 
+    /// The model types of families with a head, for messages.
+    pub fn types_with_head(head: Head) -> String {
+        let families = FAMILIES.iter().filter(|family| family.has_head(head));
+        let names: Vec<&str> = families.flat_map(|family| family.types).map(|(name, _)| *name).collect();
+        names.join(", ")
+    }
+
     /// All model types, for messages.
     pub(crate) fn type_names() -> String {
         let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.types).map(|(name, _)| *name).collect();

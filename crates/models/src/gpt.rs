@@ -34,6 +34,9 @@ pub(crate) const FINE_TUNING: FineTuning = FineTuning {
     beta2: 0.999,
     clip: 1.0,
     layer_decay: 1.0,
+    batch_size: 32,
+    task_tokens: true,
+    auxiliary_lm: 0.5,
 };
 
 /// The dropout site of the embeddings; those of the blocks follow.

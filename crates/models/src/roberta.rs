@@ -94,7 +94,7 @@ const PUBLISHED: FineTuning = FineTuning {
     weight_decay: 0.1,
     beta2: 0.98,
     clip: 0.0,
-    layer_decay: 1.0,
+    ..FineTuning::BERT
 };
 
 /// With roberta-base's vocabulary.

@@ -156,6 +156,25 @@ pub enum TaskError {
         second: PathBuf,
     },
 
+    /// Texts cannot be averaged.
+    #[error("several models were given, and each writes a text of its own, which cannot be averaged: name one --model")]
+    OneWriter,
+
+    /// A model that cannot be trained for a task.
+    #[error("{} is a model of type {model_type}, which cannot learn task {task}: expected one of type {expected}{advice}", path.display())]
+    NoHead {
+        /// The model.
+        path: PathBuf,
+        /// Its type.
+        model_type: String,
+        /// The task.
+        task: &'static str,
+        /// The types of models that can.
+        expected: String,
+        /// What else can be done.
+        advice: &'static str,
+    },
+
     /// A directory that holds another search.
     #[error("{} holds a different search, or none: choose another --out, or delete it\n{differences}", path.display())]
     OtherSearch {

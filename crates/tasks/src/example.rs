@@ -236,6 +236,8 @@ pub enum Target {
     Tags(Vec<u32>),
     /// The answers that count as right; none: the passage does not say.
     Answers(Vec<Answer>),
+    /// What may be written, at least one text.
+    Texts(Vec<String>),
 }
 
 impl Target {
@@ -244,7 +246,7 @@ impl Target {
         match self {
             Self::Class(class) => std::slice::from_ref(class),
             Self::Classes(classes) | Self::Tags(classes) => classes,
-            Self::None | Self::Number(_) | Self::Answers(_) => &[],
+            Self::None | Self::Number(_) | Self::Answers(_) | Self::Texts(_) => &[],
         }
     }
 
@@ -252,7 +254,7 @@ impl Target {
         match self {
             Self::Class(class) => std::slice::from_mut(class),
             Self::Classes(classes) | Self::Tags(classes) => classes,
-            Self::None | Self::Number(_) | Self::Answers(_) => &mut [],
+            Self::None | Self::Number(_) | Self::Answers(_) | Self::Texts(_) => &mut [],
         }
     }
 }

@@ -29,6 +29,7 @@ mod read;
 mod score;
 mod tags;
 mod task;
+mod write;
 
 pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Span, Target, Words};
@@ -44,3 +45,4 @@ pub use read::{Files, Paths, Reading, Trained, read};
 pub use score::{LabelScore, Mistake, Score, score};
 pub use tags::{Scheme, convert_tags};
 pub use task::{Split, TASKS, Task};
+pub use write::{Resampling, Writing};

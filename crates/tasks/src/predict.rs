@@ -35,6 +35,7 @@ pub fn reading_for(model: &Model, mut reading: Reading) -> Reading {
         let labels = reading.task.form.class_names(model.labels());
         (reading.files.labels, reading.labels_of_model) = (labels, true);
     }
+    reading.prefix = model.config().task.prefix.clone().unwrap_or_default();
     reading
 }
 
@@ -77,7 +78,8 @@ pub(crate) fn predict_set(
         let mut prepared = Vec::new();
         for ((model, order), lengths) in models.iter().zip(&orders).zip(&lengths) {
             let threads = model.parameters().device().threads();
-            let own = prepare_all(set.task, model.tokenizer(), examples, lengths, threads).map_err(TrainError::from)?;
+            let own = prepare_all(set.task, &set.labels, model.tokenizer(), examples, lengths, threads)
+                .map_err(TrainError::from)?;
             let done = predictions.len();
             let mut stopped = false;
             let mut scores = forward(model.network(), model.parameters(), set.task, &own, |more| {

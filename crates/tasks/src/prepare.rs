@@ -21,13 +21,31 @@ pub struct Lengths {
     pub max_question: usize,
     /// Whether words to tag are read together with the sentences around them, as many as fit.
     pub document_context: bool,
+    /// The most tokens of a target, the end token included.
+    pub target: usize,
+    /// What ends a target, where the model writes one.
+    pub end: Option<u32>,
+    /// Whether pairs are read in both orders.
+    pub both_orders: bool,
 }
+
+/// The most tokens of a target, where nothing else is said.
+pub(crate) const TARGET_LENGTH: usize = 128;
 
 impl Lengths {
     /// As the paper has it for questions; others as long as `most`, cut.
     pub fn new(most: usize) -> Self {
         let paper = QuestionSettings::default();
-        Self { most, windows: false, stride: paper.stride, max_question: paper.max_question, document_context: false }
+        Self {
+            most,
+            windows: false,
+            stride: paper.stride,
+            max_question: paper.max_question,
+            document_context: false,
+            target: TARGET_LENGTH,
+            end: None,
+            both_orders: false,
+        }
     }
 
     /// As the model was trained, where its config.json says so, else as long as it takes (for questions as in the paper), cut.
@@ -39,8 +57,20 @@ impl Lengths {
             stride: questions.stride,
             max_question: questions.max_question,
             document_context: model.config().task.reading.is_some_and(|reading| reading.document_context),
+            target: model.config().task.reading.and_then(|reading| reading.max_target).unwrap_or(TARGET_LENGTH),
+            end: model.config().model.targets().map(|reading| reading.end),
+            both_orders: model.config().task.reading.is_some_and(|reading| reading.both_orders),
         }
     }
+}
+
+/// What examples are laid out with.
+pub(crate) struct LayingOut<'a> {
+    pub(crate) task: &'static Task,
+    /// Those of the set.
+    pub(crate) labels: &'a [String],
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) lengths: &'a Lengths,
 }
 
 /// An example as a model reads it.
@@ -56,12 +86,17 @@ pub(crate) enum Prepared {
     Candidates(Vec<Features>, Vec<String>),
     /// One sequence, and the positions of each of its roles: the first token, then every marked span.
     Marked(Features, Vec<Vec<u32>>),
+    /// A source, and the targets that a model shall write for it, each with its end token; and how many tokens they lost.
+    Written(Features, Vec<Vec<u32>>, usize),
+    /// A pair of texts in both orders.
+    BothOrders([Features; 2]),
 }
 
 /// One thing to learn from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Instance {
-    /// Token ids and segments of its sequence; of its sequences, for choices and for texts that are alike.
+    /// Token ids and segments of its sequence; of its sequences, for choices and for texts that are alike; of a source and its
+    /// target.
     pub sequences: Vec<(Vec<u32>, Vec<u32>)>,
     /// The right label of the sequence, or which of the sequences; a label for each position, where it carries one; the first
     /// and the last position of an answer.
@@ -84,7 +119,8 @@ impl Prepared {
             Self::Words(words) => &words.windows,
             Self::Question(question) => &question.windows,
             Self::Candidates(sequences, _) => sequences,
-            Self::Marked(sequence, _) => std::slice::from_ref(sequence),
+            Self::Marked(sequence, _) | Self::Written(sequence, ..) => std::slice::from_ref(sequence),
+            Self::BothOrders(sequences) => sequences,
         }
     }
 
@@ -95,13 +131,18 @@ impl Prepared {
             Self::Words(words) => words.windows,
             Self::Question(question) => question.windows,
             Self::Candidates(sequences, _) => sequences,
-            Self::Marked(sequence, _) => vec![sequence],
+            Self::Marked(sequence, _) | Self::Written(sequence, ..) => vec![sequence],
+            Self::BothOrders(sequences) => sequences.into(),
         };
         sequences.into_iter().map(|sequence| (sequence.ids, sequence.segments))
     }
 
-    /// An instance for each sequence, with these labels and numbers.
+    /// An instance for each sequence, with these labels and numbers; one for both orders of a pair.
     pub(crate) fn apart(self, target: impl Fn(usize) -> (Vec<Option<u32>>, Vec<f32>)) -> Vec<Instance> {
+        if let Self::BothOrders(_) = self {
+            let (labels, numbers) = target(0);
+            return vec![Instance { sequences: self.into_sequences().collect(), labels, numbers, spans: Vec::new() }];
+        }
         let each = self.into_sequences().enumerate().map(|(number, sequence)| {
             let (labels, numbers) = target(number);
             Instance { sequences: vec![sequence], labels, numbers, spans: Vec::new() }
@@ -111,11 +152,21 @@ impl Prepared {
 
     /// Pieces that were cut off.
     pub(crate) fn dropped(&self) -> usize {
-        self.sequences().iter().map(|sequence| sequence.dropped).sum()
+        let of_target = if let Self::Written(.., dropped) = self { *dropped } else { 0 };
+        self.sequences().iter().map(|sequence| sequence.dropped).sum::<usize>() + of_target
     }
 }
 
 impl Instance {
+    /// A source, and a target that is a label for each of its places.
+    pub(crate) fn pair(source: &Features, target: Vec<u32>) -> Self {
+        Self {
+            labels: target.iter().map(|id| Some(*id)).collect(),
+            sequences: vec![(source.ids.clone(), source.segments.clone()), (target.clone(), vec![0; target.len()])],
+            ..Self::default()
+        }
+    }
+
     /// Tokens of all its sequences.
     pub(crate) fn tokens(&self) -> usize {
         self.sequences.iter().map(|(ids, _)| ids.len()).sum()
@@ -139,7 +190,7 @@ pub fn instances(
     lengths: &Lengths,
     threads: usize,
 ) -> Result<(Vec<Instance>, usize), TextError> {
-    let prepared = prepare_all(set.task, tokenizer, &set.examples, lengths, threads)?;
+    let prepared = prepare_all(set.task, &set.labels, tokenizer, &set.examples, lengths, threads)?;
     let cut = prepared.iter().filter(|prepared| prepared.dropped() > 0).count();
     let each = prepared.into_iter().zip(&set.examples);
     let instances =
@@ -149,15 +200,17 @@ pub fn instances(
 
 /// Lays out all examples, on several threads.
 pub(crate) fn prepare_all(
-    task: &Task,
+    task: &'static Task,
+    labels: &[String],
     tokenizer: &Tokenizer,
     examples: &[Example],
     lengths: &Lengths,
     threads: usize,
 ) -> Result<Vec<Prepared>, TextError> {
     let each = examples.len().div_ceil(threads.max(1)).max(1);
+    let laying_out = LayingOut { task, labels, tokenizer, lengths };
     let part = |examples: &[Example]| -> Result<Vec<Prepared>, TextError> {
-        examples.iter().map(|example| task.form.lay_out(tokenizer, &example.input, lengths)).collect()
+        examples.iter().map(|example| task.form.lay_out_example(&laying_out, example)).collect()
     };
     let mut all = Vec::with_capacity(examples.len());
     for part in in_threads(threads, examples.chunks(each), part) {

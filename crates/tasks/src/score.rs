@@ -18,7 +18,7 @@ const SHOWN: usize = 160;
 #[derive(Clone, Debug, Default)]
 pub struct Score {
     /// The scores by their names, the more important first. All are shares from 0 to 1 or correlations, but for those of
-    /// answers, which are percentages as SQuAD's programs print them.
+    /// answers, which are percentages as SQuAD's programs print them, BLEU and chrF from 0 to 100, and losses.
     pub metrics: Vec<(&'static str, f64)>,
     /// Examples that were scored.
     pub examples: usize,
@@ -34,6 +34,10 @@ pub struct Score {
     pub names: Vec<String>,
     /// The worst mistakes, the worst first.
     pub mistakes: Vec<Mistake>,
+    /// How scores of written texts were computed, by the names of these.
+    pub signatures: Vec<(&'static str, String)>,
+    /// Different sources, where rows with the same one are scored together.
+    pub sources: Option<usize>,
 }
 
 /// How one label or kind of entity was predicted.
@@ -92,6 +96,13 @@ impl Score {
         let mut object: Map<String, Value> =
             self.metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
         object.insert("examples".to_owned(), json!(self.examples));
+        if let Some(sources) = self.sources {
+            object.insert("sources".to_owned(), json!(sources));
+        }
+        if !self.signatures.is_empty() {
+            let signatures = self.signatures.iter().map(|(name, text)| ((*name).to_owned(), json!(text)));
+            object.insert("signatures".to_owned(), Value::Object(signatures.collect()));
+        }
         if self.missing > 0 {
             object.insert("missing".to_owned(), json!(self.missing));
         }

@@ -3,13 +3,14 @@
 
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use henson_infer::Task as Ability;
 
 use crate::error::TaskError;
 use crate::forms::{
-    ANSWER, CHOOSE, CLASSIFY, CLOZE, COMMITMENT, COPA, EMBED, ENTITIES, Form, JUDGE, MULTILABEL, PAIR, REGRESS, SPAN,
-    SPAN_PAIR, WINOGENDER, WORDS,
+    ANSWER, CHOOSE, CLASSIFY, CLOZE, COMMITMENT, COPA, EMBED, ENTITIES, Form, JUDGE, MULTILABEL, PAIR, REGRESS,
+    SEQ2SEQ, SPAN, SPAN_PAIR, TEXT_CLASS, TEXT_NUMBER, TEXT_PAIR, WINOGENDER, WORDS,
 };
 
 /// A part of a set.
@@ -35,7 +36,7 @@ impl Split {
 }
 
 /// A benchmark or a general form.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Task {
     /// What `--task` calls it.
     pub name: &'static str,
@@ -63,10 +64,12 @@ pub struct Task {
     pub(crate) length: Option<usize>,
     /// The task whose models are asked, where it has no files to train on.
     pub(crate) models_of: Option<&'static str>,
+    /// Whether its pairs mean the same in both orders.
+    pub(crate) symmetric: bool,
 }
 
 /// The names that columns may have in a task's own files, the first that is there wins.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TaskColumns {
     pub(crate) first: &'static [&'static str],
     pub(crate) second: &'static [&'static str],
@@ -95,6 +98,16 @@ impl Task {
         Ability::of_head(self.form.head(2))
     }
 
+    /// Whether predictions are read off texts that a model writes.
+    pub fn writes(&self) -> bool {
+        self.form.writes
+    }
+
+    /// Whether vectors of texts are compared, which any encoder has.
+    pub fn compares(&self) -> bool {
+        self.ability().is_none() && !self.writes()
+    }
+
     /// Whether longer texts can be divided into windows.
     pub fn can_divide(&self) -> bool {
         !self.form.reads_whole && self.ability().is_some()
@@ -103,6 +116,19 @@ impl Task {
     /// The task of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         TASKS.iter().find(|task| task.name == name)
+    }
+
+    /// The same task with labels or numbers as texts that a model writes, where it has a class or a number for a text or two.
+    pub fn as_text(&self) -> Option<&'static Self> {
+        static WRITTEN: LazyLock<Vec<Task>> = LazyLock::new(|| {
+            let written = |task: &Task| {
+                let forms = [(&CLASSIFY, &TEXT_CLASS), (&PAIR, &TEXT_PAIR), (&REGRESS, &TEXT_NUMBER)];
+                let (_, form) = forms.into_iter().find(|(form, _)| std::ptr::eq(*form, task.form))?;
+                Some(Task { form, length: None, ..task.clone() })
+            };
+            TASKS.iter().filter_map(written).collect()
+        });
+        WRITTEN.iter().find(|task| *task == self)
     }
 
     /// What a label's number means, for config.json.
@@ -236,6 +262,7 @@ const fn task(name: &'static str, form: &'static Form, metric: &'static str) -> 
         may_be_unanswerable: false,
         length: None,
         models_of: None,
+        symmetric: false,
     }
 }
 
@@ -266,7 +293,7 @@ const fn superglue(
 
 /// All tasks. In dev and test files GLUE's columns have the same names as in those to train on, but for CoLA's, whose test
 /// file alone has a header.
-pub static TASKS: [Task; 36] = [
+pub static TASKS: [Task; 37] = [
     Task {
         meanings: &["unacceptable", "acceptable"],
         columns: TaskColumns { without_header: Some((3, 1, 4)), ..SENTENCE },
@@ -286,15 +313,18 @@ pub static TASKS: [Task; 36] = [
             label: &["Quality", "label"],
             ..SENTENCES_1_2
         },
+        symmetric: true,
         ..glue("mrpc", &PAIR, "MRPC", BINARY, "f1", "MRPC.tsv")
     },
     Task {
         columns: TaskColumns { label: &["score", "label"], ..SENTENCES_1_2 },
+        symmetric: true,
         ..glue("stsb", &REGRESS, "STS-B", &[], "pearson", "STS-B.tsv")
     },
     Task {
         meanings: &["not_duplicate", "duplicate"],
         columns: columns(&["question1"], &["question2"], &["is_duplicate", "label"], &["id", "index", "idx"]),
+        symmetric: true,
         ..glue("qqp", &PAIR, "QQP", BINARY, "f1", "QQP.tsv")
     },
     Task {
@@ -398,7 +428,7 @@ pub static TASKS: [Task; 36] = [
     },
     task("classify", &CLASSIFY, "accuracy"),
     task("pair", &PAIR, "accuracy"),
-    task("regress", &REGRESS, "pearson"),
+    Task { symmetric: true, ..task("regress", &REGRESS, "pearson") },
     task("multilabel", &MULTILABEL, "f1"),
     task("span", &SPAN, "accuracy"),
     Task { files: SENTENCES, columns: NO_COLUMNS, ..task("tag", &ENTITIES, "f1") },
@@ -431,6 +461,7 @@ pub static TASKS: [Task; 36] = [
         ),
         ..task("embed", &EMBED, "spearman")
     },
+    Task { columns: NO_COLUMNS, ..task("seq2seq", &SEQ2SEQ, "bleu") },
 ];
 
 #[cfg(test)]

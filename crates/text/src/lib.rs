@@ -42,6 +42,7 @@ mod save;
 mod sentencepiece;
 mod special;
 mod tagging;
+mod task_tokens;
 mod template;
 mod tokenizer;
 mod training;

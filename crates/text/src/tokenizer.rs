@@ -319,6 +319,11 @@ impl Tokenizer {
         Ok(Self { inner, vocabulary_size: next as usize, ..self.clone() })
     }
 
+    /// The same with another tokenizer inside, whose tokens are those of this one and some more.
+    pub(crate) fn with_inner(self, inner: tokenizers::Tokenizer, template: Template, vocabulary_size: usize) -> Self {
+        Self { inner, template, vocabulary_size, ..self }
+    }
+
     pub(crate) fn check_text(&self, text: &str) -> Result<(), TextError> {
         check_white_space(self.splits_by_pattern, text)?;
         self.work.check(text)

@@ -398,6 +398,11 @@ fn classify(
             temperature: 0.05,
             class_weights: Vec::new(),
             metric: None,
+            auxiliary_lm: 0.0,
+            both_orders: false,
+            label_smoothing: 0.0,
+            writing: None,
+            resampling: None,
         };
         let mut learner = Learner::new(instances.clone(), Some(dev), settings)?;
         for step in 0..steps {

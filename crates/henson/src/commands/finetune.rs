@@ -156,6 +156,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
+    recipe.prefix = flags.prefix.clone().unwrap_or(recipe.prefix);
     recipe.freeze |= flags.frozen;
     recipe.metric = flags.metric.clone().or(recipe.metric);
     recipe.seed = flags.seed.unwrap_or(recipe.seed);
@@ -200,7 +201,8 @@ fn find_files(
         model.clone_from(name);
     }
     let found_at = if model.is_empty() {
-        let usual = if task.ability().is_none() { BuiltIn::Sentences } else { BuiltIn::General };
+        anyhow::ensure!(!task.writes(), "--model is missing: the model that comes with henson writes no texts");
+        let usual = if task.compares() { BuiltIn::Sentences } else { BuiltIn::General };
         let (built_in, found_at) = models::built_in(usual)?;
         built_in.name().clone_into(model);
         found_at

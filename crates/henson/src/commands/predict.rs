@@ -62,7 +62,7 @@ impl<'a> Asked<'a> {
         compute: &'a Compute,
         length: LengthFlags,
     ) -> anyhow::Result<Self> {
-        let is_embed = task.is_some_and(|task| task.ability().is_none());
+        let is_embed = task.is_some_and(Task::compares);
         let paths: Vec<PathBuf> = match names {
             // Nothing needs to be learned to compare texts.
             [] if is_embed => vec![models::built_in(BuiltIn::Sentences)?.1],
@@ -76,6 +76,8 @@ impl<'a> Asked<'a> {
         let task = task.or(trained.task).with_context(|| {
             format!("--task is missing: {} has no recipe.toml of `henson finetune` that names it", first.display())
         })?;
+        // The same task, perhaps with labels as texts.
+        let task = trained.task.filter(|trained| *trained == task).unwrap_or(task);
         if trained.task != Some(task) {
             trained = Trained::default();
         }
@@ -125,7 +127,11 @@ impl<'a> Asked<'a> {
             let (set, predictions) = self.tagged(&tagger, data, reading)?;
             return Ok((set, predictions, 0.0));
         }
-        let want = ability.map_or(Want::Encoder, Want::Task);
+        let want = match ability {
+            Some(ability) => Want::Task(ability),
+            None if self.task.writes() => Want::AsSaved,
+            None => Want::Encoder,
+        };
         let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
         let opened: Vec<Model> = self.paths.iter().map(open).collect::<Result<_, _>>()?;
         let first = opened.first().context("there is a first model")?;

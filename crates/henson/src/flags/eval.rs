@@ -15,7 +15,8 @@ perplexity  FILE has one text per line (blank lines are skipped). The loss is th
 blimp       FILE has one JSON object per line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
-a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores. \
+a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores; for seq2seq, \
+sources with one or several references (BLEU and chrF as sacreBLEU has them, ROUGE as rouge-score, wer, per). \
 --predictions, or what a fine-tuned --model predicts, is \
 scored by the official definitions; several models with commas between them are averaged.\n\n\
 Without --model, perplexity and blimp measure henson-12m, and embed henson-12m-sentences; the others need --model or \
@@ -26,6 +27,7 @@ Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limi
 henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json\n  \
 henson eval --model run --data notes.csv\n  henson eval --task rte --model run1,run2 --data RTE/dev.tsv\n  \
 henson eval --task mrpc --predictions MRPC.tsv --data MRPC/dev.tsv\n  \
+henson eval --task seq2seq --predictions hypotheses.txt --data pairs.tsv --json\n  \
 henson eval --task squad2 --predictions predictions.json --null-odds null_odds.json --data dev-v2.0.json\n  \
 henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
 pub(crate) struct Eval {

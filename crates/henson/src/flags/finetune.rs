@@ -27,6 +27,7 @@ henson finetune --task ner --model DIR --data conll2003 --out ner --epochs 4 --s
 henson finetune --task ner --model DIR --data conll2003 --out tagger --frozen --layers concat-last-4 --head bilstm --crf\n  \
 henson finetune --task squad2 --model DIR --data squad --out answers --dtype bf16\n  \
 henson finetune --task embed --model DIR --train pairs.jsonl --dev STS-B/dev.tsv --out sentences --batch-size 128\n  \
+henson finetune --task seq2seq --model DIR --train pairs.csv --source-column en --target-column de --prefix 'translate English to German: ' --out m\n  \
 henson finetune --task rte --model DIR --data glue --out rte --restarts 5\n  \
 henson finetune --task rte --model DIR --data glue --out rte-grid --grid learning_rate=5e-5,3e-5 epochs=3,5 --restarts 3")]
 pub(crate) struct Finetune {
@@ -34,7 +35,7 @@ pub(crate) struct Finetune {
     #[arg(value_name = "RECIPE")]
     pub(crate) recipe: Option<PathBuf>,
 
-    /// What to learn: a benchmark, or classify, pair, regress, multilabel, span, tag, qa, choice, embed
+    /// What to learn: a benchmark, or classify, pair, regress, multilabel, span, tag, qa, choice, embed, seq2seq
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
     pub(crate) task: Option<String>,
 
@@ -77,6 +78,10 @@ pub(crate) struct Finetune {
 
     #[command(flatten)]
     pub(crate) settings: RecipeFlags,
+
+    /// seq2seq: text before every source, such as 'translate English to German: '; the model keeps it
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prefix: Option<String>,
 
     /// Freeze the encoder and train only the head
     #[arg(long)]
@@ -166,7 +171,8 @@ fn parse_head(text: &str) -> Result<TaggerHead, String> {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The files are named as the benchmark names them: MRPC.tsv and so on for GLUE, BoolQ.jsonl and so on for SuperGLUE, predictions.json (with nbest_predictions.json \
-and null_odds.json) for SQuAD, predictions.conll, predictions.csv for choices, predictions.jsonl for everything else. \
+and null_odds.json) for SQuAD, predictions.conll, predictions.csv for choices, predictions.txt with one line per source for seq2seq, \
+predictions.jsonl for everything else. \
 `henson eval --predictions` scores them.\n\n\
 Examples:\n  henson predict --task mrpc --model run --data glue/MRPC/test.tsv --out submission\n  \
 henson predict --task squad2 --model run1,run2,run3 --data dev-v2.0.json --out answers\n  \

@@ -21,16 +21,17 @@ pub(crate) struct Labelled {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) header: Option<bool>,
 
-    /// The column with the text, the first of two, the question, the context, or the words: its name or number, from 0
-    #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
+    /// The column with the text, the first of two, the question, the context, the words or the source: its name or number, from 0
+    #[arg(long, visible_alias = "source-column", value_name = "COLUMN", value_parser = parse_column)]
     pub(crate) text_column: Option<Column>,
 
     /// The column with the second text, or the passage
     #[arg(long, value_name = "COLUMN", value_parser = parse_column)]
     pub(crate) second_column: Option<Column>,
 
-    /// The column with the label, number, answer or tags. Several, for multilabel: each is 0 or 1
-    #[arg(long, value_name = "COLUMN,…", value_parser = parse_column, value_delimiter = ',')]
+    /// The column with the label, number, answer, tags or target. Several: for multilabel, each is 0 or 1; for seq2seq, each is a
+    /// reference
+    #[arg(long, visible_alias = "target-column", value_name = "COLUMN,…", value_parser = parse_column, value_delimiter = ',')]
     pub(crate) label_column: Vec<Column>,
 
     /// The columns with the choices, or the one with a list of them

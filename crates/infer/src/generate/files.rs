@@ -1,6 +1,6 @@
 //! How a model's files say that it should write: `generation_config.json`, or the keys that older files keep in config.json.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use henson_checkpoint::ModelDirectory;
 use serde_json::{Map, Value, json};
@@ -51,6 +51,15 @@ impl Model {
             keys.refuse_unless(start == targets.start, "decoder_start_token_id", targets.start)?;
         }
         Ok(files)
+    }
+}
+
+impl GenerateSettings {
+    /// What a `generation_config.json` says; `path` is for messages. What it does not say is as in `transformers`.
+    pub fn from_json(path: &Path, json: &Value) -> Result<Self> {
+        let keys = Keys { path: path.to_owned(), keys: object(json) };
+        keys.refuse_others()?;
+        Ok(keys.read()?.settings)
     }
 }
 

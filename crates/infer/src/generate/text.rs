@@ -44,7 +44,8 @@ pub struct GenerateEvent<'a> {
 
 impl Model {
     /// The tokens of a prompt. A decoder gets what its tokenizer puts before a text and nothing behind it, or its start token where
-    /// there is nothing else; an encoder-decoder gets the source as it was trained. One that leaves no room for a token is an error.
+    /// there is nothing else; an encoder-decoder gets the source as it was trained, behind the `prefix` of its config.json. One that
+    /// leaves no room for a token is an error.
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.uncut_prompt(text)?;
         let (got, most) = (ids.len(), self.most_tokens());
@@ -57,7 +58,10 @@ impl Model {
 
     /// The same of any length, for those who cut it themselves.
     pub fn uncut_prompt(&self, text: &str) -> Result<Vec<u32>> {
-        let pieces = self.tokenizer().encode_ids(text)?;
+        let pieces = match &self.config().task.prefix {
+            Some(prefix) => self.tokenizer().encode_ids(&format!("{prefix}{text}"))?,
+            None => self.tokenizer().encode_ids(text)?,
+        };
         let reads_source = self.config().model.targets().is_some();
         let (mut ids, mut behind) = (vec![], false);
         for slot in self.tokenizer().template().single_slots() {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use henson_models::{FineTuning, Head};
+use henson_models::{FineTuning, Head, ModelConfig};
 use henson_train::{Result, Setting, TrainError, parse_settings};
 use toml::Table;
 
@@ -11,7 +11,8 @@ use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use super::split;
 use crate::error::TaskError;
-use crate::example::Set;
+use crate::example::{Input, Set};
+use crate::task::Task;
 
 /// The settings that are chosen.
 const BY_SIZE: [&str; 7] =
@@ -19,6 +20,9 @@ const BY_SIZE: [&str; 7] =
 
 /// Those that depend on the model's family.
 const BY_FAMILY: [&str; 5] = ["warmup", "weight_decay", "beta2", "clip", "layer_decay"];
+
+/// Those that depend on what the model's family was made for.
+const BY_MODEL: [&str; 3] = ["task_tokens", "auxiliary_lm", "both_orders"];
 
 /// Up to this width a model is small: it takes, and needs, a higher learning rate than those of the paper.
 const SMALL_WIDTH: usize = 512;
@@ -53,7 +57,8 @@ impl FineTuneRecipe {
             setting.default = None;
             setting.meaning += " By default chosen by the size of the data and the model.";
         }
-        for setting in settings.iter_mut().filter(|setting| BY_FAMILY.contains(&setting.key.as_str())) {
+        let by_family: Vec<&str> = BY_FAMILY.into_iter().chain(BY_MODEL).collect();
+        for setting in settings.iter_mut().filter(|setting| by_family.contains(&setting.key.as_str())) {
             setting.meaning += " Some families of models have a default of their own.";
         }
         settings
@@ -64,7 +69,8 @@ impl FineTuneRecipe {
     pub fn parse(layers: &[(&str, &str)], sets: &[String]) -> Result<Self> {
         let mut recipe: Self = parse_settings(layers, sets)?;
         let given: Table = parse_settings(layers, sets)?;
-        recipe.by_size = BY_SIZE.into_iter().chain(BY_FAMILY).filter(|key| !given.contains_key(*key)).collect();
+        recipe.by_size =
+            BY_SIZE.into_iter().chain(BY_FAMILY).chain(BY_MODEL).filter(|key| !given.contains_key(*key)).collect();
         // Whoever writes an empty name, as recipes of version 0.1 do, wants no dev data.
         if recipe.dev == "none" || (given.contains_key("dev") && recipe.dev.is_empty()) {
             recipe.dev.clear();
@@ -102,6 +108,45 @@ impl FineTuneRecipe {
 
     fn is_chosen(&self, key: &str) -> bool {
         self.by_size.contains(key)
+    }
+}
+
+/// Chooses how a decoder reads texts, by its family and the task, and refuses what cannot be.
+pub(super) fn choose_inputs(
+    recipe: &mut FineTuneRecipe,
+    config: &ModelConfig,
+    task: &Task,
+    train: &Set,
+) -> std::result::Result<(), TaskError> {
+    let (head, form) = (task.form.head(1), task.form);
+    let own = config.fine_tuning(head);
+    let reads_last = config.sizes().causal && (form.problem.is_some() || head == Head::Choice);
+    let pairs = form.problem.is_some() && matches!(train.examples.first().map(|e| &e.input), Some(Input::Pair(..)));
+    let auxiliary = if recipe.freeze { 0.0 } else { own.auxiliary_lm };
+    if recipe.is_chosen("task_tokens") {
+        recipe.task_tokens = reads_last && own.task_tokens;
+    }
+    if recipe.is_chosen("auxiliary_lm") {
+        recipe.auxiliary_lm = if reads_last { auxiliary } else { 0.0 };
+    }
+    if recipe.is_chosen("both_orders") {
+        recipe.both_orders = reads_last && pairs && task.symmetric && recipe.task_tokens && !recipe.windows;
+    }
+    let decoder = "a decoder (a model that reads left to right) and one label or number for a text or two, or choices";
+    let wrong = |key, got: String, expected: &str| Err(TrainError::setting(key, got, expected).into());
+    match recipe {
+        _ if recipe.task_tokens && !reads_last => {
+            wrong("task_tokens", "true".to_owned(), &format!("false, but for {decoder}"))
+        }
+        _ if recipe.auxiliary_lm > 0.0 && (!reads_last || recipe.freeze) => {
+            let expected = format!("0, but for {decoder}, of which all is trained");
+            wrong("auxiliary_lm", recipe.auxiliary_lm.to_string(), &expected)
+        }
+        _ if recipe.both_orders && !(reads_last && pairs && !recipe.windows) => {
+            let expected = "false, but for a decoder and pairs of texts, without windows";
+            wrong("both_orders", "true".to_owned(), expected)
+        }
+        _ => Ok(()),
     }
 }
 
@@ -164,6 +209,8 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     if recipe.is_chosen("batch_size") && trains_head && sequences < TINY {
         recipe.batch_size = TINY_BATCH;
         chosen.push(format!("batches of {TINY_BATCH}, for fewer than {TINY} sequences"));
+    } else if recipe.is_chosen("batch_size") {
+        recipe.batch_size = own.batch_size;
     }
     if recipe.is_chosen("epochs") {
         let usual = if small && sequences < SMALL_EPOCHS.1 { SMALL_EPOCHS.0 } else { own.epochs };

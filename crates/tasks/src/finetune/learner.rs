@@ -3,23 +3,25 @@
 //! Sequences are never padded, and so never sorted by length either: a batch is one flat stream of whatever was drawn.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Model, ModelConfig};
-use henson_tensor::{Bits, Device, Parameters, Pass, Reading, Tensor};
-use henson_text::Tokenizer;
+use henson_tensor::{Bits, Device, Layout, Parameters, Pass, Reading, Tensor, Var};
+use henson_text::{Features, Tokenizer};
 use henson_train::objective::Objective;
 use henson_train::{Engine, Evaluation, LossNames, Result, Schedule, Task, TrainError, Underway, metrics};
 use serde_json::Value;
 
 use crate::example::Set;
-use crate::forms::{Loss, Part};
+use crate::forms::{Loss, Part, TokenLoss};
 use crate::forward::forward;
 use crate::predict::predictions_of;
 use crate::predictions::Prediction;
 use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
 use crate::read::listed;
 use crate::score::{Score, score};
+use crate::write::{self, Resampling, Writing};
 
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x5bff;
@@ -47,6 +49,16 @@ pub struct LearnerSettings {
     pub class_weights: Vec<f32>,
     /// The score that the best model is chosen by; none: the task's own.
     pub metric: Option<String>,
+    /// The weight of the language model's loss on what is read; 0 for none.
+    pub auxiliary_lm: f32,
+    /// Whether an instance is a pair of texts in both orders, whose last vectors are added.
+    pub both_orders: bool,
+    /// The share of a target that is spread evenly over all classes, where texts are learned.
+    pub label_smoothing: f32,
+    /// How texts are written for the dev scores, where that is what is learned.
+    pub writing: Option<Writing>,
+    /// Draws how words are cut in every epoch, where texts are learned.
+    pub resampling: Option<Arc<Resampling>>,
 }
 
 /// Dev examples with what the model reads of them.
@@ -58,7 +70,7 @@ pub struct Dev {
 impl Dev {
     /// Lays out all examples, on several threads.
     pub fn new(set: Set, tokenizer: &Tokenizer, lengths: &Lengths, threads: usize) -> Result<Self> {
-        let prepared = prepare_all(set.task, tokenizer, &set.examples, lengths, threads)?;
+        let prepared = prepare_all(set.task, &set.labels, tokenizer, &set.examples, lengths, threads)?;
         Ok(Self { set, prepared })
     }
 }
@@ -68,6 +80,12 @@ pub(crate) struct Found {
     pub(crate) step: u64,
     pub(crate) score: Score,
     pub(crate) degenerate: Option<String>,
+}
+
+impl Found {
+    fn nothing(step: u64) -> Self {
+        Self { step, score: Score::default(), degenerate: None }
+    }
 }
 
 /// Fine-tuning as a task.
@@ -103,7 +121,7 @@ impl Learner {
     }
 
     /// The instances of a step.
-    fn batch(&mut self, step: u64) -> Vec<&Instance> {
+    fn batch(&mut self, step: u64) -> Result<Vec<&Instance>> {
         let size = self.settings.batch_size;
         let steps = Self::steps_per_epoch(&self.train, size);
         let epoch = step / steps;
@@ -114,11 +132,14 @@ impl Learner {
                 order.swap(i, draws.below(i as u32 + 1) as usize);
             }
             self.order = Some((epoch, order));
+            if let Some(resampling) = &self.settings.resampling {
+                self.train = resampling.epoch(epoch)?;
+            }
         }
         let order = self.order.as_ref().map(|(_, order)| order.as_slice()).unwrap_or_default();
         let start = (step % steps) as usize * size;
         let end = if step % steps == steps - 1 { order.len() } else { start + size };
-        order[start..end].iter().map(|i| &self.train[*i as usize]).collect()
+        Ok(order[start..end].iter().map(|i| &self.train[*i as usize]).collect())
     }
 
     /// What the model says about the dev examples, and how right that is.
@@ -131,9 +152,32 @@ impl Learner {
         Ok(None)
     }
 
+    /// What a model writes for the dev examples, how right that is, and how likely the right texts are to it. A model that was not
+    /// trained yet may write without end, so that its texts are not asked for.
+    fn score_written(&self, model: &Model, parameters: &Parameters, writing: &Writing, step: u64) -> Result<Found> {
+        let task = |error: crate::TaskError| TrainError::Task(error.into());
+        let Some(Dev { set, prepared }) = &self.dev else { return Ok(Found::nothing(step)) };
+        let loss = ("loss", write::mean_loss(model, parameters, prepared)?);
+        if step == 0 {
+            return Ok(Found { score: Score { metrics: vec![loss], ..Score::default() }, ..Found::nothing(step) });
+        }
+        let sources: Vec<&Features> = prepared.iter().flat_map(Prepared::sequences).collect();
+        let Writing { tokenizer, settings } = writing;
+        let texts = write::write_all(model, parameters, tokenizer, &sources, settings, |_| true).map_err(task)?;
+        let read = |(example, text)| set.task.form.read_written(set, example, text);
+        let predictions: Vec<Prediction> = set.examples.iter().zip(texts).map(read).collect();
+        let mut scored = score(set, &predictions, None, usize::MAX).map_err(task)?;
+        scored.metrics.push(loss);
+        let degenerate = degenerate(set, &predictions, &scored);
+        Ok(Found { step, score: scored, degenerate })
+    }
+
     /// What any model with the task's head says about the dev examples, and how right that is.
     pub(crate) fn score(&self, model: &Model, parameters: &Parameters, step: u64) -> Result<Option<Found>> {
         let Some(Dev { set, prepared }) = &self.dev else { return Ok(None) };
+        if let (true, Some(writing)) = (set.task.form.writes, &self.settings.writing) {
+            return self.score_written(model, parameters, writing, step).map(Some);
+        }
         let scores =
             forward(model, parameters, set.task, prepared, |_| true).map_err(|e| TrainError::Task(e.into()))?;
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
@@ -203,21 +247,36 @@ impl Task for Learner {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let LearnerSettings { task, freeze, accumulation, temperature, .. } = self.settings;
         let class_weights = self.settings.class_weights.clone();
-        let instances = self.batch(step);
+        let (smoothing, auxiliary_lm) = (self.settings.label_smoothing, self.settings.auxiliary_lm);
+        let both_orders = self.settings.both_orders;
+        let instances = self.batch(step)?;
         let total: f32 = instances.iter().map(|instance| weight(instance, &class_weights)).sum();
         let scale = if total > 0.0 { 1.0 / total } else { 0.0 };
-        let objective = FineTuning { task, scale: scale.into(), temperature: temperature.into() };
+        let objective = FineTuning {
+            task,
+            scale: scale.into(),
+            temperature: temperature.into(),
+            smoothing: smoothing.into(),
+            auxiliary_lm: auxiliary_lm.into(),
+            both_orders,
+        };
+        let sequences: usize = instances.iter().map(|instance| instance.sequences.len()).sum();
+        let language = auxiliary_lm / sequences.max(1) as f32;
         let tokens = instances.iter().map(|instance| instance.tokens()).sum();
         let (mut parts, mut number) = (Vec::new(), 0);
         for instances in divided(instances, accumulation) {
-            let part = PartOfBatch { instances: &instances, class_weights: &class_weights, number };
+            let part = PartOfBatch { instances: &instances, class_weights: &class_weights, number, language };
             parts.push(match freeze {
                 false => engine.learn_part(step, objective, part)?,
                 true => learn_head(engine, step, objective, part)?,
             });
             number += instances.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
         }
-        Ok(Underway { parts, losses: objective.names(), weights: henson_train::EQUAL, tokens })
+        let mut weights = henson_train::EQUAL;
+        if auxiliary_lm > 0.0 {
+            weights[1] = f64::from(auxiliary_lm);
+        }
+        Ok(Underway { parts, losses: objective.names(), weights, tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
@@ -227,8 +286,12 @@ impl Task for Learner {
         let (Some(Dev { set, .. }), Some(found)) = (&self.dev, &self.found) else { return Ok(None) };
         let own = self.settings.metric.as_deref();
         let (name, value) = chosen_by(set, &found.score, own);
+        let is_untrained = step == 0 && set.task.form.writes;
         let all = found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value));
         let mut metrics: BTreeMap<String, f64> = all.collect();
+        if is_untrained {
+            return Ok(Some(Evaluation { metrics, score: f64::NAN }));
+        }
         if own.is_some() && found.score.get(&name).is_none() {
             let known = metrics.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(TrainError::setting("metric", &name, format!("one of the scores of this dev data: {known}")));
@@ -257,6 +320,9 @@ struct FineTuning {
     task: &'static crate::Task,
     scale: Bits,
     temperature: Bits,
+    smoothing: Bits,
+    auxiliary_lm: Bits,
+    both_orders: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -265,6 +331,8 @@ struct PartOfBatch<'p> {
     class_weights: &'p [f32],
     /// That of its first sequence in the whole batch.
     number: u32,
+    /// What the language model's loss on a sequence counts: its weight, over all sequences of the step.
+    language: f32,
 }
 
 impl Objective for FineTuning {
@@ -272,20 +340,31 @@ impl Objective for FineTuning {
     type Inputs = Inputs;
 
     fn names(&self) -> LossNames {
-        &[]
+        if self.auxiliary_lm.get() > 0.0 { &["task_loss", "lm_loss"] } else { &[] }
     }
 
     fn inputs(&self, device: &Device, config: &ModelConfig, part: PartOfBatch<'_>) -> Result<Inputs> {
-        let PartOfBatch { instances, class_weights, number } = part;
-        let batch = Batch::new(device, config, &self.task.form.sequences(instances), number)?;
-        let (scale, temperature, tokens) = (self.scale.get(), self.temperature.get(), batch.layout.tokens());
-        let part = Part { instances, class_weights, scale, temperature, tokens };
-        Ok(Inputs { loss: self.task.form.loss(device, &part)?, batch })
+        let PartOfBatch { instances, class_weights, number, language } = part;
+        let batch = self.task.form.batch(device, config, instances, number)?;
+        let (scale, temperature, tokens) = (self.scale.get(), self.temperature.get(), batch.output_layout().tokens());
+        let part = Part { instances, class_weights, scale, temperature, tokens, smoothing: self.smoothing.get() };
+        let orders = match self.both_orders {
+            true => Some(Orders::new(device, instances.len(), number)?),
+            false => None,
+        };
+        let language = match self.auxiliary_lm.get() > 0.0 {
+            true => Some(language_loss(device, instances, language)?),
+            false => None,
+        };
+        Ok(Inputs { loss: self.task.form.loss(device, &part)?, orders, language, batch })
     }
 
     fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
         let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
-        Ok(vec![inputs.loss.of(model, pass, last, &inputs.batch.layout)?])
+        let layout = inputs.batch.output_layout();
+        let Some(language) = &inputs.language else { return Ok(vec![inputs.task_loss(model, pass, last)?]) };
+        let task = inputs.task_loss(model, pass, last.clone())?;
+        Ok(vec![task, language.of(model, pass, last, layout)?])
     }
 }
 
@@ -297,7 +376,7 @@ fn learn_head(engine: &mut Engine, step: u64, objective: FineTuning, part: PartO
     let inputs = objective.inputs(&device, model.config(), part)?;
     let last = model.encode(&mut Pass::inference(tape, parameters), &inputs.batch, Capture::default())?.last;
     let mut pass = Pass::training(tape, parameters, training);
-    let loss = inputs.loss.of(model, &mut pass, last, &inputs.batch.layout)?;
+    let loss = inputs.task_loss(model, &mut pass, last)?;
     pass.backward(gradients)?;
     Ok(device.read_later(&[&loss])?)
 }
@@ -328,10 +407,60 @@ fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Insta
     alike.flat_map(|alike| alike.chunks(most)).map(<[&Instance]>::to_vec).collect()
 }
 
+/// The loss of the next token at every place of all sequences, each a mean over its own that counts `weight`.
+fn language_loss(device: &Device, instances: &[&Instance], weight: f32) -> Result<TokenLoss> {
+    let (mut rows, mut targets, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+    let mut first = 0;
+    for (ids, _) in instances.iter().flat_map(|instance| &instance.sequences) {
+        let predicted = ids.len().saturating_sub(1);
+        rows.extend(first..first + predicted as u32);
+        targets.extend_from_slice(&ids[ids.len() - predicted..]);
+        weights.resize(rows.len(), weight / predicted.max(1) as f32);
+        first += ids.len() as u32;
+    }
+    if rows.is_empty() {
+        (rows, targets, weights) = (vec![0], vec![0], vec![0.0]);
+    }
+    let rounded = device.rounded(rows.len());
+    rows.resize(rounded, Device::NOWHERE);
+    targets.resize(rounded, 0);
+    weights.resize(rounded, 0.0);
+    TokenLoss::at(device, (&rows, &targets, &weights), 0.0)
+}
+
 /// A part of a step on the device.
 struct Inputs {
     batch: Batch,
     loss: Box<dyn Loss>,
+    orders: Option<Orders>,
+    language: Option<TokenLoss>,
+}
+
+impl Inputs {
+    fn task_loss(&self, model: &Model, pass: &mut Pass<'_>, last: Var) -> Result<Tensor> {
+        let layout = self.batch.output_layout();
+        let Some(Orders { pairs, single }) = &self.orders else { return self.loss.of(model, pass, last, layout) };
+        // The last vectors of both orders, added: what the head reads of a sequence of one token.
+        let ends = pass.last_tokens(&last, layout)?;
+        let means = pass.means(&ends, pairs)?;
+        let sums = pass.scale(&means, 2.0)?;
+        self.loss.of(model, pass, sums, single)
+    }
+}
+
+/// How the vectors of pairs in both orders lie.
+struct Orders {
+    /// Two of each pair.
+    pairs: Layout,
+    /// Their sum.
+    single: Layout,
+}
+
+impl Orders {
+    fn new(device: &Device, pairs: usize, number: u32) -> Result<Self> {
+        let layout = |length| Layout::new(device, &vec![length; pairs], number);
+        Ok(Self { pairs: layout(2)?, single: layout(1)? })
+    }
 }
 
 #[cfg(test)]
@@ -352,6 +481,11 @@ mod tests {
             temperature: 0.05,
             class_weights: Vec::new(),
             metric: None,
+            auxiliary_lm: 0.0,
+            both_orders: false,
+            label_smoothing: 0.0,
+            writing: None,
+            resampling: None,
         }
     }
 
@@ -407,7 +541,9 @@ mod tests {
         let settings = settings("classify", 4, 1);
         let mut learner = Learner::new((0..10).map(instance).collect(), None, settings).unwrap();
         let mut epoch = |e: u64| -> Vec<Option<u32>> {
-            (0..3).flat_map(|s| learner.batch(3 * e + s).iter().map(|x| x.labels[0]).collect::<Vec<_>>()).collect()
+            (0..3)
+                .flat_map(|s| learner.batch(3 * e + s).unwrap().iter().map(|x| x.labels[0]).collect::<Vec<_>>())
+                .collect()
         };
         let (first, second) = (epoch(0), epoch(1));
         assert_ne!(first, second);
@@ -442,7 +578,7 @@ mod tests {
             let mut learner = Learner::new((0..pairs).map(pair).collect(), None, settings).unwrap();
             let steps = Learner::steps_per_epoch(&learner.train, batch_size);
             let numbers = |part: &Vec<&Instance>| part.iter().map(|pair| pair.sequences[0].0[0]).collect();
-            let mut parts = |step| divided(learner.batch(step), accumulation).iter().map(numbers).collect();
+            let mut parts = |step| divided(learner.batch(step).unwrap(), accumulation).iter().map(numbers).collect();
             (0..steps).map(&mut parts).collect()
         };
         let sizes = |pairs, batch_size, accumulation| -> Vec<Vec<usize>> {

@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use henson_checkpoint::{Config, LoadOptions, ModelDirectory, TaskConfig, TrainedReading, Weights, open_parameters};
-use henson_infer::Problem;
-use henson_models::{Family, Model};
+use henson_checkpoint::{
+    Config, LoadOptions, ModelDirectory, TaskConfig, TrainedReading, Weights, open_parameters, read_json,
+};
+use henson_infer::{GenerateSettings, Problem};
+use henson_models::{Family, Head, Model, ModelConfig};
 use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters};
 use henson_text::{Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::learner::{Dev, Learner, LearnerSettings, check_metric};
@@ -16,9 +19,17 @@ use super::recipe::FineTuneRecipe;
 use super::{defaults, split};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
+use crate::forms::ERRORS;
 use crate::prepare::{Instance, Lengths, instances};
 use crate::read::{Files, Paths, Reading, listed, read, sort_labels};
 use crate::task::Task;
+use crate::write::{Resampling, Writing};
+
+/// How a model's texts are written, beside its config.
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// The largest that is read.
+const GENERATION_CONFIG_LIMIT: u64 = 1 << 20;
 
 /// A run before it begins.
 pub struct Plan {
@@ -39,6 +50,8 @@ pub struct Plan {
     /// What is divided into folds.
     whole: Option<Arc<Set>>,
     is_fold: bool,
+    /// The network before its vocabulary grew, where it did.
+    grown_from: Option<ModelConfig>,
     tokenizer: Arc<Tokenizer>,
     lengths: Lengths,
     instances: Vec<Instance>,
@@ -50,8 +63,9 @@ impl Plan {
     /// Reads the files of a recipe.
     pub fn new(mut recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
-        let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
-        let reading = Reading { files: recipe.files.clone(), ..Reading::new(task) };
+        let task = task_of(&mut recipe)?;
+        let prefix = recipe.prefix.clone();
+        let reading = Reading { files: recipe.files.clone(), prefix, ..Reading::new(task) };
         let limit = recipe.limit.filter(|_| !task.form.picks_rows);
         let (mut train, mut dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
         let path = recipe.directory().to_owned();
@@ -76,19 +90,35 @@ impl Plan {
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
         let directory = ModelDirectory::open(&path).map_err(TrainError::from)?;
         let json = directory.config().map_err(TrainError::from)?;
-        let config = config_for(Config::from_value(json).map_err(TrainError::from)?, task, &train, &recipe)?;
+        let own = Config::from_value(json).map_err(TrainError::from)?;
+        check_head(&own, task, &path)?;
+        defaults::choose_inputs(&mut recipe, &own.model, task, &train)?;
+        let mut config = config_for(own, task, &train, &recipe)?;
         if recipe.class_weights && task.form.class_weights(&train).is_none() {
             let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
         }
+        let max_tokens = config.model.sizes().max_tokens;
         let lengths = Lengths {
-            most: recipe.length(task, config.model.sizes().max_tokens),
+            most: recipe.length(task, max_tokens),
+            target: recipe.target_length().min(max_tokens),
+            end: config.model.targets().map(|reading| reading.end),
             windows: recipe.windows,
             stride: Stride::Step(recipe.stride),
             max_question: recipe.max_question,
             document_context: recipe.document_context,
+            both_orders: recipe.both_orders,
         };
-        let tokenizer = Arc::new(tokenizer_of(&path, &config)?);
+        let mut tokenizer = tokenizer_of(&path, &config)?;
+        let mut grown_from = None;
+        if recipe.task_tokens {
+            tokenizer = tokenizer.with_task_tokens().map_err(TrainError::from)?;
+            if tokenizer.vocabulary_size() > config.model.sizes().vocab_size {
+                let grown = config.model.with_more_tokens(tokenizer.vocabulary_size()).map_err(TrainError::from)?;
+                grown_from = Some(std::mem::replace(&mut config.model, grown));
+            }
+        }
+        let tokenizer = Arc::new(tokenizer);
         let empty = train.without_examples();
         let plan = Self {
             recipe,
@@ -100,6 +130,7 @@ impl Plan {
             reasons,
             whole,
             is_fold: false,
+            grown_from,
             tokenizer,
             lengths,
             instances: Vec::new(),
@@ -130,6 +161,7 @@ impl Plan {
             reasons: self.reasons.clone(),
             whole: self.whole.clone(),
             is_fold: self.is_fold,
+            grown_from: self.grown_from.clone(),
             tokenizer: Arc::clone(&self.tokenizer),
             lengths: self.lengths,
             instances,
@@ -164,6 +196,11 @@ impl Plan {
     /// The score that chooses the best model, unless the dev data has no such score.
     pub fn metric(&self) -> &str {
         self.recipe.metric.as_deref().unwrap_or(self.task.metric)
+    }
+
+    /// Whether lower values of that score are better.
+    pub(super) fn metric_is_error(&self) -> bool {
+        ERRORS.contains(&self.metric())
     }
 
     /// Updates in all.
@@ -225,6 +262,11 @@ impl Plan {
         let files = self.tokenizer.files(Some(sizes.max_tokens))?;
         let mut files = ModelFiles { config: self.config.to_json()?, files, generator: None };
         self.task.form.add_files(&mut files, sizes.hidden_size, self.lengths.most);
+        if self.task.form.writes {
+            let json = serde_json::to_vec_pretty(&self.generation_config()?)
+                .map_err(|error| TrainError::State { path: GENERATION_CONFIG.into(), problem: error.to_string() })?;
+            files.files.push((GENERATION_CONFIG.to_owned(), json));
+        }
         Ok(files)
     }
 
@@ -233,7 +275,7 @@ impl Plan {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
         let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
-        let parameters = started_from(recipe.directory(), &self.config, builder, device, recipe)?;
+        let parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe)?;
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
             let layers = self.config.model.sizes().num_hidden_layers;
@@ -267,8 +309,76 @@ impl Plan {
             temperature: self.recipe.temperature as f32,
             class_weights: self.class_weights(),
             metric: self.recipe.metric.clone(),
+            auxiliary_lm: self.recipe.auxiliary_lm as f32,
+            both_orders: self.recipe.both_orders,
+            label_smoothing: self.recipe.label_smoothing as f32,
+            writing: self.writing()?,
+            resampling: self.resampling()?,
         };
         Learner::new(self.instances.clone(), dev, settings)
+    }
+
+    /// How texts are written for dev scores, where they are: as the finished model's directory will have it.
+    fn writing(&self) -> TrainResult<Option<Writing>> {
+        if !self.task.form.writes {
+            return Ok(None);
+        }
+        let json = self.generation_config()?;
+        let settings = GenerateSettings::from_json(Path::new(GENERATION_CONFIG), &json);
+        let settings = settings.map_err(|error| TrainError::Task(error.into()))?;
+        Ok(Some(Writing { tokenizer: Arc::clone(&self.tokenizer), settings }))
+    }
+
+    fn resampling(&self) -> TrainResult<Option<Arc<Resampling>>> {
+        let Some(strength) = self.recipe.subword_regularisation else { return Ok(None) };
+        let draws = (self.recipe.seed, self.threads);
+        let resampling = Resampling::new(&self.train, &self.tokenizer, strength, self.lengths, draws);
+        Ok(Some(Arc::new(resampling.map_err(|error| TrainError::Task(error.into()))?)))
+    }
+
+    /// generation_config.json: that of the model's directory, with what the recipe says.
+    fn generation_config(&self) -> TrainResult<Value> {
+        let path = self.recipe.directory().join(GENERATION_CONFIG);
+        let mut keys: Map<String, Value> = match path.exists() {
+            true => read_json(&path, GENERATION_CONFIG_LIMIT)?,
+            false => Map::new(),
+        };
+        // Lengths that were another task's.
+        for key in [
+            "max_length",
+            "min_length",
+            "max_new_tokens",
+            "min_new_tokens",
+            "transformers_version",
+            "_from_model_config",
+        ] {
+            keys.remove(key);
+        }
+        let config = self.config.model.to_json()?;
+        let ids = ["decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "forced_eos_token_id"];
+        for key in ids {
+            if let Some(id) = config.get(key).filter(|id| !id.is_null()) {
+                keys.entry(key).or_insert_with(|| id.clone());
+            }
+        }
+        if let Some(reading) = self.config.model.targets() {
+            keys.insert("decoder_start_token_id".to_owned(), reading.start.into());
+        }
+        let recipe = &self.recipe;
+        let own = [
+            ("max_new_tokens", Value::from(self.lengths.target), true),
+            ("min_new_tokens", recipe.min_target_length.into(), recipe.min_target_length > 0),
+            ("num_beams", recipe.beams.into(), true),
+            ("length_penalty", recipe.length_penalty.into(), recipe.length_penalty != 1.0),
+            ("no_repeat_ngram_size", recipe.no_repeat_ngram.into(), recipe.no_repeat_ngram > 0),
+        ];
+        for (key, value, says) in own {
+            keys.remove(key);
+            if says {
+                keys.insert(key.to_owned(), value);
+            }
+        }
+        Ok(Value::Object(keys))
     }
 
     /// What each label counts; empty: all the same.
@@ -283,6 +393,49 @@ impl Plan {
     pub(super) fn training_instances(&self) -> &[Instance] {
         &self.instances
     }
+}
+
+/// The task of a recipe; as a text where the model has no other way to say it.
+fn task_of(recipe: &mut FineTuneRecipe) -> Result<&'static Task, TaskError> {
+    let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    let Some(written) = task.as_text() else {
+        if recipe.text_to_text {
+            let expected = "false, but for a class or a number of a text or two";
+            return Err(TrainError::setting("text_to_text", "true", expected).into());
+        }
+        return Ok(task);
+    };
+    // What is wrong with a model is reported where it is opened.
+    let family = || {
+        let config = ModelDirectory::open(recipe.directory()).ok()?.config().ok()?;
+        Some(Config::from_value(config).ok()?.model.family())
+    };
+    let only_writes = |family: &Family| !family.has_head(task.form.head(1)) && family.has_head(Head::Seq2Seq);
+    if !recipe.text_to_text && family().is_some_and(only_writes) {
+        recipe.text_to_text = true;
+    }
+    Ok(if recipe.text_to_text { written } else { task })
+}
+
+/// Refuses a model that has no head for a task.
+fn check_head(config: &Config, task: &'static Task, path: &Path) -> Result<(), TaskError> {
+    let (head, family) = (task.form.head(1), config.model.family());
+    if family.has_head(head) {
+        return Ok(());
+    }
+    let advice = match task.form.writes && config.model.sizes().causal {
+        true => {
+            "; a decoder alone continues texts: train it on whole ones by `henson pretrain` with objective = \"causal\""
+        }
+        false => "",
+    };
+    Err(TaskError::NoHead {
+        path: path.to_owned(),
+        model_type: config.model.model_type().to_owned(),
+        task: task.name,
+        expected: Family::types_with_head(head),
+        advice,
+    })
 }
 
 /// The tokenizer of a model's directory.
@@ -411,6 +564,8 @@ fn config_for(
         max_question: None,
         document_context: recipe.document_context,
         spans: None,
+        max_target: None,
+        both_orders: recipe.both_orders,
         pairs: train.examples.first().and_then(|example| match example.input {
             Input::One(_) => Some(false),
             Input::Pair(..) => Some(true),
@@ -427,8 +582,10 @@ fn config_for(
         problem_type: problem_type.map(str::to_owned),
         reading: Some(task.form.reading(recipe, train, reading)),
         no_answer_threshold: may_say_so.then_some(0.0),
+        prefix: (!recipe.prefix.is_empty()).then(|| recipe.prefix.clone()),
     };
-    config.model.set_causal(false).map_err(TrainError::from)?;
+    // Of those that can; a decoder reads left to right whatever it learns.
+    config.model.set_causal(false).ok();
     config.set_head(task.form.head(config.task.labels()));
     if let Some(dropout) = recipe.dropout {
         config.model.set_dropout(dropout);
@@ -439,23 +596,24 @@ fn config_for(
 
 /// The weights of a directory. What stands on its encoder is kept where it has the right shape, and otherwise starts from scratch.
 fn started_from(
-    path: &Path,
     config: &Config,
+    grown_from: Option<&ModelConfig>,
     builder: Builder,
     device: &Device,
     recipe: &FineTuneRecipe,
 ) -> TrainResult<Parameters> {
-    let (weights, dtype, seed) = (ModelDirectory::open(path)?.weights()?, DType::from(recipe.dtype), recipe.seed);
+    let weights = ModelDirectory::open(recipe.directory())?.weights()?;
+    let (dtype, seed) = (DType::from(recipe.dtype), recipe.seed);
     let family = config.model.family();
     let is_new = |entry: &Entry| !entry.group.is_encoder();
     let options = LoadOptions::new_head(&is_new);
     let other_head = builder.entries().iter().filter(|entry| is_new(entry)).any(|entry| differs(&weights, entry));
-    if !other_head {
+    if !other_head && grown_from.is_none() {
         return Ok(open_parameters(&weights, &family.naming, builder, device, dtype, &options, seed)?.0);
     }
     // Another task's head: only the encoder is taken.
     let mut encoder = Builder::new();
-    Model::build(&mut encoder, &config.model, family.bare_head())?;
+    Model::build(&mut encoder, grown_from.unwrap_or(&config.model), family.bare_head())?;
     let encoder = open_parameters(&weights, &family.naming, encoder, device, DType::F32, &options, seed)?.0;
     let mut parameters = builder.finish(device, dtype)?;
     parameters.initialise(seed)?;
@@ -469,7 +627,13 @@ pub(super) fn copy_encoder(family: &Family, encoder: &Parameters, parameters: &m
     for i in 0..parameters.entries().len() {
         let name = parameters.entries()[i].name.strip_prefix(family.naming.base_prefix).unwrap_or_default();
         if let Some(from) = encoder.entries().iter().position(|entry| entry.name == name) {
-            parameters.write(i, &encoder.read(from)?)?;
+            let mut values = encoder.read(from)?;
+            // A table of words that grew: the rows of new tokens are those that it begins with.
+            if values.len() < parameters.entries()[i].stored_shape().elements() {
+                let known = values.len();
+                values.extend_from_slice(&parameters.read(i)?[known..]);
+            }
+            parameters.write(i, &values)?;
         }
     }
     Ok(())

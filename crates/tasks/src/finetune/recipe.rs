@@ -11,6 +11,7 @@ use henson_train::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::prepare::TARGET_LENGTH;
 use crate::read::{Files, Paths};
 use crate::task::Task;
 
@@ -18,8 +19,8 @@ use crate::task::Task;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FineTuneRecipe {
-    /// The task: a benchmark, or `classify`, `pair`, `regress`, `multilabel`, `span`, `tag`, `qa`, `choice`, `embed`
-    /// (`--task`).
+    /// The task: a benchmark, or `classify`, `pair`, `regress`, `multilabel`, `span`, `tag`, `qa`, `choice`, `embed`,
+    /// `seq2seq` (`--task`).
     pub task: String,
     /// The model to start from: a directory, or the name of one (`--model`).
     pub model: String,
@@ -58,7 +59,7 @@ pub struct FineTuneRecipe {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
     /// Maximum sequence length in tokens, special tokens included; by default 128, 384 for questions, 256
-    /// or 512 for passages of SuperGLUE.
+    /// or 512 for passages of SuperGLUE, 512 for sources of `seq2seq`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
     /// Divide longer texts into overlapping windows instead of cutting them. In training each window has the text's
@@ -70,6 +71,39 @@ pub struct FineTuneRecipe {
     pub stride: usize,
     /// Questions: maximum length of a question in tokens.
     pub max_question: usize,
+
+    /// Let an encoder-decoder write labels and numbers as texts, as T5 learns every task; where it has no classifier, that is the
+    /// only way.
+    pub text_to_text: bool,
+    /// Put texts between start, delimiter and extract tokens, which the tokenizer and the word table get as well, and read the vector
+    /// of the last one, as in GPT's fine-tuning (Radford et al. 2018).
+    pub task_tokens: bool,
+    /// Weight of the language model's loss on the same texts, a mean over each sequence's tokens; decoders alone.
+    pub auxiliary_lm: f64,
+    /// Read pairs of texts in both orders and add their vectors; decoders alone.
+    pub both_orders: bool,
+
+    /// `seq2seq`: text before every source (`--prefix`), such as `translate English to German: `. The model keeps it, as `prefix` in
+    /// config.json.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub prefix: String,
+    /// `seq2seq`: maximum length of a target in tokens, in training and of what the model writes; by default 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_target_length: Option<usize>,
+    /// `seq2seq`: share of each target that is spread evenly over the vocabulary.
+    pub label_smoothing: f64,
+    /// `seq2seq`: cut words into tokens at random in training. With a unigram tokenizer, the power of probabilities that
+    /// segmentations are drawn by (Kudo, 2018); with BPE and WordPiece, the probability that a merge or a match is dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subword_regularisation: Option<f64>,
+    /// `seq2seq`: beams with which texts are written for dev scores, and later by default; 1 for greedy search.
+    pub beams: usize,
+    /// `seq2seq`: power of the number of new tokens that the score of a beam is divided by.
+    pub length_penalty: f64,
+    /// `seq2seq`: minimum number of new tokens of what the model writes.
+    pub min_target_length: usize,
+    /// `seq2seq`: no n-gram of this length is written twice; 0 for no limit.
+    pub no_repeat_ngram: usize,
 
     /// Optimizer.
     pub optimizer: OptimizerKind,
@@ -152,6 +186,18 @@ impl Default for FineTuneRecipe {
             document_context: false,
             stride: 128,
             max_question: 64,
+            text_to_text: false,
+            task_tokens: false,
+            auxiliary_lm: 0.0,
+            both_orders: false,
+            prefix: String::new(),
+            max_target_length: None,
+            label_smoothing: 0.0,
+            subword_regularisation: None,
+            beams: 1,
+            length_penalty: 1.0,
+            min_target_length: 0,
+            no_repeat_ngram: 0,
             optimizer: OptimizerKind::Adamw,
             learning_rate: 5e-5,
             schedule: ScheduleKind::Linear,
@@ -198,6 +244,10 @@ impl FineTuneRecipe {
             ("temperature", self.temperature, 1e-4, 1e3),
             ("evals_per_epoch", self.evals_per_epoch, 1e-6, 1e6),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
+            ("auxiliary_lm", self.auxiliary_lm, 0.0, 100.0),
+            ("label_smoothing", self.label_smoothing, 0.0, MOST_BELOW_1),
+            ("length_penalty", self.length_penalty, -100.0, 100.0),
+            ("subword_regularisation", self.subword_regularisation.unwrap_or(0.0), 0.0, 100.0),
         ])?;
         if let Some(short) = self.max_length.filter(|length| *length < 3) {
             let expected = "at least 3, since two special tokens surround a text";
@@ -210,6 +260,8 @@ impl FineTuneRecipe {
             ("max_length", self.max_length.map_or(3, |n| n as u64)),
             ("stride", self.stride as u64),
             ("log_every", self.log_every),
+            ("beams", self.beams as u64),
+            ("max_target_length", self.target_length() as u64),
         ];
         check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))
     }
@@ -227,6 +279,11 @@ impl FineTuneRecipe {
     /// Tokens of a sequence for a task, within what the model takes.
     pub(crate) fn length(&self, task: &Task, most: usize) -> usize {
         self.max_length.or(task.length).unwrap_or(task.form.usual_length).min(most)
+    }
+
+    /// Tokens of a target, within any model's reach.
+    pub(crate) fn target_length(&self) -> usize {
+        self.max_target_length.unwrap_or(TARGET_LENGTH)
     }
 
     pub(crate) fn optimizer(&self) -> OptimizerSettings {

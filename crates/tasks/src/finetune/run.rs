@@ -194,7 +194,7 @@ fn loop_settings(plan: &Plan, stop_at: Option<u64>) -> LoopSettings {
         log_every: plan.recipe.log_every,
         log_samples: false,
         stop_at,
-        higher_is_better: true,
+        higher_is_better: !plan.metric_is_error(),
         patience: plan.recipe.patience,
         keep: Keep::Best,
     }

@@ -87,13 +87,22 @@ pub(super) fn class_target(cells: &Cells<'_>, collector: &mut Collector<'_>) -> 
 
 /// The scores of one class for each example.
 pub(super) fn score_classes(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
+    score_among(set, predictions, &[])
+}
+
+/// The same with further classes that are never right, behind the set's own.
+pub(super) fn score_among(set: &Set, predictions: &[Prediction], more: &[&str]) -> Result<Score, TaskError> {
     let count = set.labels.len();
-    let pairs = class_pairs(set, predictions, count)?;
-    let confusion = Confusion::new(count, pairs.iter().copied());
+    let all = count + more.len();
+    let pairs = class_pairs(set, predictions, all)?;
+    let confusion = Confusion::new(all, pairs.iter().copied());
     let macro_f1 = confusion.macro_f1();
     let f1 = if count == 2 { confusion.counts(1).f1() } else { macro_f1 };
-    let name = |class: u32| set.task.meaning(&set.labels, class as usize).to_owned();
-    let names: Vec<String> = (0..count as u32).map(name).collect();
+    let name = |class: u32| match more.get((class as usize).wrapping_sub(count)) {
+        Some(name) => (*name).to_owned(),
+        None => set.task.meaning(&set.labels, class as usize).to_owned(),
+    };
+    let names: Vec<String> = (0..all as u32).map(name).collect();
     let wrong = set.examples.iter().zip(predictions).zip(&pairs).filter(|(_, (expected, class))| expected != class);
     let mistakes = wrong.map(|((example, prediction), (expected, class))| {
         mistake(example, name(*expected), name(*class), prediction.confidence())

@@ -11,16 +11,18 @@ mod embed;
 mod judge;
 mod multilabel;
 mod regress;
+mod seq2seq;
 mod span;
 mod tag;
+mod text_to_text;
 
 use std::fmt::Debug;
 use std::ops::{ControlFlow, Deref, Range};
 use std::path::Path;
 
 use henson_checkpoint::TrainedReading;
-use henson_infer::{Problem, join_windows, text_windows};
-use henson_models::{Head, Model, Sequence};
+use henson_infer::{Problem, both_orders, join_windows, sum_orders, text_windows};
+use henson_models::{Batch, Head, Model, ModelConfig, Sequence};
 use henson_tensor::{Device, Layout, Pass, Tensor, Var};
 use henson_text::{TextError, Tokenizer};
 use henson_train::objective::Targets;
@@ -31,7 +33,7 @@ use crate::example::{Example, Input, Set, Target};
 use crate::finetune::FineTuneRecipe;
 use crate::predict::{PredictSettings, predict_set};
 use crate::predictions::{self, Found, Prediction};
-use crate::prepare::{Instance, Lengths, Prepared, Scores};
+use crate::prepare::{Instance, LayingOut, Lengths, Prepared, Scores};
 use crate::read::rows::{self, Cells, Role};
 use crate::read::{Collector, listed, text, texts};
 use crate::score::{LabelScore, Mistake, Score, mistake};
@@ -44,8 +46,10 @@ pub(crate) use embed::EMBED;
 pub(crate) use judge::JUDGE;
 pub(crate) use multilabel::MULTILABEL;
 pub(crate) use regress::REGRESS;
+pub(crate) use seq2seq::{ERRORS, SEQ2SEQ, TokenLoss, target_from};
 pub(crate) use span::{SPAN, SPAN_PAIR};
 pub(crate) use tag::{ENTITIES, WORDS, lay_out_words};
+pub(crate) use text_to_text::{TEXT_CLASS, TEXT_NUMBER, TEXT_PAIR};
 
 /// A form of task: what is known about it, and what it does.
 #[derive(Debug)]
@@ -68,9 +72,11 @@ pub(crate) struct Form {
     pub(crate) reads_whole: bool,
     /// Whether models are averaged position by position, so that all must read the same windows.
     pub(crate) averages_positions: bool,
+    /// Whether predictions are read off texts that the model writes, and not off logits.
+    pub(crate) writes: bool,
     /// Whether only some rows of a file are learned from, which are picked before any limit.
     pub(crate) picks_rows: bool,
-    /// The scores that a model may be chosen by; higher is better. Some need examples of their own.
+    /// The scores that a model may be chosen by. Some need examples of their own.
     pub(crate) metrics: &'static [&'static str],
     /// For model cards: the library of Python that opens a model, its kind on the Hub, and its class.
     pub(crate) library: &'static str,
@@ -117,6 +123,7 @@ impl Form {
             divides: false,
             reads_whole: false,
             averages_positions: false,
+            writes: false,
             picks_rows: false,
             metrics: &["accuracy"],
             library: "transformers",
@@ -169,12 +176,20 @@ pub(crate) trait Steps: Debug + Sync {
 
     /// Lays out an example; an input of another form has nothing to read.
     fn lay_out(&self, tokenizer: &Tokenizer, input: &Input, lengths: &Lengths) -> Result<Prepared, TextError> {
+        if let (Input::Pair(first, second), true) = (input, lengths.both_orders) {
+            return Ok(Prepared::BothOrders(both_orders(tokenizer, first, second, lengths.most)?));
+        }
         let input = match input {
             Input::One(text) => henson_infer::Input::One(text),
             Input::Pair(first, second) => henson_infer::Input::Pair(first, second),
             _ => return Ok(Prepared::Plain(Vec::new())),
         };
         Ok(Prepared::Plain(text_windows(tokenizer, input, lengths.most, lengths.windows)?.0))
+    }
+
+    /// The same with what should be written, where that is a text.
+    fn lay_out_example(&self, with: &LayingOut<'_>, example: &Example) -> Result<Prepared, TextError> {
+        self.lay_out(with.tokenizer, &example.input, with.lengths)
     }
 
     /// What there is to learn from an example; `labels` is how many there are. Nothing where its target is not known.
@@ -192,6 +207,11 @@ pub(crate) trait Steps: Debug + Sync {
     fn sequences<'a>(&self, instances: &[&'a Instance]) -> Vec<Sequence<'a>> {
         let all = instances.iter().flat_map(|instance| &instance.sequences);
         all.map(|(ids, segments)| Sequence { ids, segments }).collect()
+    }
+
+    /// Puts what the model reads of a part of a batch on the device; `number` is that of its first sequence in the whole batch.
+    fn batch(&self, device: &Device, config: &ModelConfig, instances: &[&Instance], number: u32) -> TrainResult<Batch> {
+        Ok(Batch::new(device, config, &self.sequences(instances), number)?)
     }
 
     /// Puts what a part of a batch is held against on the device.
@@ -254,8 +274,17 @@ pub(crate) trait Steps: Debug + Sync {
 
     /// From the logits of each sequence to scores that can be averaged over models.
     fn scores(&self, problem: Option<Problem>, prepared: &Prepared, logits: &[Vec<f32>]) -> Scores {
+        if let Prepared::BothOrders(_) = prepared {
+            let logits = sum_orders(logits.iter().cloned());
+            return problem.map(|problem| vec![problem.scores(&logits)]).unwrap_or_default();
+        }
         let parts = prepared.sequences().iter().zip(logits).map(|(window, logits)| (window.len(), logits.clone()));
         problem.map(|problem| vec![problem.scores(&join_windows(parts))]).unwrap_or_default()
+    }
+
+    /// What a text that the model wrote for an example says.
+    fn read_written(&self, _set: &Set, _example: &Example, text: String) -> Prediction {
+        Prediction::Text(text)
     }
 
     /// From scores to a prediction.
@@ -344,8 +373,10 @@ pub(crate) struct Part<'a> {
     pub(crate) scale: f32,
     /// What cosines are divided by.
     pub(crate) temperature: f32,
-    /// Tokens of the batch, with those that fill it up.
+    /// Tokens of the batch that the network's output is for, with those that fill it up.
     pub(crate) tokens: usize,
+    /// The share of a target that is spread evenly over all classes.
+    pub(crate) smoothing: f32,
 }
 
 impl Part<'_> {

@@ -42,27 +42,7 @@ impl Steps for Regress {
     }
 
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {
-        let (mut expected, mut predicted, mut mistakes) = (Vec::new(), Vec::new(), Vec::new());
-        for (example, prediction) in set.examples.iter().zip(predictions) {
-            let (Target::Number(right), Prediction::Number(number)) = (&example.target, prediction) else {
-                return Err(wrong_kind(set, example));
-            };
-            expected.push(*right);
-            predicted.push(*number);
-            if right != number {
-                mistakes.push(mistake(example, format!("{right}"), format!("{number:.3}"), (right - number).abs()));
-            }
-        }
-        Ok(Score {
-            metrics: vec![
-                ("pearson", pearson(&expected, &predicted)),
-                ("spearman", spearman(&expected, &predicted)),
-                ("mean_squared_error", mean_squared_error(&expected, &predicted)),
-                ("mean_absolute_error", mean_absolute_error(&expected, &predicted)),
-            ],
-            mistakes,
-            ..Score::default()
-        })
+        score_numbers(set, predictions)
     }
 
     fn degenerate(&self, _set: &Set, predictions: &[Prediction], score: &Score) -> Option<String> {
@@ -74,11 +54,41 @@ impl Steps for Regress {
     }
 
     fn prediction_files(&self, set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
-        predictions::table(set, predictions, |prediction| match prediction {
-            Prediction::Number(number) => Some(format!("{:.3}", number.clamp(0.0, 5.0))),
-            _ => None,
-        })
+        number_files(set, predictions)
     }
+}
+
+/// The scores of a number for each example.
+pub(super) fn score_numbers(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
+    let (mut expected, mut predicted, mut mistakes) = (Vec::new(), Vec::new(), Vec::new());
+    for (example, prediction) in set.examples.iter().zip(predictions) {
+        let (Target::Number(right), Prediction::Number(number)) = (&example.target, prediction) else {
+            return Err(wrong_kind(set, example));
+        };
+        expected.push(*right);
+        predicted.push(*number);
+        if right != number {
+            mistakes.push(mistake(example, format!("{right}"), format!("{number:.3}"), (right - number).abs()));
+        }
+    }
+    Ok(Score {
+        metrics: vec![
+            ("pearson", pearson(&expected, &predicted)),
+            ("spearman", spearman(&expected, &predicted)),
+            ("mean_squared_error", mean_squared_error(&expected, &predicted)),
+            ("mean_absolute_error", mean_absolute_error(&expected, &predicted)),
+        ],
+        mistakes,
+        ..Score::default()
+    })
+}
+
+/// The benchmark's file, with numbers within its range.
+pub(super) fn number_files(set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
+    predictions::table(set, predictions, |prediction| match prediction {
+        Prediction::Number(number) => Some(format!("{:.3}", number.clamp(0.0, 5.0))),
+        _ => None,
+    })
 }
 
 /// Says so where predictions have nothing to do with the numbers expected.

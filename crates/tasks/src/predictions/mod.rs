@@ -52,6 +52,8 @@ pub enum Prediction {
         /// The best candidates, the best first; empty where nobody knows.
         candidates: Vec<Candidate>,
     },
+    /// A text that the model wrote.
+    Text(String),
 }
 
 /// A possible answer, as SQuAD's n-best files have it.
@@ -103,7 +105,9 @@ impl Prediction {
                 (number - first).abs() < 1e-6
             }
             (Self::Tags(tags), Self::Tags(first)) => tags.iter().all(|tag| Some(tag) == first.first()),
-            (Self::Answer { text, .. }, Self::Answer { text: first, .. }) => text == first,
+            (Self::Answer { text, .. }, Self::Answer { text: first, .. }) | (Self::Text(text), Self::Text(first)) => {
+                text == first
+            }
             _ => false,
         }
     }
@@ -117,6 +121,8 @@ impl Prediction {
 ///   data's own file writes entities; conlleval reads it;
 /// - choices: `predictions.csv`, the number of the choice, from 0;
 /// - SuperGLUE: `BoolQ.jsonl` and so on, `idx` and `label` in the form that its server takes;
+/// - written texts: `predictions.txt`, a line for each source with spaces for line breaks, and `predictions.jsonl` with the
+///   texts as they are;
 /// - all others: `predictions.jsonl`, with the probabilities of all labels where they are known.
 pub fn prediction_files(set: &Set, predictions: &[Prediction]) -> Result<Vec<(String, Vec<u8>)>, TaskError> {
     if predictions.len() != set.examples.len() {
@@ -172,6 +178,7 @@ fn object(set: &Set, example: &Example, prediction: &Prediction) -> Result<Value
             (classes.iter().map(|class| set.label(*class)).collect(), scores.as_slice())
         }
         Prediction::Number(number) | Prediction::Similarity { cosine: number, .. } => (json!(number), &[][..]),
+        Prediction::Text(text) => (json!(text), &[][..]),
         _ => return Err(wrong_kind(set, example)),
     };
     let mut object = Map::from_iter([("id".to_owned(), json!(example.id)), ("prediction".to_owned(), value)]);

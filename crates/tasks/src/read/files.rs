@@ -106,6 +106,7 @@ impl Trained {
         #[serde(default)]
         struct Known {
             task: String,
+            text_to_text: bool,
             files: Files,
         }
         let path = directory.join("recipe.toml");
@@ -116,7 +117,9 @@ impl Trained {
         let bytes = read_limited(&path, RECIPE_LIMIT).map_err(TrainError::from)?;
         let text = String::from_utf8(bytes).map_err(|error| problem(error.to_string()))?;
         let known: Known = toml::from_str(&text).map_err(|error| problem(error.to_string().trim_end().to_owned()))?;
-        Ok(Self { task: Task::named(&known.task), files: known.files })
+        let task = Task::named(&known.task);
+        let written = task.filter(|_| known.text_to_text).and_then(Task::as_text);
+        Ok(Self { task: written.or(task), files: known.files })
     }
 
     /// How a file is to be read for the model: `given` first. What it is called says more about a file's format than that of

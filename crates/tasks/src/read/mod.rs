@@ -39,12 +39,21 @@ pub struct Reading {
     pub places_needed: bool,
     /// Whether the labels of texts are read; predictions need none, and a table may hold others than the model's.
     pub labels_wanted: bool,
+    /// What stands before every source that a model writes for.
+    pub prefix: String,
 }
 
 impl Reading {
     /// As the task has it; nothing is skipped.
     pub fn new(task: &'static Task) -> Self {
-        Self { task, files: Files::default(), labels_of_model: false, places_needed: true, labels_wanted: true }
+        Self {
+            task,
+            files: Files::default(),
+            labels_of_model: false,
+            places_needed: true,
+            labels_wanted: true,
+            prefix: String::new(),
+        }
     }
 
     /// Whether a file has rows with keys.

@@ -2,6 +2,7 @@
 
 mod bad_rows;
 mod by_size;
+mod decoders;
 mod embed;
 mod estimate;
 mod features;
@@ -10,7 +11,9 @@ mod hostile;
 mod metrics;
 mod predictions;
 mod readers;
+mod seq2seq;
 mod spans;
 mod superglue;
 mod support;
+mod text_to_text;
 mod texts;

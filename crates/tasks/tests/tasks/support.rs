@@ -69,6 +69,7 @@ pub(crate) fn short(set: &Set, example: &Example) -> String {
         Target::Classes(classes) => format!("[{}]", names(classes)),
         Target::Number(number) => number.to_string(),
         Target::Tags(tags) => names(tags),
+        Target::Texts(texts) => texts.join(" / "),
         Target::Answers(answers) => {
             let each = answers.iter().map(|answer| match &answer.place {
                 Some(place) => format!("{} {place:?}", answer.text),

@@ -51,7 +51,8 @@ pub fn duration(seconds: f64) -> String {
 /// Whether a metric is a share of something, and so shown in per cent.
 pub fn is_share(name: &str) -> bool {
     let shares = ["accuracy", "f1", "precision", "recall", "exact_match", "parity"];
-    shares.iter().any(|share| name.contains(share)) && !name.contains("threshold")
+    let errors_and_rouge = ["wer", "per"].contains(&name) || name.starts_with("rouge");
+    (shares.iter().any(|share| name.contains(share)) && !name.contains("threshold")) || errors_and_rouge
 }
 
 /// Shares in per cent, others with four digits.

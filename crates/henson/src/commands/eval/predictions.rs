@@ -38,7 +38,7 @@ pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<(
         }
         (None, Some(model)) => from_models(flags, task, &model.split(',').map(str::to_owned).collect::<Vec<_>>())?,
         (None, None) => match task {
-            Some(task) if task.ability().is_none() => from_models(flags, Some(task), &[])?,
+            Some(task) if task.compares() => from_models(flags, Some(task), &[])?,
             Some(task) => anyhow::bail!(
                 "--task {} needs --model DIR, or --predictions FILE with the predictions to score",
                 task.name
@@ -49,7 +49,7 @@ pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<(
     let mistakes = flags.mistakes.unwrap_or(if flags.json { 0 } else { MISTAKES });
     let score = score(&set, &predicted, threshold, mistakes)?;
     if score.missing > 0 {
-        output::warn(&format!("{} questions have no prediction; they count as wrong", score.missing));
+        output::warn(&format!("{} examples have no prediction; they count as wrong", score.missing));
     }
     if flags.json {
         return output::json(&object(flags, set.task, &score, set.skipped, set.undecided));
@@ -59,7 +59,9 @@ pub(super) fn run(flags: &Eval, task: Option<&'static Task>) -> anyhow::Result<(
         (0, undecided) => format!(", without {undecided} that annotators disagreed on"),
         (skipped, undecided) => format!(", without {skipped} bad rows and {undecided} undecided ones"),
     };
-    output::line(&format!("{} examples of {}{left_out}", score.examples, flags.data.display()))?;
+    let sources = score.sources.filter(|sources| *sources < score.examples);
+    let sources = sources.map_or(String::new(), |sources| format!(" ({} different sources)", thousands(sources)));
+    output::line(&format!("{} examples{sources} of {}{left_out}", score.examples, flags.data.display()))?;
     print(set.task, &score)
 }
 
@@ -122,6 +124,9 @@ pub(super) fn print(task: &Task, score: &Score) -> anyhow::Result<()> {
             _ => String::new(),
         };
         output::line(&format!("  {name:<width$}  {:>8}{of}", output::score(task, name, *value)))?;
+    }
+    for (name, signature) in &score.signatures {
+        output::line(&format!("  {name}: {signature}"))?;
     }
     if !score.labels.is_empty() {
         let width = score.labels.iter().map(|label| label.name.chars().count()).max().unwrap_or(0).clamp(5, 40);
