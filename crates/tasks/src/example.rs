@@ -130,10 +130,10 @@ pub enum Input {
     Alike {
         /// One.
         first: String,
-        /// The other.
+        /// The other; empty where a text stands alone, to be given a teacher's vector.
         second: String,
-        /// One that means something else than the first, to learn from.
-        unlike: Option<String>,
+        /// Those that mean something else than the first, to learn from.
+        unlike: Vec<String>,
     },
     /// An answer to a question about a passage, to be judged by itself.
     Answered {
@@ -232,6 +232,8 @@ pub enum Target {
     Classes(Vec<u32>),
     /// A number.
     Number(f64),
+    /// Several numbers: a teacher's vector, or its scores.
+    Numbers(Vec<f32>),
     /// A label for each word.
     Tags(Vec<u32>),
     /// The answers that count as right; none: the passage does not say.
@@ -246,7 +248,7 @@ impl Target {
         match self {
             Self::Class(class) => std::slice::from_ref(class),
             Self::Classes(classes) | Self::Tags(classes) => classes,
-            Self::None | Self::Number(_) | Self::Answers(_) | Self::Texts(_) => &[],
+            Self::None | Self::Number(_) | Self::Numbers(_) | Self::Answers(_) | Self::Texts(_) => &[],
         }
     }
 
@@ -254,7 +256,7 @@ impl Target {
         match self {
             Self::Class(class) => std::slice::from_mut(class),
             Self::Classes(classes) | Self::Tags(classes) => classes,
-            Self::None | Self::Number(_) | Self::Answers(_) | Self::Texts(_) => &mut [],
+            Self::None | Self::Number(_) | Self::Numbers(_) | Self::Answers(_) | Self::Texts(_) => &mut [],
         }
     }
 }

@@ -27,6 +27,7 @@ mod predictions;
 mod prepare;
 mod read;
 mod score;
+mod sentences;
 mod tags;
 mod task;
 mod write;
@@ -36,13 +37,14 @@ pub use example::{Answer, Example, Input, Set, Span, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
     Cell, Dev, Ended, FineTuneRecipe, FoldScores, Learner, LearnerSettings, LinearScore, Plan, Results, Search,
-    SearchEnded, Table, finetune, mean_and_deviation, missing_documents, search,
+    SearchEnded, Table, VectorObjective, finetune, mean_and_deviation, missing_documents, search,
 };
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, instances};
 pub use read::{Files, Paths, Reading, Trained, read};
 pub use score::{LabelScore, Mistake, Score, score};
+pub use sentences::{Distance, SentenceLoss};
 pub use tags::{Scheme, convert_tags};
 pub use task::{Split, TASKS, Task};
 pub use write::{Resampling, Writing};

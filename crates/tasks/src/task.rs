@@ -455,7 +455,18 @@ pub static TASKS: [Task; 37] = [
     Task {
         columns: columns(
             &["sentence1", "anchor", "query", "text1", "question1", "premise", "sentence_A", "question", "text"],
-            &["sentence2", "positive", "text2", "question2", "hypothesis", "sentence_B", "answer", "second"],
+            &[
+                "sentence2",
+                "positive",
+                "text2",
+                "question2",
+                "hypothesis",
+                "sentence_B",
+                "answer",
+                "second",
+                "pos",
+                "positives",
+            ],
             &["score"],
             IDS,
         ),

@@ -23,6 +23,8 @@ use crate::read::listed;
 use crate::score::{Score, score};
 use crate::write::{self, Resampling, Writing};
 
+use super::vectors::VectorObjective;
+
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x5bff;
 
@@ -59,6 +61,8 @@ pub struct LearnerSettings {
     pub writing: Option<Writing>,
     /// Draws how words are cut in every epoch, where texts are learned.
     pub resampling: Option<Arc<Resampling>>,
+    /// What is learned from vectors, where that is computed elsewhere than on the device.
+    pub vectors: Option<VectorObjective>,
 }
 
 /// Dev examples with what the model reads of them.
@@ -247,6 +251,13 @@ impl Task for Learner {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let LearnerSettings { task, freeze, accumulation, temperature, .. } = self.settings;
         let class_weights = self.settings.class_weights.clone();
+        if let Some(objective) = self.settings.vectors.clone() {
+            let instances = self.batch(step)?;
+            let tokens = instances.iter().map(|instance| instance.tokens()).sum();
+            let parts = if objective.cached { vec![instances] } else { divided(instances, accumulation) };
+            let parts = objective.learn(engine, step, &parts, accumulation)?;
+            return Ok(Underway { parts, losses: &[], weights: henson_train::EQUAL, tokens });
+        }
         let (smoothing, auxiliary_lm) = (self.settings.label_smoothing, self.settings.auxiliary_lm);
         let both_orders = self.settings.both_orders;
         let instances = self.batch(step)?;
@@ -486,6 +497,7 @@ mod tests {
             label_smoothing: 0.0,
             writing: None,
             resampling: None,
+            vectors: None,
         }
     }
 

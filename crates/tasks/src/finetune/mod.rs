@@ -10,6 +10,7 @@ mod recipe;
 mod run;
 mod search;
 mod split;
+mod vectors;
 
 pub(crate) use card::{code, listed, plain};
 pub use learner::{Dev, Learner, LearnerSettings};
@@ -21,3 +22,4 @@ pub use recipe::FineTuneRecipe;
 pub(crate) use run::finished;
 pub use run::{Ended, FoldScores, LinearScore, Results, finetune, mean_and_deviation};
 pub use search::{Cell, Search, SearchEnded, Table, search};
+pub use vectors::VectorObjective;

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::learner::{Dev, Learner, LearnerSettings, check_metric};
 use super::recipe::FineTuneRecipe;
+use super::vectors::VectorObjective;
 use super::{defaults, split};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
@@ -65,7 +66,7 @@ impl Plan {
         recipe.check()?;
         let task = task_of(&mut recipe)?;
         let prefix = recipe.prefix.clone();
-        let reading = Reading { files: recipe.files.clone(), prefix, ..Reading::new(task) };
+        let reading = Reading { files: recipe.files.clone(), prefix, loss: recipe.loss, ..Reading::new(task) };
         let limit = recipe.limit.filter(|_| !task.form.picks_rows);
         let (mut train, mut dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
         let path = recipe.directory().to_owned();
@@ -168,6 +169,7 @@ impl Plan {
             threads: self.threads,
             data: String::new(),
         };
+        plan.vectors()?;
         plan.data = plan.digest();
         Ok(plan)
     }
@@ -261,7 +263,7 @@ impl Plan {
         let sizes = self.config.model.sizes();
         let files = self.tokenizer.files(Some(sizes.max_tokens))?;
         let mut files = ModelFiles { config: self.config.to_json()?, files, generator: None };
-        self.task.form.add_files(&mut files, sizes.hidden_size, self.lengths.most);
+        self.task.form.add_files(&mut files, &self.recipe, sizes.hidden_size, self.lengths.most);
         if self.task.form.writes {
             let json = serde_json::to_vec_pretty(&self.generation_config()?)
                 .map_err(|error| TrainError::State { path: GENERATION_CONFIG.into(), problem: error.to_string() })?;
@@ -275,6 +277,7 @@ impl Plan {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
         let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
+        self.lay_out_vectors(&mut builder)?;
         let parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe)?;
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
@@ -314,6 +317,7 @@ impl Plan {
             label_smoothing: self.recipe.label_smoothing as f32,
             writing: self.writing()?,
             resampling: self.resampling()?,
+            vectors: self.objective_of_vectors()?,
         };
         Learner::new(self.instances.clone(), dev, settings)
     }
@@ -379,6 +383,27 @@ impl Plan {
             }
         }
         Ok(Value::Object(keys))
+    }
+
+    /// What is learned from vectors, where that is computed elsewhere than on the device.
+    fn vectors(&self) -> TrainResult<Option<VectorObjective>> {
+        self.task.form.vectors(&self.recipe, &self.train, self.config.model.sizes().hidden_size)
+    }
+
+    /// Lays out what that needs and the model does not have.
+    fn lay_out_vectors(&self, builder: &mut Builder) -> TrainResult<Option<VectorObjective>> {
+        let mut objective = self.vectors()?;
+        if let Some(objective) = &mut objective {
+            objective.build(builder, self.config.model.sizes().hidden_size);
+        }
+        Ok(objective)
+    }
+
+    /// The same with the places of its parameters, which are those of [`Plan::engine`].
+    fn objective_of_vectors(&self) -> TrainResult<Option<VectorObjective>> {
+        let mut builder = Builder::new();
+        Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
+        self.lay_out_vectors(&mut builder)
     }
 
     /// What each label counts; empty: all the same.
@@ -471,7 +496,13 @@ pub(crate) fn read_both(
     }
     // Answers of dev files need no place: they are only compared.
     let with = |labels: &[String]| Files { labels: labels.to_vec(), ..reading.files.clone() };
-    let of_dev = |labels: &[String]| Reading { files: with(labels), places_needed: false, ..reading.clone() };
+    let of_dev = |labels: &[String]| {
+        let mut files = with(labels);
+        if reading.loss.is_some_and(|loss| !loss.has_scores()) {
+            files.label_column.clear();
+        }
+        Reading { files, places_needed: false, loss: None, ..reading.clone() }
+    };
     let mut dev = match dev.is_empty() {
         true => None,
         false => Some(read(&dev_path, &of_dev(&reading.files.labels))?),

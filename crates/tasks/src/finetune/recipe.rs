@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::prepare::TARGET_LENGTH;
 use crate::read::{Files, Paths};
+use crate::sentences::{Distance, SentenceLoss};
 use crate::task::Task;
 
 /// A fine-tuning run.
@@ -133,8 +134,31 @@ pub struct FineTuneRecipe {
     pub layer_decay_start: u32,
     /// Freeze the encoder and train the head alone (`--frozen`).
     pub freeze: bool,
+    /// `embed`: what is learned from the texts' vectors. By default `ranking`, or `cosine` where the training file has scores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<SentenceLoss>,
     /// `embed`: what cosines are divided by before the softmax.
     pub temperature: f64,
+    /// `embed` with `ranking`: second texts also choose among first ones, and the mean of both losses counts.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub symmetric: bool,
+    /// `embed` with `contrastive` or `triplet`: by how much texts shall be apart; by default 0.5 and 5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub margin: Option<f64>,
+    /// `embed` with `contrastive` or `triplet`: how vectors are compared; by default `cosine` and `euclidean`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distance: Option<Distance>,
+    /// `embed`: whether vectors get the length 1, in training and in the finished model; by default with `ranking`, `cosine`, `cosent`
+    /// and `contrastive`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalize: Option<bool>,
+    /// `embed`: numbers of the vectors' beginnings that shall do alone (Matryoshka), such as `[384, 128, 64]`; the losses of all are added.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub matryoshka: Vec<usize>,
+    /// `embed`: encode the `accumulation` parts of a batch twice, so that all of its texts are told from each other in the memory of one
+    /// part.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cached_gradients: bool,
     /// `embed`: lowest score of a row to learn from, where the training file has scores. Without it, the scores
     /// themselves are learned, as cosines.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -211,7 +235,14 @@ impl Default for FineTuneRecipe {
             layer_decay: 1.0,
             layer_decay_start: 1,
             freeze: false,
+            loss: None,
             temperature: 0.05,
+            symmetric: false,
+            margin: None,
+            distance: None,
+            normalize: None,
+            matryoshka: Vec::new(),
+            cached_gradients: false,
             min_score: None,
             class_weights: false,
             linear_head: false,
@@ -242,6 +273,7 @@ impl FineTuneRecipe {
             ("beta1", self.beta1, 0.0, MOST_BELOW_1),
             ("beta2", self.beta2, 0.0, MOST_BELOW_1),
             ("temperature", self.temperature, 1e-4, 1e3),
+            ("margin", self.margin.unwrap_or(1.0), 0.0, 1e6),
             ("evals_per_epoch", self.evals_per_epoch, 1e-6, 1e6),
             ("dropout", self.dropout.unwrap_or(0.0), 0.0, 0.99),
             ("auxiliary_lm", self.auxiliary_lm, 0.0, 100.0),

@@ -122,7 +122,7 @@ impl Stratum {
 /// sentence more than one tag.
 fn stratum(example: &Example, counts: &[usize]) -> Stratum {
     match &example.target {
-        Target::None | Target::Texts(_) => Stratum::Same,
+        Target::None | Target::Texts(_) | Target::Numbers(_) => Stratum::Same,
         Target::Class(_) if counts.is_empty() => Stratum::Same,
         Target::Class(class) => Stratum::Label(*class),
         Target::Classes(classes) => {

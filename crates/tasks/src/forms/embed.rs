@@ -1,8 +1,10 @@
-//! How alike two texts are, by vectors that each has for itself.
+//! How alike two texts are, by vectors that each has for itself. Without a `loss` in the recipe, on the device:
 //!
 //! By contrast: of all second texts in a batch, a first text shall be most like its own (van den Oord et
 //! al. 2018; the ranking loss with multiple negatives of Henderson et al. 2017). Texts that are said to mean something else
 //! stand among those to choose from. Or by scores: the cosine of two texts' vectors shall be a given number.
+//!
+//! With one, by [`crate::sentences`], on the host.
 //!
 //! Legend: Q pairs in a part of a batch, C texts to choose from: Q second ones, then those that mean something else.
 
@@ -10,12 +12,15 @@ use std::collections::HashMap;
 
 use henson_infer::{EmbedSettings, Pooling};
 use henson_train::TrainError;
+use serde_json::Value;
 
+use super::embed_rows::{asks_for_vectors, check_loss, keep_for, partners_in, target_of, unlike};
 use super::regress::unrelated;
 use super::*;
 use crate::finetune::thin;
-use crate::metrics::{cosine, nearest, pearson, spearman};
+use crate::metrics::{PairScores, cosine, nearest, pearson, spearman};
 use crate::predict::TOGETHER;
+use crate::sentences::{SentenceLoss, VectorLoss};
 
 /// What is added to the similarity of a text that may not be chosen.
 const NEVER: f32 = -1e9;
@@ -25,7 +30,7 @@ pub(crate) static EMBED: Form = Form {
     needs_targets: false,
     second_text: SecondText::Needed,
     picks_rows: true,
-    metrics: &["spearman", "pearson", "accuracy"],
+    metrics: &["spearman", "pearson", "accuracy", "average_precision", "best_accuracy", "best_f1", "triplet_accuracy"],
     library: "sentence-transformers",
     ..Form::new(Head::Encoder, "sentence-similarity", "SentenceTransformer", "embed --model DIR 'A text.'", &Embed)
 };
@@ -34,46 +39,65 @@ pub(crate) static EMBED: Form = Form {
 struct Embed;
 
 impl Steps for Embed {
-    fn input(&self, cells: &Cells<'_>) -> Result<Input, TaskError> {
-        let second = cells.second_text()?.unwrap_or_default();
-        Ok(Input::Alike { first: cells.first.clone(), second, unlike: unlike(cells)? })
+    /// A pair for each of a list of partners.
+    fn inputs(&self, cells: &Cells<'_>) -> Result<Vec<Input>, TaskError> {
+        let (first, unlike) = (cells.first.clone(), unlike(cells)?);
+        let seconds = match &cells.second {
+            Some((column, value @ Value::Array(_))) => partners_in(cells, column, value)?,
+            _ => vec![cells.second_text()?.unwrap_or_default()],
+        };
+        let pair = |second| Input::Alike { first: first.clone(), second, unlike: unlike.clone() };
+        Ok(seconds.into_iter().map(pair).collect())
     }
 
-    fn target(&self, cells: &Cells<'_>, _collector: &mut Collector<'_>) -> Result<Target, TaskError> {
-        cells.number()
+    fn target(&self, cells: &Cells<'_>, collector: &mut Collector<'_>) -> Result<Target, TaskError> {
+        match collector.reading.loss {
+            None => cells.number(),
+            Some(loss) => target_of(loss, cells, collector),
+        }
     }
 
     fn lay_out(&self, tokenizer: &Tokenizer, input: &Input, lengths: &Lengths) -> Result<Prepared, TextError> {
         let Input::Alike { first, second, unlike } = input else { return Ok(Prepared::Plain(Vec::new())) };
-        let texts = [first, second].into_iter().chain(unlike);
+        // An empty second text is none.
+        let texts = [first, second].into_iter().filter(|text| !text.is_empty()).chain(unlike);
         let each = texts.map(|text| tokenizer.template().single(&tokenizer.encode(text)?, lengths.most));
         Ok(Prepared::Plain(each.collect::<Result<_, _>>()?))
     }
 
     fn instances(&self, prepared: Prepared, target: &Target, _labels: usize) -> Vec<Instance> {
         let sequences = prepared.into_sequences();
-        // A cosine is between two.
-        let (sequences, numbers) = match target {
-            Target::Number(cosine) => (sequences.take(2).collect(), vec![*cosine as f32]),
-            _ => (sequences.collect(), Vec::new()),
+        // A cosine is between two, and so is a class.
+        let (sequences, numbers, labels) = match target {
+            Target::Number(cosine) => (sequences.take(2).collect(), vec![*cosine as f32], Vec::new()),
+            Target::Class(class) => (sequences.take(2).collect(), Vec::new(), vec![Some(*class)]),
+            Target::Numbers(numbers) => (sequences.collect(), numbers.clone(), Vec::new()),
+            _ => (sequences.collect(), Vec::new(), Vec::new()),
         };
-        vec![Instance { sequences, numbers, ..Instance::default() }]
+        vec![Instance { sequences, numbers, labels, ..Instance::default() }]
     }
 
     fn digest(&self, instance: &Instance) -> String {
-        if instance.is_contrast() { "Alike".to_owned() } else { format!("Cosine({:?})", instance.number()) }
+        match (&instance.labels[..], &instance.numbers[..]) {
+            ([], []) => "Alike".to_owned(),
+            ([], [cosine]) => format!("Cosine({cosine:?})"),
+            ([], numbers) => format!("Numbers({numbers:?})"),
+            (labels, _) => format!("Class({})", joined(labels)),
+        }
+    }
+
+    /// Classes of pairs are learned from alone: no model says them.
+    fn label_names(&self, _train: &Set) -> Vec<String> {
+        Vec::new()
     }
 
     /// Vectors stand where others have logits.
     fn scores(&self, _problem: Option<Problem>, _prepared: &Prepared, logits: &[Vec<f32>]) -> Scores {
-        logits.iter().take(2).cloned().collect()
+        logits.to_vec()
     }
 
     fn predict(&self, said: Said<'_>) -> Prediction {
-        match <[Vec<f32>; 2]>::try_from(said.scores) {
-            Ok([first, second]) => Prediction::similarity(first, second),
-            Err(_) => Prediction::None,
-        }
+        compared(said.scores)
     }
 
     /// By vectors that are made as each model's directory says.
@@ -93,27 +117,28 @@ impl Steps for Embed {
                 if each((number * set.examples.len() + done) / models.len()).is_break() {
                     return Err(TaskError::Stopped);
                 }
-                let texts = examples.iter().flat_map(|example| match &example.input {
-                    Input::Alike { first, second, .. } => [first.as_str(), second.as_str()],
-                    _ => [""; 2],
-                });
-                let texts: Vec<&str> = texts.collect();
-                // Both texts of a pair have its number.
-                let numbers: Vec<usize> = (0..texts.len()).map(|i| done + i / 2 + 1).collect();
+                let of_examples: Vec<Vec<&str>> = examples.iter().map(|example| texts_of(&example.input)).collect();
+                let texts: Vec<&str> = of_examples.concat();
+                // All texts of a row have its number.
+                let numbers = of_examples.iter().enumerate().flat_map(|(i, texts)| vec![done + i + 1; texts.len()]);
+                let numbers: Vec<usize> = numbers.collect();
                 let vectors = model
                     .embed(&texts, &own, settings.windows.unwrap_or(false))
                     .map_err(|error| error.numbered(&numbers))?;
-                for (k, pair) in vectors.chunks_exact(2).enumerate() {
-                    let [first, second] = [&pair[0].vector, &pair[1].vector];
-                    let prediction = Prediction::similarity(first.clone(), second.clone());
+                let mut vectors = vectors.into_iter().map(|embedding| embedding.vector);
+                for (k, texts) in of_examples.iter().enumerate() {
+                    let prediction = compared(vectors.by_ref().take(texts.len()).collect());
                     match (all.get_mut(done + k), prediction) {
                         // Vectors of different models are in different spaces.
                         (
-                            Some(Prediction::Similarity { cosine, vectors }),
-                            Prediction::Similarity { cosine: more, .. },
+                            Some(Prediction::Similarity { cosine, vectors, negative }),
+                            Prediction::Similarity { cosine: more, negative: another, .. },
                         ) => {
                             *cosine += (more - *cosine) / (number + 1) as f64;
                             *vectors = None;
+                            if let (Some(negative), Some(another)) = (negative.as_mut(), another) {
+                                *negative += (another - *negative) / (number + 1) as f64;
+                            }
                         }
                         (_, prediction) => all.push(prediction),
                     }
@@ -129,7 +154,8 @@ impl Steps for Embed {
     /// GPU plays a pass again that had the same number of sequences.
     fn sequences<'a>(&self, instances: &[&'a Instance]) -> Vec<Sequence<'a>> {
         let of = |place: usize| instances.iter().filter_map(move |instance| instance.sequences.get(place));
-        let all = (0..3).flat_map(of).map(|(ids, segments)| Sequence { ids, segments });
+        let most = instances.iter().map(|instance| instance.sequences.len()).max().unwrap_or(0);
+        let all = (0..most).flat_map(of).map(|(ids, segments)| Sequence { ids, segments });
         let mut all: Vec<Sequence<'a>> = all.collect();
         let others = all.len() - 2 * instances.len();
         let filled = others.next_multiple_of((instances.len() / 8).max(1));
@@ -137,6 +163,41 @@ impl Steps for Embed {
             all.extend(std::iter::repeat_n(short, filled - others));
         }
         all
+    }
+
+    fn vectors(&self, recipe: &FineTuneRecipe, train: &Set, width: usize) -> TrainResult<Option<VectorObjective>> {
+        let loss = match recipe.loss {
+            Some(loss) => loss,
+            None if !asks_for_vectors(recipe) => return Ok(None),
+            None if train.is_labelled() => SentenceLoss::Cosine,
+            None => SentenceLoss::Ranking,
+        };
+        let mut dims = recipe.matryoshka.clone();
+        if let Some(dim) = dims.iter().find(|dim| **dim == 0 || **dim > width) {
+            return Err(TrainError::setting("matryoshka", dim, format!("1 to {width}, the width of the vectors")));
+        }
+        if !dims.is_empty() && !dims.contains(&width) {
+            dims.insert(0, width);
+        }
+        let teacher = train.examples.iter().find(|example| match &example.target {
+            Target::Numbers(numbers) => loss == SentenceLoss::Mse && numbers.len() != width,
+            _ => false,
+        });
+        if let Some(example) = teacher {
+            let expected = format!("vectors of {width} numbers, as the model has; {} has others", example.place);
+            return Err(TrainError::setting("loss", "mse", expected));
+        }
+        let loss = VectorLoss {
+            loss,
+            temperature: recipe.temperature,
+            margin: recipe.margin.unwrap_or(loss.usual_margin()),
+            distance: recipe.distance.unwrap_or(loss.usual_distance()),
+            symmetric: recipe.symmetric,
+            normalise: recipe.normalize.unwrap_or(loss.usually_normalised()),
+            dims: dims.into_iter().map(|dim| (dim, 1.0)).collect(),
+        };
+        let classes = if loss.loss == SentenceLoss::Softmax { train.labels.len() } else { 0 };
+        Ok(Some(VectorObjective { loss, classes, cached: recipe.cached_gradients, head: None }))
     }
 
     fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
@@ -177,19 +238,23 @@ impl Steps for Embed {
         ];
         match wrong.into_iter().find(|(wrong, ..)| *wrong) {
             Some((_, key, got, expected)) => Err(TrainError::setting(key, got, expected).into()),
-            None => Ok(()),
+            None => check_loss(recipe),
         }
     }
 
     fn pick_rows(&self, train: &mut Set, recipe: &FineTuneRecipe, dropout: bool) -> Result<(), TaskError> {
-        keep_alike(train, recipe)?;
+        match recipe.loss {
+            None => keep_alike(train, recipe)?,
+            Some(loss) => keep_for(loss, train, recipe)?,
+        }
         thin(train, recipe.limit);
         check_parts(train, recipe)?;
         check_partners(train, dropout)
     }
 
-    fn add_files(&self, files: &mut ModelFiles, hidden_size: usize, max_length: usize) {
-        let vectors = EmbedSettings { normalise: true, most_tokens: Some(max_length), ..EmbedSettings::default() };
+    fn add_files(&self, files: &mut ModelFiles, recipe: &FineTuneRecipe, hidden_size: usize, max_length: usize) {
+        let normalise = recipe.normalize.unwrap_or(recipe.loss.is_none_or(SentenceLoss::usually_normalised));
+        let vectors = EmbedSettings { normalise, most_tokens: Some(max_length), ..EmbedSettings::default() };
         files.files.extend(vectors.files(hidden_size));
     }
 
@@ -202,21 +267,26 @@ impl Steps for Embed {
     }
 
     fn prediction(&self, _set: &mut Set, found: &Found) -> Result<Prediction, String> {
-        Ok(Prediction::Similarity { cosine: found.number()?, vectors: None })
+        Ok(Prediction::Similarity { cosine: found.number()?, vectors: None, negative: None })
     }
 }
 
-/// The text that means something else, where the row has one.
-fn unlike(cells: &Cells<'_>) -> Result<Option<String>, TaskError> {
-    let (path, row, user) = (cells.path, cells.row, cells.files.negative_column.as_ref());
-    let role = Role { what: "the negative text", flag: "--negative-column", names: &["negative"] };
-    let found = match user {
-        Some(_) => Some(rows::need(path, row, user, &role, None)?),
-        None => rows::find(row, None, role.names, None),
-    };
-    let Some((column, value)) = found else { return Ok(None) };
-    let wrong = |problem: String| cells.wrong(format!("column {column}: {problem}"));
-    Ok(text(value).map_err(wrong)?.filter(|text| !text.trim().is_empty()))
+/// The texts of an example, each with a vector of its own.
+fn texts_of(input: &Input) -> Vec<&str> {
+    match input {
+        Input::Alike { first, second, unlike } => {
+            [first, second].into_iter().chain(unlike).map(String::as_str).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// How alike the first two of an example's vectors are, and how near the nearest of the others is.
+fn compared(vectors: Vec<Vec<f32>>) -> Prediction {
+    let mut vectors = vectors.into_iter();
+    let (Some(first), Some(second)) = (vectors.next(), vectors.next()) else { return Prediction::None };
+    let negative = vectors.map(|other| cosine(&first, &other)).reduce(f64::max);
+    Prediction::Similarity { cosine: cosine(&first, &second), vectors: Some([first, second]), negative }
 }
 
 /// Cosines against scores of any scale.
@@ -229,7 +299,20 @@ fn similarities(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskErro
         expected.push(*right);
         predicted.push(*cosine);
     }
-    let metrics = vec![("spearman", spearman(&expected, &predicted)), ("pearson", pearson(&expected, &predicted))];
+    let mut metrics = vec![("spearman", spearman(&expected, &predicted)), ("pearson", pearson(&expected, &predicted))];
+    // Scores that are labels: how well a threshold tells them.
+    let labels: Vec<bool> = expected.iter().map(|score| *score == 1.0).collect();
+    let both = labels.contains(&true) && labels.contains(&false);
+    if both && expected.iter().all(|score| *score == 0.0 || *score == 1.0) {
+        let scores = PairScores::new(&labels, &predicted);
+        metrics.extend([
+            ("average_precision", scores.average_precision),
+            ("best_accuracy", scores.accuracy),
+            ("best_accuracy_threshold", scores.accuracy_threshold),
+            ("best_f1", scores.f1),
+            ("best_f1_threshold", scores.f1_threshold),
+        ]);
+    }
     Ok(Score { metrics, ..Score::default() })
 }
 
@@ -264,14 +347,25 @@ fn partners(set: &Set, predictions: &[Prediction]) -> Result<Score, TaskError> {
         })
         .collect();
     let accuracy = 1.0 - mistakes.len() as f64 / pairs.len().max(1) as f64;
-    Ok(Score { metrics: vec![("accuracy", accuracy)], mistakes, ..Score::default() })
+    let mut metrics = vec![("accuracy", accuracy)];
+    // Of triplets, those whose second text is nearer than all that mean something else.
+    let triplets = predictions.iter().map(|prediction| match prediction {
+        Prediction::Similarity { cosine, negative: Some(negative), .. } => Some(cosine > negative),
+        _ => None,
+    });
+    if let Some(right) = triplets.collect::<Option<Vec<bool>>>() {
+        let share = right.iter().filter(|right| **right).count() as f64 / right.len().max(1) as f64;
+        metrics.push(("triplet_accuracy", share));
+    }
+    Ok(Score { metrics, mistakes, ..Score::default() })
 }
 
 /// The negatives of a pair are the others of the same part of a batch, so that none may have a single pair; scores are learned pair by
 /// pair.
 fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
     let (size, most) = (recipe.batch_size, recipe.batch_size / 2);
-    if train.is_labelled() || recipe.accumulation <= most {
+    let in_batch = recipe.loss.is_none_or(SentenceLoss::is_in_batch) && !recipe.cached_gradients;
+    if train.is_labelled() || recipe.accumulation <= most || !in_batch {
         return Ok(());
     }
     let expected = format!(
@@ -283,7 +377,7 @@ fn check_parts(train: &Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
 /// Refuses pairs of a text with itself alone where nothing makes their two vectors differ.
 fn check_partners(train: &Set, dropout: bool) -> Result<(), TaskError> {
     let is_itself = |example: &Example| match &example.input {
-        Input::Alike { first, second, unlike } => first == second && unlike.is_none(),
+        Input::Alike { first, second, unlike } => first == second && unlike.is_empty(),
         _ => false,
     };
     if dropout || train.is_labelled() || !train.examples.iter().all(is_itself) {
@@ -295,7 +389,7 @@ fn check_partners(train: &Set, dropout: bool) -> Result<(), TaskError> {
 }
 
 /// Leaves the pairs that mean the same, without their scores; or all with theirs as cosines, the least as 0 and the largest as 1.
-fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
+pub(super) fn keep_alike(train: &mut Set, recipe: &FineTuneRecipe) -> Result<(), TaskError> {
     let score_of = |example: &Example| match example.target {
         Target::Number(score) => Some(score),
         _ => None,
@@ -407,6 +501,11 @@ impl Loss for Cosines {
 /// Which texts may not be chosen: a pair's own texts, where they occur again, and the other partners of the same first text.
 /// They are not wrong, only not asked for. Nor may those after the `real` ones.
 fn added(sequences: &[Sequence<'_>], q: usize, real: usize) -> Vec<f32> {
+    not_asked_for(sequences, q, real).into_iter().map(|never| if never { NEVER } else { 0.0 }).collect()
+}
+
+/// The same, by whether.
+pub(crate) fn not_asked_for(sequences: &[Sequence<'_>], q: usize, real: usize) -> Vec<bool> {
     let mut numbers: HashMap<&[u32], usize> = HashMap::new();
     let texts: Vec<usize> = sequences
         .iter()
@@ -421,7 +520,7 @@ fn added(sequences: &[Sequence<'_>], q: usize, real: usize) -> Vec<f32> {
         j != i && (own || first.get(j) == Some(&first[i]) || q + j >= real)
     };
     let each = (0..q).flat_map(|i| (0..candidates.len()).map(move |j| (i, j)));
-    each.map(|(i, j)| if never(i, j) { NEVER } else { 0.0 }).collect()
+    each.map(|(i, j)| never(i, j)).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod choose;
 mod classify;
 mod cloze;
 mod embed;
+mod embed_rows;
 mod judge;
 mod multilabel;
 mod regress;
@@ -30,7 +31,7 @@ use henson_train::{ModelFiles, Result as TrainResult};
 
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
-use crate::finetune::FineTuneRecipe;
+use crate::finetune::{FineTuneRecipe, VectorObjective};
 use crate::predict::{PredictSettings, predict_set};
 use crate::predictions::{self, Found, Prediction};
 use crate::prepare::{Instance, LayingOut, Lengths, Prepared, Scores};
@@ -42,7 +43,7 @@ pub(crate) use answer::ANSWER;
 pub(crate) use choose::{CHOOSE, COPA};
 pub(crate) use classify::{CLASSIFY, COMMITMENT, PAIR, WINOGENDER};
 pub(crate) use cloze::CLOZE;
-pub(crate) use embed::EMBED;
+pub(crate) use embed::{EMBED, not_asked_for};
 pub(crate) use judge::JUDGE;
 pub(crate) use multilabel::MULTILABEL;
 pub(crate) use regress::REGRESS;
@@ -164,6 +165,11 @@ pub(crate) trait Steps: Debug + Sync {
         })
     }
 
+    /// What a row gives to read, where it may be several things.
+    fn inputs(&self, cells: &Cells<'_>) -> Result<Vec<Input>, TaskError> {
+        Ok(vec![self.input(cells)?])
+    }
+
     /// What a row says should be predicted.
     fn target(&self, _cells: &Cells<'_>, _collector: &mut Collector<'_>) -> Result<Target, TaskError> {
         Ok(Target::None)
@@ -219,6 +225,12 @@ pub(crate) trait Steps: Debug + Sync {
         class_loss(device, part.labels())
     }
 
+    /// What is learned from the vectors of texts, and computed elsewhere than on the device; none: [`Steps::loss`]. `width` is that of
+    /// the vectors.
+    fn vectors(&self, _recipe: &FineTuneRecipe, _train: &Set, _width: usize) -> TrainResult<Option<VectorObjective>> {
+        Ok(None)
+    }
+
     /// What each label counts so that all weigh the same; none where labels are not weighed.
     fn class_weights(&self, _train: &Set) -> Option<Vec<f32>> {
         None
@@ -270,7 +282,7 @@ pub(crate) trait Steps: Debug + Sync {
     }
 
     /// Adds to what is saved beside the weights.
-    fn add_files(&self, _files: &mut ModelFiles, _hidden_size: usize, _max_length: usize) {}
+    fn add_files(&self, _files: &mut ModelFiles, _recipe: &FineTuneRecipe, _hidden_size: usize, _max_length: usize) {}
 
     /// From the logits of each sequence to scores that can be averaged over models.
     fn scores(&self, problem: Option<Problem>, prepared: &Prepared, logits: &[Vec<f32>]) -> Scores {

@@ -40,6 +40,8 @@ pub enum Prediction {
         cosine: f64,
         /// The vectors, where they are known.
         vectors: Option<[Vec<f32>; 2]>,
+        /// The highest cosine of the first text with one that means something else, where there are such.
+        negative: Option<f64>,
     },
     /// A label for each word.
     Tags(Vec<u32>),
@@ -72,7 +74,7 @@ pub struct Candidate {
 impl Prediction {
     /// By the vectors of two texts.
     pub fn similarity(first: Vec<f32>, second: Vec<f32>) -> Self {
-        Self::Similarity { cosine: cosine(&first, &second), vectors: Some([first, second]) }
+        Self::Similarity { cosine: cosine(&first, &second), vectors: Some([first, second]), negative: None }
     }
 
     /// An answer from the decoded logits of a question's windows.

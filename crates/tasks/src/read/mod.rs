@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::error::TaskError;
 use crate::example::{Example, Set, Target};
+use crate::sentences::SentenceLoss;
 use crate::task::Task;
 
 pub use files::{Files, Trained};
@@ -41,6 +42,8 @@ pub struct Reading {
     pub labels_wanted: bool,
     /// What stands before every source that a model writes for.
     pub prefix: String,
+    /// What vectors are learned by from the file, where a recipe says so: it says what labels are.
+    pub loss: Option<SentenceLoss>,
 }
 
 impl Reading {
@@ -53,6 +56,7 @@ impl Reading {
             places_needed: true,
             labels_wanted: true,
             prefix: String::new(),
+            loss: None,
         }
     }
 

@@ -10,6 +10,7 @@ use super::{Collector, Files, listed, reading_with, text};
 use crate::error::TaskError;
 use crate::example::{Example, Set, Target};
 use crate::forms::SecondText;
+use crate::sentences::SentenceLoss;
 
 /// What SNLI and MultiNLI have for a label where their annotators disagreed.
 const UNDECIDED: &str = "-";
@@ -34,18 +35,28 @@ pub(crate) fn read(path: &Path, mut collector: Collector<'_>) -> Result<Set, Tas
     each_row(path, &mut collector, |collector, row| {
         let (id, row) = (number, row?);
         number += 1;
-        let cells = Cells::find(collector, &row, form.second_text)?;
-        let input = form.input(&cells)?;
+        let second = match collector.reading.loss {
+            Some(SentenceLoss::Mse) => SecondText::Usual,
+            _ => form.second_text,
+        };
+        let cells = Cells::find(collector, &row, second)?;
+        let inputs = form.inputs(&cells)?;
         let labels = collector.reading.task.labels;
         if matches!(&cells.label, Some((_, Value::String(label))) if !labels.is_empty() && label.trim() == UNDECIDED) {
             collector.set.undecided += 1;
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let target = match collector.reading.labels_wanted {
             true => form.target(&cells, collector)?,
             false => Target::None,
         };
-        Ok(Some(Example { id: id_of(collector, &row, id), place: cells.place, input, target }))
+        let (id, place) = (id_of(collector, &row, id), cells.place);
+        let each = inputs.into_iter().enumerate().map(|(number, input)| {
+            // A row with several partners for a text gives a pair each.
+            let id = if number == 0 { id.clone() } else { format!("{id}-{number}") };
+            Example { id, place: place.clone(), input, target: target.clone() }
+        });
+        Ok(each.collect())
     })?;
     collector.finish(None)
 }

@@ -132,8 +132,8 @@ fn cosines_are_written_and_scored_again() {
     let (one, both) = (ask(&[open()]).unwrap(), ask(&[open(), open()]).unwrap());
     for (one, both) in one.iter().zip(&both) {
         let (
-            Prediction::Similarity { cosine, vectors: Some(_) },
-            Prediction::Similarity { cosine: mean, vectors: None },
+            Prediction::Similarity { cosine, vectors: Some(_), .. },
+            Prediction::Similarity { cosine: mean, vectors: None, .. },
         ) = (one, both)
         else {
             panic!("{one:?} {both:?}");

@@ -11,6 +11,7 @@ mod hostile;
 mod metrics;
 mod predictions;
 mod readers;
+mod sentences;
 mod seq2seq;
 mod spans;
 mod superglue;

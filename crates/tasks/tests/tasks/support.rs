@@ -58,8 +58,9 @@ pub(crate) fn short(set: &Set, example: &Example) -> String {
             let marked = marked.collect::<Vec<_>>().join(" / ");
             format!("{} | {marked}", texts.into_iter().flatten().cloned().collect::<Vec<_>>().join(" | "))
         }
-        Input::Alike { first, second, unlike: None } => format!("{first} ~ {second}"),
-        Input::Alike { first, second, unlike: Some(unlike) } => format!("{first} ~ {second} / {unlike}"),
+        Input::Alike { first, second, unlike } => {
+            [format!("{first} ~ {second}")].iter().chain(unlike).cloned().collect::<Vec<_>>().join(" / ")
+        }
     };
     let names = |labels: &[u32]| labels.iter().map(|label| set.label(*label)).collect::<Vec<_>>().join(" ");
     let target = match &example.target {
@@ -68,6 +69,7 @@ pub(crate) fn short(set: &Set, example: &Example) -> String {
         Target::Class(class) => format!("{class} {}", set.label(*class)),
         Target::Classes(classes) => format!("[{}]", names(classes)),
         Target::Number(number) => number.to_string(),
+        Target::Numbers(numbers) => format!("{numbers:?}"),
         Target::Tags(tags) => names(tags),
         Target::Texts(texts) => texts.join(" / "),
         Target::Answers(answers) => {

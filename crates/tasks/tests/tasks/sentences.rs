@@ -1,0 +1,210 @@
+//! Losses of sentence vectors in training: what files give to them, that each learns, and that cached gradients are those of the whole
+//! batch. The losses themselves are held against sentence-transformers in src/sentences.rs.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use henson_infer::{EmbedSettings, Model, Want};
+use henson_tasks::{FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, SentenceLoss, predict, read, score};
+use henson_tensor::DType;
+use henson_train::Task as _;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::finetune::{data, device, finished, model, plan, recipe, run};
+use crate::support::{short, task};
+
+const TRIPLETS: &str = r#"{"anchor": "the cat sat", "positive": "a cat", "negative": "the old sea", "scores": [3.0, 1.0], "label": 1, "kind": "same"}
+{"anchor": "a woman ran", "positive": "the woman", "negative": "jim henson", "scores": [2.0, 0.5], "label": 0, "kind": "other"}
+{"anchor": "who was jim?", "positive": "jim henson", "negative": "dogs ran", "scores": [2.5, -1.0], "label": 1, "kind": "same"}
+{"anchor": "the dog walked", "positive": "dogs", "negative": "a small child", "scores": [1.0, 1.5], "label": 0, "kind": "none"}
+{"anchor": "the old man", "positive": "a man", "negative": "puppets", "scores": [4.0, 0.0], "label": 1, "kind": "same"}
+"#;
+
+/// What five updates of a recipe give: their losses, and the weights.
+fn updates(recipe: FineTuneRecipe) -> (Vec<f64>, Vec<f32>) {
+    let plan = plan(recipe);
+    let (mut engine, mut learner) = (plan.engine(&device()).unwrap(), plan.learner().unwrap());
+    let mut losses = Vec::new();
+    for step in 0..5 {
+        engine.gradients.zero();
+        losses.push(learner.step(&mut engine, step).unwrap().wait().unwrap().total);
+        let (rate, _) = learner.rate(step);
+        engine.updater.step(&mut engine.parameters, &engine.gradients, rate).unwrap().wait().unwrap();
+    }
+    let weights = (0..engine.parameters.entries().len()).flat_map(|i| engine.parameters.read(i).unwrap()).collect();
+    (losses, weights)
+}
+
+fn far(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).fold(0.0, |far: f32, (a, b)| far.max((a - b).abs()))
+}
+
+fn on(from: &Path, file: &Path, batch_size: usize, sets: &[&str]) -> FineTuneRecipe {
+    let train = file.display().to_string();
+    let sets = [&["learning_rate=1e-3", "max_length=12", "warmup=0.0"], sets].concat();
+    FineTuneRecipe { train: train.into(), batch_size, ..recipe("embed", from, "embed-scores.jsonl", &sets) }
+}
+
+/// The loss on the host is the one on the device, and cached gradients are those of the whole batch, dropout and all.
+#[test]
+fn parts_of_a_batch_give_what_the_whole_gives() {
+    let from = model("sequence", &json!({}));
+    let file = data("finetune/embed-unlike.jsonl");
+    let of = |sets: &[&str]| updates(on(from.path(), &file, 6, &[&["dropout=0.1", "epochs=5"], sets].concat()));
+    let (losses, weights) = of(&[]);
+    for sets in [
+        &["loss=ranking"][..],
+        &["cached_gradients=true"],
+        &["loss=ranking", "cached_gradients=true", "accumulation=2"],
+        &["loss=ranking", "cached_gradients=true", "accumulation=5"],
+    ] {
+        let (others, other_weights) = of(sets);
+        assert!(losses.iter().zip(&others).all(|(a, b)| (a - b).abs() < 1e-5), "{sets:?}: {losses:?} {others:?}");
+        assert!(far(&weights, &other_weights) < 2e-5, "{sets:?}: {}", far(&weights, &other_weights));
+    }
+    // Parts that are told apart in themselves are something else.
+    let (others, _) = of(&["loss=ranking", "accumulation=2"]);
+    assert!((losses[0] - others[0]).abs() > 0.05, "{losses:?} {others:?}");
+    let (others, _) = of(&["symmetric=true"]);
+    assert!((losses[0] - others[0]).abs() > 1e-3, "{losses:?} {others:?}");
+    // Losses of single examples are means, whatever parts they are in.
+    let scores = data("finetune/embed-scores.jsonl");
+    let of = |sets: &[&str]| updates(on(from.path(), &scores, 6, &[&["dropout=0.0", "epochs=5"], sets].concat()));
+    let (losses, weights) = of(&[]);
+    for sets in [&["loss=cosine"][..], &["loss=cosine", "accumulation=3"]] {
+        let (others, other_weights) = of(sets);
+        assert!(losses.iter().zip(&others).all(|(a, b)| (a - b).abs() < 1e-5), "{sets:?}: {losses:?} {others:?}");
+        assert!(far(&weights, &other_weights) < 2e-5, "{sets:?}");
+    }
+}
+
+#[test]
+fn every_loss_learns_and_leaves_a_sentence_model() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let file = place.path().join("train.jsonl");
+    fs::write(&file, TRIPLETS).unwrap();
+    let vectors = place.path().join("vectors.jsonl");
+    let vector = |i: usize| (0..24).map(|k| ((i * 7 + k) as f64).sin()).collect::<Vec<_>>();
+    let rows = ["the cat sat", "jim", "a dog"].iter().enumerate();
+    let rows = rows.map(|(i, text)| json!({"text": text, "embedding": vector(i)}).to_string() + "\n");
+    fs::write(&vectors, rows.collect::<String>()).unwrap();
+    let cases: &[(SentenceLoss, &Path, &[&str], bool)] = &[
+        (SentenceLoss::Ranking, &file, &[], true),
+        (SentenceLoss::Cosine, &file, &[], true),
+        (SentenceLoss::Cosent, &file, &["matryoshka=[8,4]"], true),
+        (SentenceLoss::Contrastive, &file, &[], true),
+        (SentenceLoss::Triplet, &file, &[], false),
+        (SentenceLoss::Triplet, &file, &["distance=cosine", "margin=0.5", "normalize=true"], true),
+        (SentenceLoss::MarginMse, &file, &[], false),
+        (SentenceLoss::Mse, &vectors, &[], false),
+        (SentenceLoss::Softmax, &file, &["files.label_column=kind"], false),
+    ];
+    for (number, (loss, file, sets, normalised)) in cases.iter().enumerate() {
+        let name = serde_json::to_value(loss).unwrap();
+        let own = format!("loss={}", name.as_str().unwrap());
+        let sets = [&[own.as_str(), "epochs=15", "evals_per_epoch=0.1", "log_every=1", "dropout=0.0"], *sets].concat();
+        let plan = plan(on(from.path(), file, 5, &sets));
+        let out = place.path().join(number.to_string());
+        finished(run(&plan, &out, None).unwrap());
+        let log = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let losses: Vec<f64> =
+            lines.filter(|line| line["kind"] == "train").map(|l| l["loss"].as_f64().unwrap()).collect();
+        assert!(losses.last().unwrap() < &(0.85 * losses[0]), "{loss:?} {sets:?}: {losses:?}");
+        let settings = EmbedSettings::of_directory(&out).unwrap();
+        assert_eq!(settings.normalise, *normalised, "{loss:?}");
+        let weights = fs::read(out.join("model.safetensors")).unwrap();
+        let head = weights.windows(15).any(|bytes| bytes == b"pair_classifier");
+        assert!(!head, "the layer on pairs is no part of the model");
+        // Interrupted, with the same bits.
+        if matches!(loss, SentenceLoss::Softmax | SentenceLoss::Triplet) {
+            let parts = place.path().join(format!("{number}-parts"));
+            for stop_at in [Some(3), Some(7), None] {
+                run(&plan, &parts, stop_at).unwrap();
+            }
+            assert_eq!(fs::read(parts.join("model.safetensors")).unwrap(), weights);
+        }
+    }
+}
+
+#[test]
+fn rows_give_what_losses_need_or_an_error_with_their_line() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let check = |text: &str, sets: &[&str], expected: &str| {
+        let path = place.path().join("x.jsonl");
+        fs::write(&path, text).unwrap();
+        let message = match Plan::new(on(from.path(), &path, 4, sets), 1) {
+            Ok(plan) => plan.train.examples.iter().map(|e| short(&plan.train, e)).collect::<Vec<_>>().join("; "),
+            Err(error) => error.to_string(),
+        };
+        assert!(message.contains(expected), "{sets:?}: expected {expected}: {message}");
+    };
+    let lists = "{\"query\": \"a\", \"pos\": [\"b\", \"c\"], \"neg\": [\"d\", \"e\"]}\n{\"query\": \"f\", \"pos\": [\"g\"], \"neg\": []}\n";
+    check(lists, &["loss=ranking"], "0: a ~ b / d / e -> ?; 0-1: a ~ c / d / e -> ?; 1: f ~ g -> ?");
+    check(lists, &["loss=triplet"], "line 2: it has no negative text");
+    check("{\"query\": \"a\", \"pos\": []}\n", &["loss=ranking"], "line 1: column \"pos\": the list is empty");
+    let numbered = "{\"anchor\": \"a\", \"positive\": \"b\", \"negative_1\": \"c\", \"negative_2\": \"d\", \"score\": [3, 1, 0.5]}\n";
+    check(&numbered.repeat(2), &["loss=margin-mse"], "0: a ~ b / c / d -> [2.0, 2.5]");
+    check(
+        &numbered.replace("[3, 1, 0.5]", "[1]").repeat(2),
+        &["loss=margin-mse"],
+        "line 1: expected a margin for each negative",
+    );
+    let labelled = "{\"sentence1\": \"a\", \"sentence2\": \"b\", \"label\": 1}\n{\"sentence1\": \"c\", \"sentence2\": \"d\", \"label\": 2}\n";
+    check(labelled, &["loss=contrastive"], "line 2: its label is neither 1 (near) nor 0 (apart)");
+    check(&labelled.replace("\"label\": 2", "\"label\": 1"), &["loss=cosent"], "all rows have the same label");
+    check(labelled, &["loss=cosent"], "0: a ~ b -> 1; 1: c ~ d -> 2");
+    check(labelled, &["loss=softmax"], "0: a ~ b -> 0 1; 1: c ~ d -> 1 2");
+    check(labelled, &["loss=mse"], "line 1: column \"label\": expected a list of numbers");
+    check(
+        "{\"text\": \"a\", \"label\": [1, 2]}\n{\"text\": \"b\", \"label\": [1, 2]}\n",
+        &["loss=mse"],
+        "vectors of 24 numbers",
+    );
+    check(labelled, &["loss=cosine", "margin=1"], "`margin` is set");
+    check(labelled, &["loss=cosine", "cached_gradients=true"], "`cached_gradients` is set");
+    check(labelled, &["loss=cosine", "matryoshka=[100]"], "`matryoshka` is 100, expected 1 to 24");
+    check("{\"sentence1\": \"a\", \"sentence2\": \"b\"}\n", &["loss=cosent"], "line 1: it has no label");
+    // Without a loss, rows are read as before.
+    let path = place.path().join("plain.jsonl");
+    fs::write(&path, labelled).unwrap();
+    let set = read(&path, &Reading::new(task("embed"))).unwrap();
+    assert_eq!(short(&set, &set.examples[1]), "1: c ~ d -> ?");
+}
+
+/// Labels of 0 and 1 are told by a threshold, triplets by which text is nearer; a model and its dev scores agree.
+#[test]
+fn pairs_with_labels_and_triplets_have_their_scores() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let path = place.path().join("labelled.jsonl");
+    let rows =
+        [("the cat sat", "the cat", 1), ("a woman ran", "a woman", 1), ("jim", "dogs walked", 0), ("man", "sea", 0)];
+    let rows = rows.map(|(a, b, score)| json!({"sentence1": a, "sentence2": b, "score": score}).to_string() + "\n");
+    fs::write(&path, rows.concat()).unwrap();
+    let triplets = place.path().join("triplets.jsonl");
+    fs::write(&triplets, TRIPLETS.replace("scores", "x").replace("label", "y")).unwrap();
+    let scores = |path: &Path| {
+        let opened = Model::open(from.path(), &device(), DType::F32, Want::Encoder).unwrap();
+        let set = read(path, &Reading::new(task("embed"))).unwrap();
+        let said = predict(&[opened], &set, &PredictSettings::default(), |_| ControlFlow::Continue(())).unwrap();
+        (score(&set, &said, None, 0).unwrap(), said)
+    };
+    let (labelled, said) = scores(&path);
+    let cosine = |i: usize| if let Prediction::Similarity { cosine, .. } = said[i] { cosine } else { f64::NAN };
+    let right = [0, 1].iter().all(|i| cosine(*i) > cosine(2).max(cosine(3)));
+    let ap = labelled.get("average_precision").unwrap();
+    assert!((0.25..=1.0).contains(&ap) && (ap == 1.0) == right, "{labelled:?}");
+    assert!(labelled.get("best_accuracy").unwrap() >= 0.5 && labelled.get("best_f1").unwrap() > 0.6);
+    let (three, said) = scores(&triplets);
+    let nearer = said.iter().filter(|said| match said {
+        Prediction::Similarity { cosine, negative: Some(negative), .. } => cosine > negative,
+        _ => panic!("{said:?}"),
+    });
+    assert_eq!(three.get("triplet_accuracy"), Some(nearer.count() as f64 / 5.0));
+    // Without a negative in every row there are no triplets.
+    let set = data("finetune/embed-unlike.jsonl");
+    assert_eq!(scores(&set).0.get("triplet_accuracy"), None);
+}
