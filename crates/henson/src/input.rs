@@ -22,13 +22,21 @@ pub(crate) fn for_each(
     texts: &Texts,
     mut each: impl FnMut(&[&str], &[usize]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
+    for_each_telling(texts, |texts, numbers, _| each(texts, numbers))
+}
+
+/// The same where some texts take long: `each` is given a function that it tells how many of them are done.
+pub(crate) fn for_each_telling(
+    texts: &Texts,
+    mut each: impl FnMut(&[&str], &[usize], &mut dyn FnMut(usize)) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     if !texts.texts.is_empty() {
         let texts: Vec<&str> = texts.texts.iter().map(String::as_str).collect();
-        return each(&texts, &(1..=texts.len()).collect::<Vec<_>>());
+        return each(&texts, &(1..=texts.len()).collect::<Vec<_>>(), &mut |_| ());
     }
     let mut lines = Lines::open(texts.file.as_deref())?;
     let mut progress = Progress::new("texts", lines.bytes);
-    let mut done = 0;
+    let (mut done, mut read) = (0, 0);
     loop {
         let (mut some, mut numbers) = (Vec::with_capacity(TOGETHER), Vec::with_capacity(TOGETHER));
         while some.len() < TOGETHER {
@@ -45,9 +53,14 @@ pub(crate) fn for_each(
         let texts: Vec<&str> = some.iter().map(String::as_str).collect();
         // A text's own number is in the message; this names where it stands.
         let place = || format!("in {}, texts from line {first}", lines.name);
-        each(&texts, &numbers).with_context(place)?;
+        let new = lines.read() - read;
+        let mut told = |some_done: usize| {
+            progress.at(read + new * some_done as u64 / texts.len() as u64, done + some_done);
+        };
+        each(&texts, &numbers, &mut told).with_context(place)?;
         done += some.len();
-        progress.at(lines.read(), done);
+        read += new;
+        progress.at(read, done);
     }
     progress.finish();
     anyhow::ensure!(done > 0, "{} has no text: expected one per line", lines.name);

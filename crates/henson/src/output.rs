@@ -133,6 +133,11 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     line_with_colours(&harmless(text))
 }
 
+/// Text on standard output that more follows, for people.
+pub(crate) fn part(text: &str) -> anyhow::Result<()> {
+    if text.is_empty() { Ok(()) } else { Ok(print(harmless(text).as_bytes())?) }
+}
+
 /// The same for text with escape codes of our own; what comes from files must be [`harmless`] already.
 pub(crate) fn line_with_colours(text: &str) -> anyhow::Result<()> {
     Ok(print(format!("{text}\n").as_bytes())?)

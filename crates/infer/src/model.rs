@@ -8,6 +8,7 @@ use henson_tensor::{Builder, DType, Device, Group, Parameters};
 use henson_text::{Features, Pieces, Tokenizer};
 
 use crate::classify::single_windows;
+use crate::generate::Keys;
 use crate::sentence::Files;
 use crate::task::described;
 use crate::{InferError, Result, Task};
@@ -53,6 +54,8 @@ pub struct Model {
     report: LoadReport,
     /// The class of the activation that a cross-encoder's scores go through, where its files say one.
     pub(crate) activation: Option<String>,
+    /// What its files say about writing; read when somebody asks.
+    pub(crate) generation: [Keys; 2],
 }
 
 impl Model {
@@ -102,7 +105,8 @@ impl Model {
             });
         }
         let activation = files.activation(&directory.config()?)?;
-        Ok(Self { path: path.to_owned(), config, network, parameters, tokenizer, report, activation })
+        let generation = Keys::of_directory(&directory)?;
+        Ok(Self { path: path.to_owned(), config, network, parameters, tokenizer, report, activation, generation })
     }
 
     /// Where the config, the weights and the tokenizer of a model are: in its directory, or in a folder of it that

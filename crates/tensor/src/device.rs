@@ -175,6 +175,14 @@ impl Device {
         }
     }
 
+    /// Bytes per second that the device's memory gives where nothing is written, measured now; on a GPU as [`Device::bandwidth`].
+    pub fn read_bandwidth(&self) -> Result<f64> {
+        match self {
+            Device::Cpu(cpu) => Ok(peak::bytes_read_per_second(&cpu.kernels)),
+            Device::Cuda(cuda) => cuda.bandwidth(),
+        }
+    }
+
     /// Starts to measure every operation.
     pub fn start_profile(&self) {
         match self {

@@ -22,6 +22,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Train(flags) => model(&flags, Mode::Train),
         Bench::Infer(flags) => model(&flags, Mode::Infer),
+        Bench::Generate(flags) => super::bench_generate::run(&flags),
         Bench::Gemm(flags) => gemm(&flags),
         Bench::Data(flags) => data(&flags),
         Bench::Tokenize(flags) => tokenize(&flags),
@@ -259,7 +260,7 @@ fn profile(
 }
 
 /// The config of a named size or of a model directory.
-fn config_of(model: &str) -> anyhow::Result<ModelConfig> {
+pub(crate) fn config_of(model: &str) -> anyhow::Result<ModelConfig> {
     let path = models::directory(std::path::Path::new(model))?.join("config.json");
     if path.is_file() {
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -385,7 +386,7 @@ impl Results {
     }
 }
 
-fn median(times: &mut [f64]) -> f64 {
+pub(crate) fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
@@ -432,7 +433,7 @@ pub(super) fn peak_mib() -> f64 {
     line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0) / 1024.0
 }
 
-fn round(x: f64, digits: i32) -> f64 {
+pub(crate) fn round(x: f64, digits: i32) -> f64 {
     let factor = 10f64.powi(digits);
     (x * factor).round() / factor
 }

@@ -3,6 +3,7 @@
 mod ablate;
 mod answer;
 mod bench;
+mod bench_generate;
 mod choose;
 mod classify;
 mod convert;
@@ -13,6 +14,7 @@ pub(crate) mod eval;
 mod features;
 mod fill;
 mod finetune;
+mod generate;
 pub(crate) mod info;
 mod predict;
 pub(crate) mod pretrain;
@@ -38,6 +40,7 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Report(flags) => report::run(&flags),
         Command::Ablate(flags) => ablate::run(&flags),
         Command::Fill(flags) => fill::run(&flags),
+        Command::Generate(flags) => generate::run(&flags),
         Command::Classify(flags) => classify::run(&flags),
         Command::Tag(flags) => tag::run(&flags),
         Command::Answer(flags) => answer::run(&flags),

@@ -6,6 +6,7 @@ pub(crate) mod data;
 pub(crate) mod demo;
 pub(crate) mod eval;
 pub(crate) mod finetune;
+pub(crate) mod generate;
 pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod report;
@@ -73,6 +74,8 @@ henson fill --model DIR --json --file sentences.txt > words.jsonl\n\n\
 Offsets count characters (Unicode code points) from 0, the end not included."
     )]
     Fill(Fill),
+    /// Continue texts, or write what an encoder-decoder was trained to write: greedy, beam search, sampling
+    Generate(generate::Generate),
     /// Classify texts or text pairs
     Classify(tasks::Classify),
     /// Find the entities in a text, or the parts of speech of its words
@@ -420,6 +423,8 @@ pub(crate) enum Bench {
     Train(BenchModel),
     /// The encoder's forward pass
     Infer(BenchModel),
+    /// Tokens that a model writes per second
+    Generate(generate::BenchGenerate),
     /// Matrix multiplications of the shapes that a model has
     Gemm(BenchGemm),
     /// Batches of pre-training, made from shards without a model behind them

@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 
 use super::settings::TOP_K;
 use super::{EarlyStopping, GenerateSettings, Sampling};
-use crate::sentence::Files;
 use crate::{InferError, Model, Result};
 
 const FILE: &str = "generation_config.json";
@@ -34,18 +33,12 @@ impl Model {
     }
 
     pub(crate) fn generation_files(&self) -> Result<GenerationFiles> {
-        let directory = ModelDirectory::open(Files::encoder(self.path())?)?;
-        let config: Value = directory.config()?;
-        let own = directory.has(FILE);
-        let keys = if own { directory.read_json::<Value>(FILE)? } else { config.clone() };
-        let path = directory.path().join(if own { FILE } else { "config.json" });
-        let keys = Keys { path, keys: keys.as_object().cloned().unwrap_or_default() };
+        let [keys, config] = &self.generation;
         keys.refuse_others()?;
         let mut files = keys.read()?;
         if files.settings.end.is_empty() {
             // What the model was trained with, where only the other file says it.
-            let inline = Keys { path: directory.path().join("config.json"), keys: object(&config) };
-            files.settings.end = inline.ids("eos_token_id")?;
+            files.settings.end = config.ids("eos_token_id")?;
         }
         if let (Some(targets), Some(start)) = (self.config().model.targets(), keys.id("decoder_start_token_id")?) {
             keys.refuse_unless(start == targets.start, "decoder_start_token_id", targets.start)?;
@@ -68,12 +61,23 @@ fn object(value: &Value) -> Map<String, Value> {
 }
 
 /// Keys of a file, for messages with its path.
-struct Keys {
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
     path: PathBuf,
     keys: Map<String, Value>,
 }
 
 impl Keys {
+    /// The file that says how a model writes, and its config.json; the second stands for the first where there is none.
+    pub(crate) fn of_directory(directory: &ModelDirectory) -> Result<[Self; 2]> {
+        let config = Self { path: directory.path().join("config.json"), keys: object(&directory.config()?) };
+        if !directory.has(FILE) {
+            return Ok([config.clone(), config]);
+        }
+        let own = Self { path: directory.path().join(FILE), keys: object(&directory.read_json::<Value>(FILE)?) };
+        Ok([own, config])
+    }
+
     /// Refuses keys that change what is written in a way that we do not follow.
     fn refuse_others(&self) -> Result<()> {
         let none: [Value; 0] = [];

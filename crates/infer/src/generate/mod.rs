@@ -19,6 +19,7 @@ mod tests;
 mod text;
 mod writer;
 
+pub(crate) use files::Keys;
 pub use settings::{EarlyStopping, GenerateSettings, Sampling};
 pub use stream::TextStream;
 pub use text::{GenerateEvent, Generated};

@@ -48,6 +48,39 @@ pub fn bytes_per_second(cpu: &Cpu) -> f64 {
     best
 }
 
+/// Bytes per second that memory gives when all threads add up a large buffer.
+pub fn bytes_read_per_second(cpu: &Cpu) -> f64 {
+    const PART: usize = 1 << 18;
+    let from = vec![1.0_f32; 192 * PART];
+    let mut best = 0.0f64;
+    for _ in 0..6 {
+        let start = Instant::now();
+        cpu.for_each(from.len() / PART, |i| {
+            std::hint::black_box(sum(cpu.isa(), &from[i * PART..(i + 1) * PART]));
+        });
+        best = best.max(size_of_val(&from[..]) as f64 / start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+dispatch! { fn sum(numbers: &[f32]) -> f32 = sum_body }
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn sum_body<S: Simd>(numbers: &[f32]) -> f32 {
+    // SAFETY: all loads lie within a chunk.
+    unsafe {
+        let mut sums = [S::splat(0.0); 8];
+        for chunk in numbers.chunks_exact(8 * S::LANES) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = S::add(*sum, S::load(chunk.as_ptr().add(i * S::LANES)));
+            }
+        }
+        sums.iter().fold(0.0, |total, sum| total + S::sum(*sum))
+    }
+}
+
 dispatch! { fn chains<E>(rounds: usize) -> u64 = chains_body }
 
 /// # Safety
