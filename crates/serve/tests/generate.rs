@@ -129,7 +129,9 @@ fn a_completion_has_openais_form() {
     assert!(texts[0] == texts[1] && texts[2] == texts[3], "{answer}");
     assert_eq!(answer["usage"]["completion_tokens"], 20);
     // An end of the text is no part of it.
-    let end = completion(&running, &json!({"prompt": "a", "temperature": 0, "logit_bias": only(END_OF_TEXT)}));
+    let ends = json!({"prompt": "a", "temperature": 0, "logit_bias": only(END_OF_TEXT), "logprobs": 1});
+    let end = completion(&running, &ends);
+    assert_eq!(end["choices"][0]["logprobs"]["tokens"], json!([]));
     assert_eq!((&end["choices"][0]["text"], &end["choices"][0]["finish_reason"]), (&json!(""), &json!("stop")));
     let models = running.get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "gpt");
@@ -234,6 +236,10 @@ fn stop_strings_end_a_text_and_are_no_part_of_it() {
         let tokens = choice["logprobs"]["tokens"].as_array().unwrap();
         let tokens: String = tokens.iter().map(|token| token.as_str().unwrap()).collect();
         assert!(tokens.starts_with(expected), "{tokens:?} {expected:?}");
+        // Of the stop string's tokens, only one that begins before it is left.
+        let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
+        let length = expected.chars().count() as u64;
+        assert!(offsets.iter().all(|offset| offset.as_u64().unwrap() < length), "{offsets:?} of {length}");
         assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() < 40);
         assert_eq!(joined(&parts(&running, &body), 0), (expected.to_owned(), json!("stop")));
         cut += 1;
