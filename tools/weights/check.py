@@ -2,7 +2,7 @@
 
     python tools/weights/check.py [--henson PATH] [--models DIR] [NAME...]
 
-Fetches what is missing (unpack.py; `cargo xtask granite` for the smallest), about 650 MB in all, and prints the largest
+Fetches what is missing (unpack.py; `cargo xtask granite` for the smallest), about 720 MB in all, and prints the largest
 difference for each model. Needs pip, numpy, onnx, safetensors, tokenizers, torch and transformers. PATH is target/release/henson
 and DIR target/weights unless given.
 """
@@ -47,6 +47,13 @@ GRAMMAR = [
 
 # Largest difference that is allowed in logits and numbers of vectors: f32 in another order of sums.
 BOUND = 1e-4
+
+LOGS = [
+    "read file src/main.rs; edit function parse_args; run cargo test; fix failing test in parser",
+    "open the budget; compare last year's spending on schools; write a note to the committee",
+    "summarize: The committee met on Monday to discuss the budget for next year and agreed to raise spending on schools.",
+    "x",
+]
 
 
 def henson(options, command, model, texts, *flags):
@@ -155,6 +162,25 @@ def prompt_guard(options, name, model):
     return worst
 
 
+@torch.no_grad()
+def titles(options, name, model):
+    """The encoder's vectors, and what is written, greedily and by beams, token by token."""
+    network = load(transformers.AutoModelForSeq2SeqLM, model)
+    prompts = [torch.tensor([ids(model, text).ids]) for text in LOGS]
+    for beams in [1, 4]:
+        flags = ["--max-new-tokens", "24", "--beams", str(beams)]
+        for text, prompt, line in zip(LOGS, prompts, henson(options, "generate", model, LOGS, *flags), strict=True):
+            expected = network.generate(prompt, max_new_tokens=24, num_beams=beams, do_sample=False)[0, 1:].tolist()
+            if line["ids"] != expected:
+                raise SystemExit(f"{name}: {text!r} is called {line['text']!r} by {beams} beams, {expected} in transformers")
+            noted = NOTED[name].get(text)
+            if noted and line["text"] != noted:
+                raise SystemExit(f"{name}: {text!r} is called {line['text']!r}, {noted!r} was noted")
+    got = henson(options, "embed", model, LOGS, "--pooling", "mean", "--normalise=false")
+    states = [network.encoder(prompt).last_hidden_state[0].mean(0) for prompt in prompts]
+    return max((torch.tensor(a["embedding"]) - b).abs().max().item() for a, b in zip(got, states, strict=True))
+
+
 def near(name, what, got, expected, bound=BOUND):
     worst = max(abs(a - b) for a, b in zip(got, expected, strict=True))
     print(f"{name}: {what} {[round(x, 5) for x in got]}, noted {expected}")
@@ -168,6 +194,7 @@ CHECKS = {
     "all-mpnet-base-v2": mpnet,
     "quire-grammar": quire,
     "prompt-guard": prompt_guard,
+    "flan-t5-small-titles": titles,
 }
 
 

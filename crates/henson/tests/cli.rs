@@ -306,6 +306,19 @@ fn info_and_bench_describe_sizes() {
     assert_eq!(info["parameters"], 110_106_428);
     let groups: u64 = info["groups"].as_array().unwrap().iter().map(|g| g["parameters"].as_u64().unwrap()).sum();
     assert_eq!(groups, 110_106_428);
+    // The same of models that write, as transformers counts them: constants next to the weights are none.
+    for (size, architecture, parameters, layers, groups) in [
+        ("gpt2", "GPT2LMHeadModel", 124_439_808, Value::Null, vec!["embeddings", "decoder"]),
+        ("t5-small", "T5ForConditionalGeneration", 60_506_624, 6.into(), vec!["embeddings", "encoder", "decoder"]),
+        ("bart-base", "BartForConditionalGeneration", 139_420_416, 6.into(), vec!["embeddings", "encoder", "decoder"]),
+        ("transformer-base", "MarianMTModel", 63_082_496, 6.into(), vec!["embeddings", "encoder", "decoder"]),
+    ] {
+        let info = &lines(&["info", size, "--json"], b"")[0];
+        assert_eq!((&info["architecture"], &info["parameters"]), (&architecture.into(), &parameters.into()), "{size}");
+        let names: Vec<&str> =
+            info["groups"].as_array().unwrap().iter().map(|group| group["name"].as_str().unwrap()).collect();
+        assert_eq!((&info["decoder_layers"], names), (&layers, groups), "{size}");
+    }
     let model = model("token");
     let info = &lines(&["info", model.path().to_str().unwrap(), "--json"], b"")[0];
     assert_eq!(info["architecture"], "BertForTokenClassification");

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 use crate::config::{FamilyConfig, check_only, check_sizes, own_config};
 use crate::post_norm::{Positions, PostNormSettings};
 use crate::{
-    ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, TargetReading,
+    ConfigError, Family, FineTuning, Head, HiddenActivation, Model, ModelConfig, Naming, Sizes, SpecialIds,
+    TargetReading,
 };
 
 /// Marian as the table of families has it.
@@ -210,6 +211,13 @@ impl FamilyConfig for MarianConfig {
     fn set_vocab_size(&mut self, size: usize) {
         self.vocab_size = size;
         self.decoder_vocab_size = self.decoder_vocab_size.map(|_| size);
+    }
+
+    /// A target begins with padding, or with its end where there is none.
+    fn set_special_ids(&mut self, ids: SpecialIds) {
+        (self.eos_token_id, self.pad_token_id) = (ids.end, ids.padding.unwrap_or(ids.end));
+        self.decoder_start_token_id = self.pad_token_id;
+        self.other.insert("forced_eos_token_id".to_owned(), Value::from(ids.end));
     }
 
     fn set_layers(&mut self, layers: usize) {

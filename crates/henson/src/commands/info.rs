@@ -258,6 +258,9 @@ struct Facts<'a> {
     family: String,
     architecture: String,
     layers: usize,
+    /// Of a model with an encoder and a decoder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decoder_layers: Option<usize>,
     hidden_size: usize,
     heads: usize,
     intermediate_size: usize,
@@ -295,24 +298,36 @@ impl<'a> Facts<'a> {
         let config = &config.model;
         let mut builder = Builder::new();
         henson_models::Model::build(&mut builder, config, head)?;
-        let mut groups = ["embeddings", "encoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
-        for entry in builder.entries() {
+        let sizes = config.sizes();
+        let mut groups =
+            ["embeddings", "encoder", "decoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
+        let mut decoder_layers = 0;
+        // Constants stand among the weights and are none.
+        for entry in builder.entries().iter().filter(|entry| !entry.constant) {
             let group = match entry.group {
                 henson_tensor::Group::Embeddings => 0,
-                henson_tensor::Group::Layer(_) => 1,
-                henson_tensor::Group::Pooler => 2,
-                henson_tensor::Group::Head | henson_tensor::Group::Objective => 3,
+                henson_tensor::Group::Layer(layer) if layer < sizes.num_hidden_layers => 1,
+                // Those of a decoder follow the encoder's.
+                henson_tensor::Group::Layer(layer) => {
+                    decoder_layers = decoder_layers.max(layer + 1 - sizes.num_hidden_layers);
+                    2
+                }
+                henson_tensor::Group::Pooler => 3,
+                henson_tensor::Group::Head | henson_tensor::Group::Objective => 4,
             };
             groups[group].parameters += entry.shape.elements();
         }
+        if sizes.causal {
+            groups[1].name = "decoder";
+        }
         let groups: Vec<Group> = groups.into_iter().filter(|group| group.parameters > 0).collect();
         let parameters = groups.iter().map(|group| group.parameters).sum();
-        let sizes = config.sizes();
         Ok(Self {
             model,
             family: config.to_json()?["model_type"].as_str().unwrap_or_default().to_owned(),
             architecture: config.class(head),
             layers: sizes.num_hidden_layers,
+            decoder_layers: (decoder_layers > 0).then_some(decoder_layers),
             hidden_size: sizes.hidden_size,
             heads: sizes.num_attention_heads,
             intermediate_size: sizes.intermediate_size,
@@ -330,7 +345,11 @@ impl<'a> Facts<'a> {
     }
 
     fn print(&self) -> anyhow::Result<()> {
-        let Self { layers, hidden_size, heads, intermediate_size, vocab_size, .. } = self;
+        let layers = match self.decoder_layers {
+            Some(decoder) => format!("{} + {decoder}", self.layers),
+            None => self.layers.to_string(),
+        };
+        let Self { hidden_size, heads, intermediate_size, vocab_size, .. } = self;
         self.built_in.iter().try_for_each(BuiltInFacts::print)?;
         output::line(&format!("{}: {}, of the family {}", self.model, self.architecture, self.family))?;
         output::line(&format!(
