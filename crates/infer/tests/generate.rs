@@ -14,7 +14,7 @@ use serde_json::Value;
 
 mod common;
 
-const SMALL: [&str; 6] = ["gpt2", "gpt2-scaled", "openai-gpt", "t5", "t5-v1_1", "bart"];
+const SMALL: [&str; 7] = ["gpt2", "gpt2-scaled", "openai-gpt", "t5", "t5-v1_1", "bart", "marian"];
 
 const LIMITS: WriterLimits = WriterLimits { tokens: 2048, source_tokens: 1024, streams: 32, prefill: 64 };
 
