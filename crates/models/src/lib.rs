@@ -29,6 +29,7 @@ mod mpnet;
 mod naming;
 mod openai_gpt;
 mod post_norm;
+pub mod recurrent;
 mod roberta;
 mod streams;
 mod t5;

@@ -30,14 +30,16 @@ pub use henson_kernels::cpu::activation::Activation;
 pub use henson_kernels::cpu::attention::disentangled::Disentangled;
 pub use henson_kernels::cpu::attention::xl::{Relations, UNSEEN, Xl};
 pub use henson_kernels::cpu::attention::{Attention, Bias, Buckets, LogBuckets, Window};
+pub use henson_kernels::cpu::recurrent::Cell;
 pub use henson_kernels::cpu::rotary::{Pairing, Rotary};
 pub use henson_kernels::cpu::{Isa, UnsupportedIsa};
 pub use henson_kernels::philox;
 pub use layout::Layout;
 pub use memory::Memory;
 pub use ops::{
-    BiasValues, Cache, CachedSequence, EmbeddingTables, FeedForwardLayers, Norm, Pooling, PositionTables,
-    QueryKeyValue, RelativePositions, RotaryTable, Sinusoids, XlRelations, XlTables,
+    BiasValues, Cache, CachedSequence, CrfParams, Directions, EmbeddingTables, FeedForwardLayers, LegalSteps,
+    MixParams, Norm, Pooling, PositionTables, QueryKeyValue, RecurrentLayer, RecurrentOutput, RecurrentState,
+    RelativePositions, RotaryTable, Sinusoids, XlRelations, XlTables,
 };
 pub use optimizer::{Method, Optimizer, Update};
 pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};

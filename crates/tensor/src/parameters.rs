@@ -32,6 +32,8 @@ pub enum Init {
     TruncatedNormalAt(f32, f32),
     /// Normal with this deviation.
     Normal(f32),
+    /// Evenly between this number and its negative, as PyTorch starts linear and recurrent layers.
+    Uniform(f32),
     /// All zero.
     Zeros,
     /// All one.
@@ -243,6 +245,15 @@ impl Builder {
     /// A matrix, subject to weight decay.
     pub fn matrix(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
         self.side_by_side(&[name], rows, columns, init)
+    }
+
+    /// A matrix that is not subject to weight decay, such as one of biases.
+    pub fn matrix_without_decay(&mut self, name: &str, rows: usize, columns: usize, init: Init) -> Param {
+        let param = self.matrix(name, rows, columns, init);
+        if let Some(entry) = self.entries.last_mut() {
+            entry.decay = false;
+        }
+        param
     }
 
     /// Matrices of one shape without gaps between them, seen as one with all of their rows.
@@ -492,6 +503,7 @@ impl Parameters {
                 Init::TruncatedNormal(deviation) => draw(&mut values, (deviation, 2.0), seed, i, threads),
                 Init::TruncatedNormalAt(deviation, most) => draw(&mut values, (deviation, most), seed, i, threads),
                 Init::Normal(deviation) => draw(&mut values, (deviation, f32::INFINITY), seed, i, threads),
+                Init::Uniform(bound) => draw_evenly(&mut values, bound, seed, i),
             }
             self.write(i, &values)?;
         }
@@ -593,6 +605,12 @@ impl Parameters {
     pub(crate) fn flat_copy(&self) -> Option<&Tensor> {
         self.compute.as_ref()
     }
+}
+
+/// Draws `values` between a bound and its negative; parts that start like this are small.
+fn draw_evenly(values: &mut [f32], bound: f32, seed: u64, entry: usize) {
+    let mut stream = Stream::new(seed, INITIAL_WEIGHTS, (entry as u64) << 32);
+    values.iter_mut().for_each(|value| *value = (2.0 * stream.uniform() - 1.0) * bound);
 }
 
 /// Draws `values` block by block, so that blocks can be drawn in parallel.

@@ -23,6 +23,8 @@ pub enum Kind {
     AttentionGradient,
     LayerNorm,
     LayerNormGradient,
+    Recurrent,
+    RecurrentGradient,
     Rotary,
     Rows,
     Loss,
@@ -34,11 +36,12 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of a step.
-    pub const ALL: [Kind; 17] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Embedding,
         Kind::Linear,
         Kind::Rotary,
         Kind::Attention,
+        Kind::Recurrent,
         Kind::LayerNorm,
         Kind::Activation,
         Kind::Rows,
@@ -48,6 +51,7 @@ impl Kind {
         Kind::WeightGradient,
         Kind::BiasGradient,
         Kind::AttentionGradient,
+        Kind::RecurrentGradient,
         Kind::LayerNormGradient,
         Kind::ZeroGradients,
         Kind::GradientNorm,
@@ -67,6 +71,8 @@ impl Kind {
             Kind::AttentionGradient => "attention gradient",
             Kind::LayerNorm => "layer norm",
             Kind::LayerNormGradient => "layer norm gradient",
+            Kind::Recurrent => "recurrent",
+            Kind::RecurrentGradient => "recurrent gradient",
             Kind::Rotary => "rotary positions",
             Kind::Rows => "rows",
             Kind::Loss => "loss",

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
 use henson_tensor::{
-    Activation, Attention, Bias, BiasValues, Buckets, Builder, DType, EmbeddingTables, FeedForwardLayers, Init, Layout,
-    LogBuckets, Norm, Pairing, Pass, PositionTables, QueryKeyValue, Relations, RelativePositions, Rotary, RotaryTable,
-    Tape, Tensor, Training, Window, Xl, XlRelations, XlTables,
+    Activation, Attention, Bias, BiasValues, Buckets, Builder, Cell, CrfParams, DType, Directions, EmbeddingTables,
+    FeedForwardLayers, Init, Layout, LogBuckets, MixParams, Norm, Pairing, Pass, PositionTables, QueryKeyValue,
+    RecurrentLayer, Relations, RelativePositions, Rotary, RotaryTable, Tape, Tensor, Training, Window, Xl, XlRelations,
+    XlTables,
 };
 
 struct Counting;
@@ -61,6 +62,25 @@ fn a_steady_step_allocates_nothing() {
             gated: true,
             down: b.matrix("down", h, 40, Init::Normal(0.1)),
             down_bias: None,
+        };
+        let layer = |b: &mut Builder, cell: Cell, name: &str| RecurrentLayer {
+            cell,
+            hidden: 8,
+            directions: Directions::Both,
+            input: b.matrix(&format!("{name}.input"), 2 * 8 * cell.gates(), 16, Init::Normal(0.1)),
+            input_bias: Some(b.vector(&format!("{name}.input_bias"), 2 * 8 * cell.gates(), Init::Zeros)),
+            recurrent: b.matrix(&format!("{name}.recurrent"), 2 * 8 * cell.gates(), 8, Init::Normal(0.1)),
+            recurrent_bias: Some(b.vector(&format!("{name}.bias"), 2 * 8 * cell.gates(), Init::Zeros)),
+            projection: None,
+            clip_cell: f32::INFINITY,
+            clip_projection: f32::INFINITY,
+        };
+        let mixture = MixParams { weights: b.vector("mix", 2, Init::Zeros), gamma: b.vector("gamma", 1, Init::Ones) };
+        let (lstm, gru) = (layer(&mut b, Cell::Lstm, "lstm"), layer(&mut b, Cell::Gru, "gru"));
+        let crf = CrfParams {
+            start_transitions: b.vector("start", 16, Init::Zeros),
+            end_transitions: b.vector("end", 16, Init::Zeros),
+            transitions: b.matrix("transitions", 16, 16, Init::Zeros),
         };
         let mut parameters = b.finish(&device, dtype).unwrap();
         parameters.initialise(1).unwrap();
@@ -131,6 +151,11 @@ fn a_steady_step_allocates_nothing() {
             let logits = pass.linear(&y, tables.word, None, Activation::None).unwrap();
             pass.sample(&logits, 50, 1.0, (&layout, &ids), None, (training, 8)).unwrap();
             pass.smoothed_cross_entropy(logits, 50, &targets, None, 0.1, 0.1).unwrap();
+            let y = pass.mix(&y, &mixture).unwrap();
+            let y = pass.recurrent(&y, &lstm, &layout, None).unwrap().out;
+            let y = pass.variational_dropout(y, &layout, (0.1, 11)).unwrap();
+            let y = pass.recurrent(&y, &gru, &layout, None).unwrap().out;
+            pass.crf_loss(y, &crf, &layout, &targets, 0.1).unwrap();
             pass.backward(&mut gradients).unwrap();
         }
         let during = ALLOCATIONS.load(Ordering::Relaxed) - before;

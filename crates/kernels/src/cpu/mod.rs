@@ -19,6 +19,7 @@ pub mod embedding;
 pub mod gemm;
 pub mod layer_norm;
 pub mod loss;
+pub mod mix;
 pub mod optimizer;
 pub mod recurrent;
 pub mod reduce;

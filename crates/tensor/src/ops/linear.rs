@@ -85,7 +85,7 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    fn weights(&self) -> Weights<'_> {
+    pub(super) fn weights(&self) -> Weights<'_> {
         Weights { parameters: self.parameters(), packed: !self.is_training() }
     }
 }
@@ -109,23 +109,23 @@ pub struct FeedForwardLayers {
 
 /// One layer.
 #[derive(Clone, Copy)]
-struct Layer {
-    weight: Param,
-    bias: Option<Param>,
-    activation: Activation,
-    gated: bool,
+pub(super) struct Layer {
+    pub(super) weight: Param,
+    pub(super) bias: Option<Param>,
+    pub(super) activation: Activation,
+    pub(super) gated: bool,
 }
 
 /// What layers multiply with, and whether packed copies of it are used where there are some.
 #[derive(Clone, Copy)]
-struct Weights<'a> {
+pub(super) struct Weights<'a> {
     parameters: &'a Parameters,
     packed: bool,
 }
 
 /// The layer's output, and what the backward needs of the activation where it is to be kept: on the CPU its derivative (both
 /// factors of a gate's), on a GPU its input.
-fn apply(
+pub(super) fn apply(
     Weights { parameters, packed }: Weights<'_>,
     x: &Tensor,
     layer: Layer,
@@ -466,7 +466,7 @@ impl FeedForward {
 }
 
 /// weight's gradient += dzᵀ·x, bias' += column sums of dz.
-fn parameter_gradients(
+pub(super) fn parameter_gradients(
     back: &mut Backward<'_>,
     dz: &Tensor,
     x: &Tensor,
@@ -510,7 +510,13 @@ fn parameter_gradients(
 }
 
 /// x's gradient += dz·weight.
-fn input_gradient(back: &mut Backward<'_>, dz: &Tensor, weight: Param, slot: Slot, x: &Tensor) -> Result<()> {
+pub(super) fn input_gradient(
+    back: &mut Backward<'_>,
+    dz: &Tensor,
+    weight: Param,
+    slot: Slot,
+    x: &Tensor,
+) -> Result<()> {
     let (mut dx, accumulate) = back.target(slot, x)?;
     let weight = back.parameters.matrix(weight);
     let (t, n, k) = (x.rows(), weight.rows(), weight.columns());

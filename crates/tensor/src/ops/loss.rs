@@ -317,7 +317,7 @@ impl Pass<'_> {
     }
 
     /// Runs a loss kernel on logits that it may overwrite, and starts their gradient.
-    fn replace_by_gradient(
+    pub(super) fn replace_by_gradient(
         &mut self,
         logits: Var,
         kernel: impl FnOnce(&Device, &mut Tensor, bool, &mut Tensor) -> Result<()>,

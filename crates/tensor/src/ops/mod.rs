@@ -4,11 +4,14 @@
 mod activation;
 mod attention;
 mod cache;
+mod crf;
 mod disentangled;
 mod embedding;
 mod layer_norm;
 mod linear;
 mod loss;
+mod mix;
+mod recurrent;
 mod replace;
 mod rotary;
 mod rows;
@@ -17,10 +20,13 @@ mod xl;
 
 pub use attention::{BiasValues, QueryKeyValue};
 pub use cache::{Cache, CachedSequence};
+pub use crf::{CrfParams, LegalSteps};
 pub use disentangled::{PositionTables, RelativePositions};
 pub use embedding::EmbeddingTables;
 pub use layer_norm::Norm;
 pub use linear::FeedForwardLayers;
+pub use mix::MixParams;
+pub use recurrent::{Directions, RecurrentLayer, RecurrentOutput, RecurrentState};
 pub use rotary::RotaryTable;
 pub use rows::Pooling;
 pub use xl::{Sinusoids, XlRelations, XlTables};
@@ -61,6 +67,7 @@ pub(crate) use with_float;
 pub(crate) enum Op {
     Activation(activation::Activated),
     Attention(attention::Recorded),
+    Crf(crf::Recorded),
     Disentangled(disentangled::Recorded),
     Dropout(rows::Dropped),
     Embedding(embedding::Embedding),
@@ -70,6 +77,8 @@ pub(crate) enum Op {
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),
     Means(rows::Means),
+    Mix(mix::Recorded),
+    Recurrent(recurrent::Recorded),
     Rotary(rotary::Rotated),
     Scale(activation::Scaled),
     Similarities(similarity::Similarities),
@@ -85,6 +94,7 @@ impl Op {
         match self {
             Op::Activation(op) => op.backward(back),
             Op::Attention(op) => op.backward(back),
+            Op::Crf(op) => op.backward(back),
             Op::Disentangled(op) => op.backward(back),
             Op::Dropout(op) => op.backward(back),
             Op::Embedding(op) => op.backward(back),
@@ -94,6 +104,8 @@ impl Op {
             Op::LayerNorm(op) => op.backward(back),
             Op::Linear(op) => op.backward(back),
             Op::Means(op) => op.backward(back),
+            Op::Mix(op) => op.backward(back),
+            Op::Recurrent(op) => op.backward(back),
             Op::Rotary(op) => op.backward(back),
             Op::Scale(op) => op.backward(back),
             Op::Similarities(op) => op.backward(back),

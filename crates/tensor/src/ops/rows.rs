@@ -109,6 +109,29 @@ impl Pass<'_> {
         y
     }
 
+    /// Numbers that come from elsewhere and get no gradient, in the pass's dtype.
+    pub fn input(&mut self, x: &Tensor) -> Result<Var> {
+        if x.dtype() == DType::U32 {
+            let (what, expected, got) = ("the input", self.dtype(), x.dtype());
+            return Err(TensorError::DType { operation: "input", what, expected, got });
+        }
+        self.reads(&x.shape());
+        Ok(Var::without_gradient(cast(self.device(), x, self.dtype())?))
+    }
+
+    /// Dropout of the same columns at every token of a sequence (T×H), as in recurrent networks (Gal and Ghahramani 2016). Not on a
+    /// GPU yet.
+    pub fn variational_dropout(&mut self, x: Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
+        let Device::Cpu(_) = self.device() else {
+            let why = "variational dropout does not run on a GPU yet: choose the device cpu";
+            return Err(TensorError::Unsupported { operation: "variational_dropout", why });
+        };
+        let mut rows = Tensor::empty(self.device(), [layout.tokens(), 2], DType::U32)?;
+        let pairs = rows.slice_mut::<u32>().chunks_exact_mut(2).zip(layout.token_rows().slice::<u32>().chunks_exact(2));
+        pairs.for_each(|(to, token)| to.copy_from_slice(&[token[0], 0]));
+        self.drop_rows(x, &rows, p, site)
+    }
+
     /// Dropout of one vector a sequence (B×H): what heads apply to the pooled output.
     pub fn dropout_sequences(&mut self, x: Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
         self.drop_rows(x, layout.first_rows(), p, site)

@@ -1,0 +1,156 @@
+//! Recurrent layers against `torch.nn` on packed sequences, and a conditional random field against `pytorch-crf`: values and all
+//! gradients, on every kernel set. `tools/golden/recurrent.py` made the values.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
+use henson_tensor::{
+    Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa, Layout, Param, Parameters, Pass,
+    RecurrentState, Tape, Tensor, Training, Var,
+};
+use safetensors::SafeTensors;
+
+/// f32 against f64, relative to the largest of a tensor.
+const TOLERANCE: f64 = 1e-5;
+/// Gradients are sums of more terms, and smaller ones than this hold noise of larger ones.
+const GRADIENT_TOLERANCE: f64 = 5e-5;
+const GRADIENT_FLOOR: f64 = 1e-3;
+
+const LENGTHS: [usize; 4] = [4, 1, 9, 6];
+const T: usize = 20;
+const INPUT: usize = 5;
+const HIDDEN: usize = 7;
+const LABELS: usize = 5;
+
+fn golden(case: &str) -> BTreeMap<String, Vec<f64>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/recurrent/golden.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let number = |b: &[u8]| f64::from(f32::from_le_bytes(b.try_into().unwrap()));
+    let own = file.tensors().into_iter().filter_map(|(name, data)| {
+        let name = name.strip_prefix(&format!("{case}/"))?.to_owned();
+        Some((name, data.data().chunks_exact(4).map(number).collect()))
+    });
+    own.collect()
+}
+
+/// What the golden values were made with.
+fn fill(parameters: &mut Parameters) {
+    let mut names: Vec<String> = parameters.entries().iter().map(|entry| entry.name.clone()).collect();
+    names.sort();
+    for i in 0..parameters.entries().len() {
+        let entry = parameters.entries()[i].clone();
+        let k = names.iter().position(|name| *name == entry.name).unwrap() as f64;
+        let size = if ["x", "h", "c"].contains(&entry.name.as_str()) { 1.0 } else { 0.4 };
+        let value = |j: usize| (size * (0.7 * j as f64 + 1.3 * k).sin()) as f32;
+        let values: Vec<f32> = (0..entry.shape.elements()).map(value).collect();
+        parameters.write(i, &values).unwrap();
+    }
+    parameters.refresh().unwrap();
+}
+
+fn assert_close(what: &str, got: &[f32], expected: &[f64], floor: f64, tolerance: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let scale = expected.iter().fold(floor, |m: f64, e| m.max(e.abs()));
+    let worst = got.iter().zip(expected).fold(0.0, |m: f64, (g, e)| m.max((f64::from(*g) - e).abs()));
+    assert!(worst <= tolerance * scale, "{what}: off by {worst:e} of {scale:e}");
+}
+
+/// The rows of a table, as a value with a gradient.
+fn rows(pass: &mut Pass<'_>, table: Param, count: usize) -> Var {
+    let ids = Tensor::from_slice(pass.device(), [count], &(0..count as u32).collect::<Vec<_>>()).unwrap();
+    let tables = EmbeddingTables { word: table, position: None, position_offset: 0, segment: None };
+    pass.embeddings(tables, &ids, &ids, None).unwrap()
+}
+
+fn check_gradients(case: &str, isa: Isa, parameters: &Parameters, gradients: &Gradients) {
+    let golden = golden(case);
+    let known = golden.keys().filter(|name| name.starts_with("gradient.")).count();
+    assert_eq!(parameters.entries().len(), known, "{case}: as many parameters");
+    for (i, entry) in parameters.entries().iter().enumerate() {
+        let (got, key) = (gradients.read(parameters, i).unwrap(), format!("gradient.{}", entry.name));
+        assert_close(&format!("{case}: {key}, {isa}"), &got, &golden[&key], GRADIENT_FLOOR, GRADIENT_TOLERANCE);
+    }
+}
+
+#[test]
+fn layers_equal_those_of_torch() {
+    let stack = |cell, layers, directions, projection| RecurrentSettings {
+        directions,
+        projection,
+        ..RecurrentSettings::new(cell, INPUT, HIDDEN, layers)
+    };
+    let cases = [
+        ("lstm", stack(Cell::Lstm, 2, Directions::Both, None), false),
+        ("lstm-projected", stack(Cell::Lstm, 2, Directions::Both, Some(3)), false),
+        ("lstm-states", stack(Cell::Lstm, 1, Directions::Both, None), true),
+        ("gru", stack(Cell::Gru, 2, Directions::Both, None), false),
+        ("gru-states", stack(Cell::Gru, 1, Directions::Forward, None), true),
+        ("tanh", stack(Cell::Tanh, 1, Directions::Both, None), false),
+        ("relu", stack(Cell::Relu, 2, Directions::Forward, None), false),
+    ];
+    for isa in Isa::available() {
+        for (case, settings, states) in cases {
+            let device = Device::cpu(Some(isa), Some(2)).unwrap();
+            let (mut b, init, rows_of_state) = (Builder::new(), Init::Zeros, settings.directions.count() * 4);
+            let stack = RecurrentStack::build(&mut b, settings);
+            let x = b.matrix("x", T, INPUT, init);
+            let h = states.then(|| b.matrix("h", rows_of_state, HIDDEN, init));
+            let c = (states && settings.cell == Cell::Lstm).then(|| b.matrix("c", rows_of_state, HIDDEN, init));
+            let mut parameters = b.finish(&device, DType::F32).unwrap();
+            fill(&mut parameters);
+            let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+            let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+            let layout = Layout::new(&device, &LENGTHS, 0).unwrap();
+            let x = rows(&mut pass, x, T);
+            let initial = h.map(|h| RecurrentState {
+                hidden: rows(&mut pass, h, rows_of_state),
+                cell: c.map(|c| rows(&mut pass, c, rows_of_state)),
+            });
+            let (out, last) = stack.forward_from(&mut pass, x, &layout, initial.as_slice()).unwrap();
+            let mut outputs = vec![out];
+            if states {
+                outputs.extend(last.into_iter().flat_map(|last| [Some(last.hidden), last.cell]).flatten());
+            }
+            let (mut all, mut j) = (Vec::new(), 0);
+            for output in &outputs {
+                let values = output.tensor().to_f32().unwrap();
+                let weights: Vec<f32> = (j..j + values.len()).map(|j| (0.3 * j as f64 + 1.0).sin() as f32).collect();
+                j += values.len();
+                pass.seed_gradient(output, &weights).unwrap();
+                all.extend(values);
+            }
+            pass.backward(&mut gradients).unwrap();
+            assert_close(&format!("{case}: output, {isa}"), &all, &golden(case)["output"], 0.0, TOLERANCE);
+            check_gradients(case, isa, &parameters, &gradients);
+        }
+    }
+}
+
+#[test]
+fn a_field_equals_that_of_pytorch_crf() {
+    let (golden, labels): (_, Vec<u32>) = (golden("crf"), (0..T as u32).map(|i| i * i % LABELS as u32).collect());
+    for isa in Isa::available() {
+        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+        let mut b = Builder::new();
+        let crf = build_crf(&mut b, LABELS);
+        let x = b.matrix("x", T, LABELS, Init::Zeros);
+        let mut parameters = b.finish(&device, DType::F32).unwrap();
+        fill(&mut parameters);
+        let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+        let layout = Layout::new(&device, &LENGTHS, 0).unwrap();
+        let mut pass = Pass::inference(&mut tape, &parameters);
+        let logits = rows(&mut pass, x, T);
+        let best = pass.crf_best(&logits, &crf, &layout, None).unwrap();
+        assert_eq!(best.iter().map(|tag| f64::from(*tag)).collect::<Vec<_>>(), golden["tags"]);
+        drop(pass);
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+        let logits = rows(&mut pass, x, T);
+        let labels = Tensor::from_slice(&device, [T], &labels).unwrap();
+        let loss = pass.crf_loss(logits, &crf, &layout, &labels, 1.0).unwrap();
+        pass.backward(&mut gradients).unwrap();
+        assert_close("loss", &loss.to_f32().unwrap(), &golden["loss"], 0.0, TOLERANCE);
+        check_gradients("crf", isa, &parameters, &gradients);
+    }
+}
