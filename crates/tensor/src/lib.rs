@@ -41,7 +41,7 @@ pub use ops::{
     MixParams, Norm, Pooling, PositionTables, QueryKeyValue, RecurrentLayer, RecurrentOutput, RecurrentState,
     RelativePositions, RotaryTable, Sinusoids, XlRelations, XlTables,
 };
-pub use optimizer::{Method, Optimizer, Update};
+pub use optimizer::{Adafactor, Method, Optimizer, Update};
 pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};
 pub use profile::{Kind, Spent};
 pub use recording::{Bits, Recordings, Signature, Trace};

@@ -3,17 +3,19 @@
 
 use std::sync::Arc;
 
+use henson_kernels::cpu::adafactor::{self, Moment};
 use henson_kernels::cpu::optimizer::{self as kernels, Plan, Segment};
 use henson_kernels::cuda::optimizer::{self as cuda_kernels, Control, FACTORS, NORM, Rule};
 use henson_kernels::cuda::{self, Buffer, reduce, rows};
 
+pub use henson_kernels::cpu::adafactor::Rule as Adafactor;
 pub use henson_kernels::cpu::optimizer::Settings as Update;
 
 use crate::cuda::{CudaDevice, Reading};
-use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Tensor, TensorError};
+use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Shape, Tensor, TensorError};
 
 /// The rule of an update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW,
@@ -21,17 +23,28 @@ pub enum Method {
     StableAdamW,
     /// AdamW with a trust ratio per tensor, for very large batches (You et al. 2020).
     Lamb,
+    /// Adam's second moment alone, of matrices only by rows and columns (Shazeer and Stern 2018). On a CPU.
+    Adafactor(Adafactor),
 }
 
-/// The state of an optimizer: two moments for every parameter.
+/// The state of an optimizer: two moments for every parameter, or what Adafactor keeps.
 pub struct Optimizer {
     method: Method,
     segments: Vec<Segment>,
-    plan: Plan,
-    first: Tensor,
-    second: Tensor,
+    state: State,
     on_gpu: Option<OnGpu>,
 }
+
+enum State {
+    Moments { plan: Plan, first: Tensor, second: Tensor },
+    Factored { plan: adafactor::Plan, numbers: Tensor },
+}
+
+/// Names of moments in a checkpoint: the first, the second, and where that is divided, its rows and columns.
+const FIRST: &str = "first";
+const SECOND: &str = "second";
+const ROWS: &str = "rows";
+const COLUMNS: &str = "columns";
 
 /// What a GPU needs: made at the first step, when the constants are known.
 struct OnGpu {
@@ -58,27 +71,70 @@ impl Optimizer {
             })
             .collect();
         let shape = parameters.flat().shape();
-        let zeros = || Tensor::zeros(parameters.device(), shape, DType::F32);
-        let plan = Plan::new(&segments, shape.elements());
-        Ok(Self { method, segments, plan, first: zeros()?, second: zeros()?, on_gpu: None })
-    }
-
-    /// The first and the second moment of a parameter, for a checkpoint.
-    pub fn moments(&self, entry: &Entry) -> Result<[Vec<f32>; 2]> {
-        let read = |moment: &Tensor| moment.view(entry.start, entry.shape).to_vec();
-        Ok([read(&self.first)?, read(&self.second)?])
-    }
-
-    /// Sets the moments of a parameter to what [`Optimizer::moments`] gave.
-    pub fn set_moments(&mut self, entry: &Entry, moments: [&[f32]; 2]) -> Result<()> {
-        for (tensor, numbers) in [&self.first, &self.second].into_iter().zip(moments) {
-            if numbers.len() != entry.shape.elements() {
-                let (expected, got) = (entry.shape, [numbers.len()].into());
-                return Err(TensorError::Shape { operation: "set_moments", what: "a moment", expected, got });
+        let zeros = |shape: Shape| Tensor::zeros(parameters.device(), shape, DType::F32);
+        let state = match method {
+            Method::Adafactor(rule) => {
+                if let Device::Cuda(_) = parameters.device() {
+                    let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
+                    return Err(TensorError::Unsupported { operation: "adafactor", why });
+                }
+                let sides = parameters.entries().iter().map(|entry| match *entry.shape.sizes() {
+                    [rows, columns] => Some([rows, columns]),
+                    _ => None,
+                });
+                let segments: Vec<_> = segments.iter().copied().zip(sides).collect();
+                let plan = adafactor::Plan::new(rule, &segments, shape.elements());
+                let numbers = zeros([plan.state_len().max(1)].into())?;
+                State::Factored { plan, numbers }
             }
-            tensor.view(entry.start, entry.shape).write(numbers)?;
+            _ => {
+                let plan = Plan::new(&segments, shape.elements());
+                State::Moments { plan, first: zeros(shape)?, second: zeros(shape)? }
+            }
+        };
+        Ok(Self { method, segments, state, on_gpu: None })
+    }
+
+    /// The names and shapes of what is kept of a parameter, for a checkpoint.
+    pub fn kept(&self, entry: &Entry) -> Vec<(&'static str, Shape)> {
+        match &self.state {
+            State::Moments { .. } => vec![(FIRST, entry.shape), (SECOND, entry.shape)],
+            State::Factored { plan, .. } => match tensor_of(plan, entry).map(|tensor| tensor.moment) {
+                Some(Moment::Factored { rows, columns }) => vec![(ROWS, [rows].into()), (COLUMNS, [columns].into())],
+                _ => vec![(SECOND, entry.shape)],
+            },
         }
-        Ok(())
+    }
+
+    /// The numbers of something that is kept of a parameter, by its name.
+    pub fn read(&self, entry: &Entry, name: &str) -> Result<Vec<f32>> {
+        self.part(entry, name)?.to_vec()
+    }
+
+    /// Sets them to what [`Optimizer::read`] gave.
+    pub fn write(&mut self, entry: &Entry, name: &str, numbers: &[f32]) -> Result<()> {
+        let mut part = self.part(entry, name)?;
+        if numbers.len() != part.shape().elements() {
+            let (expected, got) = (part.shape(), [numbers.len()].into());
+            return Err(TensorError::Shape { operation: "optimizer", what: "a moment", expected, got });
+        }
+        part.write(numbers)
+    }
+
+    /// Where something that is kept lies.
+    fn part(&self, entry: &Entry, name: &str) -> Result<Tensor> {
+        let none = || TensorError::Unsupported { operation: "optimizer", why: "it keeps no such moment" };
+        let mut kept = self.kept(entry).into_iter();
+        let place = kept.clone().position(|(own, _)| own == name).ok_or_else(none)?;
+        match &self.state {
+            State::Moments { first, second, .. } => Ok([first, second][place].view(entry.start, entry.shape)),
+            State::Factored { plan, numbers } => {
+                let start = tensor_of(plan, entry).ok_or_else(none)?.state;
+                let before: usize = kept.clone().take(place).map(|(_, shape)| shape.elements()).sum();
+                let (_, shape) = kept.nth(place).ok_or_else(none)?;
+                Ok(numbers.view(start + before, shape))
+            }
+        }
     }
 
     /// One update of all parameters, with their bf16 copy where there is one; gives the gradients' norm before they are
@@ -104,24 +160,35 @@ impl Optimizer {
         }
         let copy = parameters.flat_copy();
         let (p, g) = (parameters.flat(), gradients.flat());
-        let moved = [p, p, g, &self.first, &self.first, &self.second, &self.second, copy.unwrap_or(p)];
+        let (plan, first, second) = match &mut self.state {
+            State::Moments { plan, first, second } => (plan, first, second),
+            State::Factored { plan, numbers } => {
+                // Rows and columns, both sums of squares, the step: gradients are read four times.
+                let moved = [p, p, p, g, g, g, g, copy.unwrap_or(p)];
+                let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
+                let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
+                factored_step(parameters, gradients, (plan, numbers), &update)?;
+                return Ok(Reading::one(norm.unwrap_or(0.0)));
+            }
+        };
+        let moved = [p, p, g, first, first, second, second, copy.unwrap_or(p)];
         let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
         let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
         match parameters.device() {
             Device::Cpu(cpu) => {
                 let kernel = match self.method {
-                    Method::AdamW => kernels::adamw,
                     Method::StableAdamW => kernels::stable_adamw,
                     Method::Lamb => kernels::lamb,
+                    Method::AdamW | Method::Adafactor(_) => kernels::adamw,
                 };
                 let (mut p, mut copy) = (p.clone(), copy.cloned());
                 kernel(
                     &cpu.kernels,
-                    &self.plan,
+                    plan,
                     p.slice_mut(),
                     gradients.flat().slice(),
-                    self.first.slice_mut(),
-                    self.second.slice_mut(),
+                    first.slice_mut(),
+                    second.slice_mut(),
                     &update,
                     copy.as_mut().map(|copy| copy.slice_mut()),
                 );
@@ -139,11 +206,41 @@ impl Optimizer {
                         Some(OnGpu::new(parameters.device(), cuda, rule, &self.segments, p.shape().elements())?);
                 }
                 let Some(on_gpu) = &self.on_gpu else { unreachable!("made above") };
-                on_gpu.step(self.method, [p, g, &self.first, &self.second], copy, &update, clip)?;
+                on_gpu.step(self.method, [p, g, first, second], copy, &update, clip)?;
                 parameters.device().read_later(&[&on_gpu.factors.view(NORM, [1].into())])
             }
         }
     }
+}
+
+/// What Adafactor keeps of a parameter.
+fn tensor_of<'p>(plan: &'p adafactor::Plan, entry: &Entry) -> Option<&'p adafactor::Tensor> {
+    plan.tensors()
+        .iter()
+        .find(|tensor| (tensor.segment.start, tensor.segment.len) == (entry.start, entry.shape.elements()))
+}
+
+/// A step of Adafactor, whose number stands where Adam's correction has it.
+fn factored_step(
+    parameters: &Parameters,
+    gradients: &Gradients,
+    (plan, numbers): (&adafactor::Plan, &mut Tensor),
+    update: &Update,
+) -> Result<()> {
+    let Device::Cpu(cpu) = parameters.device() else {
+        return Err(TensorError::Unsupported { operation: "adafactor", why: "it is computed on a CPU alone" });
+    };
+    let settings = adafactor::Settings {
+        learning_rate: update.learning_rate,
+        step: update.bias_correction.unwrap_or(1),
+        weight_decay: update.weight_decay,
+        gradient_scale: update.gradient_scale,
+    };
+    let (mut p, mut copy) = (parameters.flat().clone(), parameters.flat_copy().cloned());
+    let state = &mut numbers.slice_mut()[..plan.state_len()];
+    let copy = copy.as_mut().map(|copy| copy.slice_mut());
+    adafactor::adafactor(&cpu.kernels, plan, p.slice_mut(), gradients.flat().slice(), state, &settings, copy);
+    Ok(())
 }
 
 impl OnGpu {
@@ -178,9 +275,10 @@ impl OnGpu {
         let factors = self.factors.on_gpu();
         cuda_kernels::prepare(gpu, &self.rule, self.control.view(), Some(self.squares.view()), factors)?;
         let kernel = match method {
-            Method::AdamW => cuda_kernels::adamw,
             Method::StableAdamW => cuda_kernels::stable_adamw,
             Method::Lamb => cuda_kernels::lamb,
+            // An Adafactor is not made on a GPU.
+            Method::AdamW | Method::Adafactor(_) => cuda_kernels::adamw,
         };
         let (p, g, first, second) = (p.on_gpu(), g.on_gpu(), first.on_gpu(), second.on_gpu());
         Ok(kernel(gpu, &self.plan, p, g, first, second, factors, copy.map(Tensor::on_gpu))?)

@@ -31,8 +31,8 @@ pub use life::TrainingRun;
 pub use losses::{EQUAL, LossNames, LossWeights, Losses};
 pub use pretraining::{Plan, PreTraining, pretrain};
 pub use recipe::{
-    MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts, check_ranges, differences,
-    parse_settings, to_toml,
+    AdafactorSettings, MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts,
+    check_ranges, differences, parse_settings, to_toml,
 };
 pub use replaced::GeneratorSettings;
 pub use run::{Best, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};

@@ -6,7 +6,7 @@
 //! course of its own over its own steps, as in Google's second run with 512 tokens.
 
 use henson_data::{InstanceSettings, LongSentences, MaskCount, Masking, NoiseSettings, Objective, Packing, Separators};
-use henson_tensor::{DType, Method};
+use henson_tensor::{Adafactor, DType, Method};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,9 @@ pub enum OptimizerKind {
     StableAdamw,
     /// LAMB, for very large batches.
     Lamb,
+    /// Adafactor: no first moment, and of large matrices only the means of rows and columns of the second, as T5 is trained. Its
+    /// constants are those of `adafactor`; on a CPU alone.
+    Adafactor,
 }
 
 impl OptimizerKind {
@@ -68,6 +71,7 @@ impl OptimizerKind {
                 OptimizerKind::Adamw | OptimizerKind::AdamwPaper => Method::AdamW,
                 OptimizerKind::StableAdamw => Method::StableAdamW,
                 OptimizerKind::Lamb => Method::Lamb,
+                OptimizerKind::Adafactor => Method::Adafactor(Adafactor::default()),
             },
             beta1: betas[0],
             beta2: betas[1],
@@ -76,6 +80,52 @@ impl OptimizerKind {
             bias_correction: self != OptimizerKind::AdamwPaper,
             clip: if clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(clip) },
         }
+    }
+}
+
+/// The constants of Adafactor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdafactorSettings {
+    /// Both sides of a matrix must be so long for its moment to be kept as rows and columns: 128 in T5's code, 1 in `transformers`.
+    pub min_side: usize,
+    /// β₂ of update t is 1 − t to the power of minus this.
+    pub decay_rate: f64,
+    /// An update whose root mean square is above this is scaled down to it.
+    pub update_clip: f64,
+    /// Multiply the learning rate by the root mean square of a tensor's numbers.
+    pub scale_parameter: bool,
+    /// The least that it is multiplied by.
+    pub least_scale: f64,
+}
+
+impl Default for AdafactorSettings {
+    fn default() -> Self {
+        let Adafactor { min_side, decay_rate, clip, scale_parameter, least_scale } = Adafactor::default();
+        Self { min_side, decay_rate, update_clip: clip, scale_parameter, least_scale }
+    }
+}
+
+impl From<AdafactorSettings> for Adafactor {
+    fn from(settings: AdafactorSettings) -> Self {
+        let AdafactorSettings { min_side, decay_rate, update_clip, scale_parameter, least_scale } = settings;
+        Self { min_side, decay_rate, clip: update_clip, scale_parameter, least_scale }
+    }
+}
+
+impl AdafactorSettings {
+    /// Refuses what makes no sense, and constants of an optimizer that is not used.
+    pub fn check(settings: Option<&Self>, optimizer: OptimizerKind) -> Result<()> {
+        let Some(own) = settings else { return Ok(()) };
+        if optimizer != OptimizerKind::Adafactor {
+            return Err(TrainError::setting("adafactor", "given", "optimizer = \"adafactor\""));
+        }
+        check_ranges(&[
+            ("adafactor.min_side", own.min_side as f64, 1.0, 1e9),
+            ("adafactor.decay_rate", own.decay_rate, 0.01, 2.0),
+            ("adafactor.update_clip", own.update_clip, 1e-6, 1e9),
+            ("adafactor.least_scale", own.least_scale, 1e-12, 1e6),
+        ])
     }
 }
 
@@ -188,6 +238,9 @@ pub struct Recipe {
     /// The generator of `objective = "replaced-tokens"`, and how it is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator: Option<GeneratorSettings>,
+    /// The constants of `optimizer = "adafactor"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adafactor: Option<AdafactorSettings>,
     /// What `objective = "denoising"` does to a text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<NoiseSettings>,
@@ -301,6 +354,7 @@ impl Default for Recipe {
             samples: Vec::new(),
             samples_in_report: false,
             generator: None,
+            adafactor: None,
             noise: None,
             config: Table::new(),
             phases: Vec::new(),
@@ -338,13 +392,16 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// Writes the defaults of a generator and of noises out, where there are such.
+    /// Writes the defaults of a generator, of noises and of Adafactor out, where there are such.
     pub(crate) fn resolve_tables(&mut self) {
         if self.objective == Objective::ReplacedTokens {
             self.generator.get_or_insert_default();
         }
         if self.objective == Objective::Denoising {
             self.noise.get_or_insert_default();
+        }
+        if self.optimizer == OptimizerKind::Adafactor {
+            self.adafactor.get_or_insert_default();
         }
     }
 
@@ -434,6 +491,7 @@ impl Recipe {
             let expected = "generator.mask_share instead: no random token is put into what a generator reads";
             return Err(TrainError::setting("mask_split", format!("{:?}", self.mask_split), expected));
         }
+        AdafactorSettings::check(self.adafactor.as_ref(), self.optimizer)?;
         self.instances(&Phase::default()).check()?;
         for phase in &self.phases {
             self.instances(phase).check()?;
@@ -536,7 +594,11 @@ impl Recipe {
 
     /// The optimizer's constants.
     pub fn optimizer(&self) -> OptimizerSettings {
-        self.optimizer.with([self.beta1, self.beta2], self.epsilon, self.weight_decay, self.clip)
+        let mut settings = self.optimizer.with([self.beta1, self.beta2], self.epsilon, self.weight_decay, self.clip);
+        if let (Method::Adafactor(rule), Some(own)) = (&mut settings.method, self.adafactor) {
+            *rule = own.into();
+        }
+        settings
     }
 }
 

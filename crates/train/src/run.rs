@@ -27,9 +27,7 @@ const RECIPE: &str = "recipe.toml";
 const CHECKPOINTS: &str = "checkpoints";
 const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
-/// Names the moments of a parameter in [`OPTIMIZER`].
-const MOMENTS: [&str; 2] = ["first", "second"];
-/// Names the numbers of a parameter there that is no part of the model.
+/// Names the numbers of a parameter in [`OPTIMIZER`] that is no part of the model; other names are the optimizer's.
 const VALUE: &str = "value";
 
 /// The largest state.json that is read.
@@ -353,9 +351,8 @@ impl RunDirectory {
             }
         }
         parameters.refresh()?;
-        updater.restore(state.step, parameters, |entry| {
-            let [first, second] = MOMENTS.map(|moment| moments.read_f32(&format!("{}.{moment}", entry.name)));
-            Ok::<_, TrainError>([first?, second?])
+        updater.restore(state.step, parameters, |entry, what| {
+            Ok::<_, TrainError>(moments.read_f32(&format!("{}.{what}", entry.name))?)
         })?;
         moments.verify()?;
         Ok(state)
@@ -432,9 +429,9 @@ impl RunDirectory {
         order.sort_by_key(|&i| &entries[i].name);
         let (mut tensors, mut sources) = (Vec::new(), Vec::new());
         for i in order {
-            let value = is_of_objective(&entries[i]).then_some(VALUE);
-            for what in MOMENTS.into_iter().chain(value) {
-                tensors.push((format!("{}.{what}", entries[i].name), entries[i].shape.sizes().to_vec()));
+            let value = is_of_objective(&entries[i]).then_some((VALUE, entries[i].shape));
+            for (what, shape) in updater.kept(&entries[i]).into_iter().chain(value) {
+                tensors.push((format!("{}.{what}", entries[i].name), shape.sizes().to_vec()));
                 sources.push((i, what));
             }
         }
@@ -443,8 +440,7 @@ impl RunDirectory {
             if what == VALUE {
                 return parameters.read(i);
             }
-            let [first, second] = updater.moments(&entries[i])?;
-            Ok(if what == MOMENTS[0] { first } else { second })
+            updater.read(&entries[i], what)
         };
         let moments = TensorFile { name: OPTIMIZER, tensors, read: &read };
         let last = |sums: &Sums| Noted { state: state.clone(), files: Some(sums.clone()), sum: None }.to_json();

@@ -20,6 +20,10 @@ pub enum ScheduleKind {
     WarmupStableDecay,
     /// Constant until the last `decay_steps`, then decay to 0 as 1 − √x, as in Warner et al. (2024).
     WarmupStableSqrt,
+    /// Decay as √(warm-up/step) after the warm-up, as in Vaswani et al. (2017), whose peak is 1/√(width·warm-up).
+    InverseSqrt,
+    /// The same without a rise: constant in the warm-up, as T5 is trained, whose peak is 1/√warm-up.
+    ConstantInverseSqrt,
 }
 
 /// A learning rate for each of a number of steps.
@@ -42,7 +46,8 @@ impl Schedule {
     pub fn rate(&self, step: u64) -> f64 {
         let (k, warmup, total) = (step as f64, self.warmup_steps as f64, self.steps as f64);
         if step < self.warmup_steps {
-            return self.peak * k / warmup;
+            let rises = self.kind != ScheduleKind::ConstantInverseSqrt;
+            return self.peak * if rises { k / warmup } else { 1.0 };
         }
         let left = |from: f64| ((total - k) / (total - from).max(1.0)).clamp(0.0, 1.0);
         let last_part = left((total - self.decay_steps as f64).max(warmup));
@@ -54,6 +59,8 @@ impl Schedule {
                 ScheduleKind::Constant => 1.0,
                 ScheduleKind::WarmupStableDecay => last_part,
                 ScheduleKind::WarmupStableSqrt => 1.0 - (1.0 - last_part).sqrt(),
+                // Without a warm-up, the first step has the peak.
+                ScheduleKind::InverseSqrt | ScheduleKind::ConstantInverseSqrt => (warmup.max(1.0) / k.max(1.0)).sqrt(),
             }
     }
 }
@@ -91,11 +98,41 @@ mod tests {
             (WarmupStableSqrt, 90, 1.0),
             (WarmupStableSqrt, 95, 0.5),
             (WarmupStableSqrt, 110, 0.0),
+            (InverseSqrt, 0, 0.0),
+            (InverseSqrt, 5, 0.5),
+            (InverseSqrt, 10, 1.0),
+            (InverseSqrt, 40, 0.5),
+            (InverseSqrt, 1000, 0.1),
+            (ConstantInverseSqrt, 0, 1.0),
+            (ConstantInverseSqrt, 9, 1.0),
+            (ConstantInverseSqrt, 10, 1.0),
+            (ConstantInverseSqrt, 90, 1.0 / 3.0),
         ];
         for (kind, step, expected) in cases {
             let schedule = Schedule { kind, peak: 1.0, warmup_steps: 10, decay_steps: 20, steps: 110 };
             let got = schedule.rate(step);
             assert!((got - expected).abs() < 1e-12, "{kind:?} at {step}: {got}, expected {expected}");
+        }
+    }
+
+    /// The formulas of T5 and of Vaswani et al., from peaks that are theirs.
+    #[test]
+    fn inverse_roots_are_those_of_the_papers() {
+        let schedule = |kind, peak, warmup_steps| Schedule { kind, peak, warmup_steps, decay_steps: 0, steps: 1 << 19 };
+        let t5 = schedule(ScheduleKind::ConstantInverseSqrt, 1e-2, 10_000);
+        let width = 512_f64;
+        let vaswani = schedule(ScheduleKind::InverseSqrt, (width * 4000.0).powf(-0.5), 4000);
+        for step in [1_u64, 100, 3999, 4000, 4001, 9999, 10_000, 10_001, 123_456, 500_000] {
+            let k = step as f64;
+            let expected = [1.0 / k.max(10_000.0).sqrt(), width.powf(-0.5) * k.powf(-0.5).min(k * 4000_f64.powf(-1.5))];
+            for (schedule, expected) in [t5, vaswani].iter().zip(expected) {
+                let got = schedule.rate(step);
+                assert!(
+                    (got / expected - 1.0).abs() < 1e-12,
+                    "{:?} at {step}: {got}, expected {expected}",
+                    schedule.kind
+                );
+            }
         }
     }
 
@@ -108,6 +145,8 @@ mod tests {
             ScheduleKind::Constant,
             ScheduleKind::WarmupStableDecay,
             ScheduleKind::WarmupStableSqrt,
+            ScheduleKind::InverseSqrt,
+            ScheduleKind::ConstantInverseSqrt,
         ] {
             for (warmup_steps, decay_steps, steps) in [(0, 0, 0), (5, 0, 5), (9, 9, 5), (0, 9, 1)] {
                 let schedule = Schedule { kind, peak: 1.0, warmup_steps, decay_steps, steps };

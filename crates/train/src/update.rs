@@ -1,6 +1,6 @@
-//! One update: the gradients' global norm, clipping, then AdamW, StableAdamW or LAMB.
+//! One update: the gradients' global norm, clipping, then AdamW, StableAdamW, LAMB or Adafactor.
 
-use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Reading, Result, Update};
+use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Reading, Result, Shape, Update};
 
 /// An optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,24 +73,30 @@ impl Updater {
         self.steps
     }
 
-    /// The two moments of a parameter, for a checkpoint.
-    pub fn moments(&self, entry: &Entry) -> Result<[Vec<f32>; 2]> {
-        self.optimizer.moments(entry)
+    /// The names and shapes of what is kept of a parameter, for a checkpoint.
+    pub fn kept(&self, entry: &Entry) -> Vec<(&'static str, Shape)> {
+        self.optimizer.kept(entry)
     }
 
-    /// Goes on after `steps` updates with these moments, which `moments` gives for each parameter.
+    /// The numbers of something that is kept, by its name.
+    pub fn read(&self, entry: &Entry, name: &str) -> Result<Vec<f32>> {
+        self.optimizer.read(entry, name)
+    }
+
+    /// Goes on after `steps` updates with what was kept of each parameter, which `read` gives by name.
     pub fn restore<E: From<henson_tensor::TensorError>>(
         &mut self,
         steps: u64,
         parameters: &Parameters,
-        moments: impl Fn(&Entry) -> std::result::Result<[Vec<f32>; 2], E>,
+        read: impl Fn(&Entry, &str) -> std::result::Result<Vec<f32>, E>,
     ) -> std::result::Result<(), E> {
         // In the order of a checkpoint's file, which is then read from its beginning to its end.
         let mut entries: Vec<&Entry> = parameters.entries().iter().collect();
         entries.sort_by_key(|entry| &entry.name);
         for entry in entries {
-            let [first, second] = moments(entry)?;
-            self.optimizer.set_moments(entry, [&first, &second])?;
+            for (name, _) in self.optimizer.kept(entry) {
+                self.optimizer.write(entry, name, &read(entry, name)?)?;
+            }
         }
         self.steps = steps;
         Ok(())
@@ -111,7 +117,8 @@ impl Updater {
             beta2: s.beta2,
             epsilon: s.epsilon,
             weight_decay: s.weight_decay,
-            bias_correction: s.bias_correction.then_some(self.steps),
+            // Adafactor has no correction, and counts steps.
+            bias_correction: (s.bias_correction || matches!(s.method, Method::Adafactor(_))).then_some(self.steps),
             gradient_scale: 1.0,
         };
         self.optimizer.step(parameters, gradients, &update, clip)

@@ -11,6 +11,7 @@ mod pool;
 mod scratch;
 
 pub mod activation;
+pub mod adafactor;
 pub mod attention;
 pub mod cast;
 pub mod crf;
@@ -151,5 +152,15 @@ impl<T> SharedMut<T> {
         assert!(len <= self.1 && start <= self.1 - len, "range {start}+{len} outside of {}", self.1);
         // SAFETY: within bounds by the assertion; disjoint by the contract.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+
+    /// # Safety
+    /// No task may write into an overlapping range at the same time, and the slice that `new` got must still be borrowed by
+    /// the caller.
+    #[inline(always)]
+    pub(crate) unsafe fn shared(&self, start: usize, len: usize) -> &[T] {
+        assert!(len <= self.1 && start <= self.1 - len, "range {start}+{len} outside of {}", self.1);
+        // SAFETY: within bounds by the assertion; nobody writes by the contract.
+        unsafe { std::slice::from_raw_parts(self.0.add(start), len) }
     }
 }
