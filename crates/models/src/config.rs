@@ -116,6 +116,8 @@ pub struct FineTuning {
     pub task_tokens: bool,
     /// The weight of the language model's loss on the same texts.
     pub auxiliary_lm: f64,
+    /// Whether classes and numbers are written as texts.
+    pub text_to_text: bool,
 }
 
 impl FineTuning {
@@ -131,6 +133,7 @@ impl FineTuning {
         batch_size: 16,
         task_tokens: false,
         auxiliary_lm: 0.0,
+        text_to_text: false,
     };
 }
 

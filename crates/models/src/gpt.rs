@@ -37,6 +37,7 @@ pub(crate) const FINE_TUNING: FineTuning = FineTuning {
     batch_size: 32,
     task_tokens: true,
     auxiliary_lm: 0.5,
+    text_to_text: false,
 };
 
 /// The dropout site of the embeddings; those of the blocks follow.

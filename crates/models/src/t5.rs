@@ -304,7 +304,13 @@ impl FamilyConfig for T5Config {
 
     /// With AdamW; T5's authors used Adafactor at a constant 10⁻³.
     fn fine_tuning(&self, _head: Head) -> FineTuning {
-        FineTuning { learning_rates: [3e-4, 1e-4], warmup: 0.05, weight_decay: 0.0, ..FineTuning::BERT }
+        FineTuning {
+            learning_rates: [3e-4, 1e-4],
+            warmup: 0.05,
+            weight_decay: 0.0,
+            text_to_text: true,
+            ..FineTuning::BERT
+        }
     }
 
     fn targets(&self) -> Option<TargetReading> {

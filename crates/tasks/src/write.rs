@@ -102,6 +102,10 @@ pub(crate) fn predict_set(
             data: format!("those of task {}", set.task.name),
         });
     }
+    if settings.windows == Some(true) {
+        let expected = format!("false: task {} reads an example as a whole", set.task.name);
+        return Err(TrainError::setting("windows", "true", expected).into());
+    }
     let own = Lengths::of_model(model, set.task);
     let most = settings.max_length.map_or(own.most, |most| most.min(model.most_tokens()));
     let lengths = Lengths { most, ..own };

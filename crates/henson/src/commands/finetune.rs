@@ -153,8 +153,10 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     }
     anyhow::ensure!(!recipe.task.is_empty(), "{place} names no task: give --task, or write task = \"…\" into it");
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
+    recipe.tokenizer = flags.tokenizer.clone().unwrap_or(recipe.tokenizer);
+    let from_scratch = recipe.is_from_scratch();
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
-    recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
+    recipe.found_at = find_files(flags, task, from_scratch, model, train, dev)?;
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.prefix = flags.prefix.clone().unwrap_or(recipe.prefix);
     recipe.freeze |= flags.frozen;
@@ -188,26 +190,30 @@ fn is_search(flags: &Finetune) -> bool {
     flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1)
 }
 
-/// What the flags say about model and files, over what a recipe says; and the model's directory. The recipe keeps the model's
-/// name, so that it means the same on another machine.
+/// What the flags say about model and files, over what a recipe says; and the model's directory, where it has one. The recipe keeps
+/// the model's name, so that it means the same on another machine.
 fn find_files(
     flags: &Finetune,
     task: &'static Task,
+    from_scratch: bool,
     model: &mut String,
     train: &mut Paths,
     dev: &mut String,
-) -> anyhow::Result<PathBuf> {
+) -> anyhow::Result<Option<PathBuf>> {
     if let Some(name) = &flags.model {
         model.clone_from(name);
     }
-    let found_at = if model.is_empty() {
+    let found_at = if from_scratch {
+        anyhow::ensure!(task.name == "seq2seq", "--tokenizer, which starts from random weights, is for --task seq2seq");
+        None
+    } else if model.is_empty() {
         anyhow::ensure!(!task.writes(), "--model is missing: the model that comes with henson writes no texts");
         let usual = if task.compares() { BuiltIn::Sentences } else { BuiltIn::General };
         let (built_in, found_at) = models::built_in(usual)?;
         built_in.name().clone_into(model);
-        found_at
+        Some(found_at)
     } else {
-        models::resolve(model, flags.download)?
+        Some(models::resolve(model, flags.download)?)
     };
     let named = |path: &Path| path.display().to_string();
     if let Some(data) = &flags.data {

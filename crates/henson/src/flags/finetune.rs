@@ -44,6 +44,10 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
 
+    /// seq2seq: start from random weights, with this tokenizer; --model is then the name of a size
+    #[arg(long, value_name = "DIR", requires = "model")]
+    pub(crate) tokenizer: Option<String>,
+
     /// Fetch org/name from the Hugging Face Hub if it is not in the cache
     #[arg(long)]
     pub(crate) download: bool,

@@ -63,6 +63,9 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         results.best_step,
         if results.stopped_early { "; training stopped early, because the score no longer improved" } else { "" },
     );
+    if recipe.average_checkpoints > 1 {
+        text += &format!("\nThe weights are the mean of the last {} checkpoints.\n", recipe.average_checkpoints);
+    }
     if let Some(linear) = results.linear_head.as_ref().filter(|linear| linear.kept) {
         text += &format!(
             "\nThe encoder is unchanged: a linear head on the mean of its vectors had {} {:.4}, fine-tuning {:.4}. The last layer is \

@@ -22,7 +22,7 @@ const BY_SIZE: [&str; 7] =
 const BY_FAMILY: [&str; 5] = ["warmup", "weight_decay", "beta2", "clip", "layer_decay"];
 
 /// Those that depend on what the model's family was made for.
-const BY_MODEL: [&str; 3] = ["task_tokens", "auxiliary_lm", "both_orders"];
+const BY_MODEL: [&str; 4] = ["task_tokens", "auxiliary_lm", "both_orders", "text_to_text"];
 
 /// Up to this width a model is small: it takes, and needs, a higher learning rate than those of the paper.
 const SMALL_WIDTH: usize = 512;
@@ -106,7 +106,7 @@ impl FineTuneRecipe {
         Ok(())
     }
 
-    fn is_chosen(&self, key: &str) -> bool {
+    pub(super) fn is_chosen(&self, key: &str) -> bool {
         self.by_size.contains(key)
     }
 }

@@ -7,9 +7,9 @@ use henson_checkpoint::{
     Config, LoadOptions, ModelDirectory, TaskConfig, TrainedReading, Weights, open_parameters, read_json,
 };
 use henson_infer::{GenerateSettings, Problem};
-use henson_models::{Family, Head, Model, ModelConfig};
+use henson_models::{Family, Head, Model, ModelConfig, SpecialIds};
 use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters};
-use henson_text::{Stride, Tokenizer};
+use henson_text::{Slot, Stride, Tokenizer};
 use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -89,9 +89,7 @@ impl Plan {
             (train, dev) = (rest, Some(held_out));
         }
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
-        let directory = ModelDirectory::open(&path).map_err(TrainError::from)?;
-        let json = directory.config().map_err(TrainError::from)?;
-        let own = Config::from_value(json).map_err(TrainError::from)?;
+        let (own, tokenizer) = started_with(&recipe)?;
         check_head(&own, task, &path)?;
         defaults::choose_inputs(&mut recipe, &own.model, task, &train)?;
         let mut config = config_for(own, task, &train, &recipe)?;
@@ -110,7 +108,7 @@ impl Plan {
             document_context: recipe.document_context,
             both_orders: recipe.both_orders,
         };
-        let mut tokenizer = tokenizer_of(&path, &config)?;
+        let mut tokenizer = tokenizer;
         let mut grown_from = None;
         if recipe.task_tokens {
             tokenizer = tokenizer.with_task_tokens().map_err(TrainError::from)?;
@@ -431,12 +429,16 @@ fn task_of(recipe: &mut FineTuneRecipe) -> Result<&'static Task, TaskError> {
         return Ok(task);
     };
     // What is wrong with a model is reported where it is opened.
-    let family = || {
+    let model = || {
         let config = ModelDirectory::open(recipe.directory()).ok()?.config().ok()?;
-        Some(Config::from_value(config).ok()?.model.family())
+        Some(Config::from_value(config).ok()?.model)
     };
-    let only_writes = |family: &Family| !family.has_head(task.form.head(1)) && family.has_head(Head::Seq2Seq);
-    if !recipe.text_to_text && family().is_some_and(only_writes) {
+    let (head, is_chosen) = (task.form.head(1), recipe.is_chosen("text_to_text"));
+    let only_writes = |family: &Family| !family.has_head(head) && family.has_head(Head::Seq2Seq);
+    let writes = |model: ModelConfig| {
+        only_writes(model.family()) || (is_chosen && model.fine_tuning(Head::Seq2Seq).text_to_text)
+    };
+    if !recipe.text_to_text && model().is_some_and(writes) {
         recipe.text_to_text = true;
     }
     Ok(if recipe.text_to_text { written } else { task })
@@ -461,6 +463,62 @@ fn check_head(config: &Config, task: &'static Task, path: &Path) -> Result<(), T
         expected: Family::types_with_head(head),
         advice,
     })
+}
+
+/// The model's config and its tokenizer: those of its directory, or of a size that starts from random weights.
+fn started_with(recipe: &FineTuneRecipe) -> Result<(Config, Tokenizer), TaskError> {
+    let directory = recipe.tokenizer_directory();
+    if !recipe.is_from_scratch() {
+        if !recipe.config.is_empty() {
+            let expected = "nothing: a model that was trained keeps its sizes; with `tokenizer`, a size starts from random weights";
+            return Err(TrainError::setting("config", &recipe.config, expected).into());
+        }
+        let json =
+            ModelDirectory::open(directory).and_then(|directory| directory.config()).map_err(TrainError::from)?;
+        let config = Config::from_value(json).map_err(TrainError::from)?;
+        let tokenizer = tokenizer_of(directory, &config)?;
+        return Ok((config, tokenizer));
+    }
+    let tokenizer = Tokenizer::open(directory).map_err(TrainError::from)?;
+    let mut model = Family::config_of_size(&recipe.model).map_err(TrainError::from)?;
+    if !model.family().has_head(Head::Seq2Seq) {
+        let expected = format!(
+            "the name of a size that writes for a source, such as those of {}",
+            Family::types_with_head(Head::Seq2Seq)
+        );
+        return Err(TrainError::setting("model", &recipe.model, expected).into());
+    }
+    model.set_vocab_size(tokenizer.vocabulary_size());
+    model.set_special_ids(special_ids(&tokenizer, directory)?);
+    let mut json = model.to_json().map_err(TrainError::from)?;
+    for (key, value) in &recipe.config {
+        json[key] =
+            serde_json::to_value(value).map_err(|error| TrainError::setting("config", value, error.to_string()))?;
+    }
+    Ok((Config::new(ModelConfig::from_value(json).map_err(TrainError::from)?), tokenizer))
+}
+
+/// What begins, ends and fills texts, for a model that knows no tokenizer yet.
+fn special_ids(tokenizer: &Tokenizer, directory: &Path) -> Result<SpecialIds, TaskError> {
+    let special = tokenizer.special();
+    let id = |special: &Option<henson_text::Special>| special.as_ref().map(|special| special.id);
+    let slots = tokenizer.template().single_slots();
+    let last = match slots.last() {
+        Some(Slot::Special { id, .. }) => Some(*id),
+        _ => None,
+    };
+    let first = match slots.first() {
+        Some(Slot::Special { id, .. }) => Some(*id),
+        _ => None,
+    };
+    let Some(end) = last.or(id(&special.sep)).or_else(|| tokenizer.end_of_text()) else {
+        let problem = format!(
+            "the tokenizer in {} has no token that ends a text: train one with [SEP] or </s>",
+            directory.display()
+        );
+        return Err(TrainError::Vocabulary(problem).into());
+    };
+    Ok(SpecialIds { begin: first.unwrap_or(end), end, padding: id(&special.pad) })
 }
 
 /// The tokenizer of a model's directory.
@@ -633,8 +691,14 @@ fn started_from(
     device: &Device,
     recipe: &FineTuneRecipe,
 ) -> TrainResult<Parameters> {
-    let weights = ModelDirectory::open(recipe.directory())?.weights()?;
     let (dtype, seed) = (DType::from(recipe.dtype), recipe.seed);
+    if recipe.is_from_scratch() {
+        let mut parameters = builder.finish(device, dtype)?;
+        parameters.initialise(seed)?;
+        parameters.refresh()?;
+        return Ok(parameters);
+    }
+    let weights = ModelDirectory::open(recipe.directory())?.weights()?;
     let family = config.model.family();
     let is_new = |entry: &Entry| !entry.group.is_encoder();
     let options = LoadOptions::new_head(&is_new);

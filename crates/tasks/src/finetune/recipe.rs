@@ -10,6 +10,7 @@ use henson_train::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use toml::Table;
 
 use crate::prepare::TARGET_LENGTH;
 use crate::read::{Files, Paths};
@@ -25,6 +26,14 @@ pub struct FineTuneRecipe {
     pub task: String,
     /// The model to start from: a directory, or the name of one (`--model`).
     pub model: String,
+    /// Start from random weights: the directory of the tokenizer (`--tokenizer`), where `model` is the name of a size. For
+    /// `seq2seq`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tokenizer: String,
+    /// Values of config.json that differ from the size's, such as `config.d_model = 256`.
+    #[serde(skip_serializing_if = "Table::is_empty")]
+    #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
+    pub config: Table,
     /// That directory, where `model` is a name. It is never saved: another machine has it elsewhere.
     #[serde(skip)]
     pub found_at: Option<PathBuf>,
@@ -73,6 +82,9 @@ pub struct FineTuneRecipe {
     /// Questions: maximum length of a question in tokens.
     pub max_question: usize,
 
+    /// Make the mean of this many last checkpoints the model, as in Vaswani et al. (2017); 0 and 1 for the best one. A checkpoint is made at
+    /// every evaluation.
+    pub average_checkpoints: usize,
     /// Let an encoder-decoder write labels and numbers as texts, as T5 learns every task; where it has no classifier, that is the
     /// only way.
     pub text_to_text: bool,
@@ -192,6 +204,8 @@ impl Default for FineTuneRecipe {
             task: String::new(),
             model: String::new(),
             found_at: None,
+            tokenizer: String::new(),
+            config: Table::new(),
             train: Paths::default(),
             dev: String::new(),
             dev_rows: 0,
@@ -210,6 +224,7 @@ impl Default for FineTuneRecipe {
             document_context: false,
             stride: 128,
             max_question: 64,
+            average_checkpoints: 0,
             text_to_text: false,
             task_tokens: false,
             auxiliary_lm: 0.0,
@@ -293,6 +308,7 @@ impl FineTuneRecipe {
             ("stride", self.stride as u64),
             ("log_every", self.log_every),
             ("beams", self.beams as u64),
+            ("average_checkpoints", self.average_checkpoints.max(1) as u64),
             ("max_target_length", self.target_length() as u64),
         ];
         check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))
@@ -301,6 +317,16 @@ impl FineTuneRecipe {
     /// The directory of the model.
     pub fn directory(&self) -> &Path {
         self.found_at.as_deref().unwrap_or(Path::new(&self.model))
+    }
+
+    /// Whether the model starts from random weights.
+    pub fn is_from_scratch(&self) -> bool {
+        !self.tokenizer.is_empty()
+    }
+
+    /// The directory of the tokenizer.
+    pub(crate) fn tokenizer_directory(&self) -> &Path {
+        if self.is_from_scratch() { Path::new(&self.tokenizer) } else { self.directory() }
     }
 
     /// The recipe as TOML, with all defaults.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use henson_checkpoint::read_json;
 use henson_tensor::Device;
-use henson_train::{Event, Keep, LoopSettings, Outcome, TrainError, TrainingRun, Watch};
+use henson_train::{Engine, Event, Keep, LoopSettings, Outcome, TrainError, TrainingRun, Watch};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -153,8 +153,13 @@ pub fn finetune(
         if run.train(&mut engine, &mut learner, &plan.model_files()?, watch)? != Outcome::Finished {
             return Ok(Ended::Stopped(run.state().step));
         }
+        let averaged = plan.recipe.average_checkpoints;
+        if averaged > 1 {
+            average(&run, &mut engine, averaged)?;
+            learner.look(&mut engine, run.state().step)?;
+        }
         // What the model says that the run ends with.
-        if learner.found.as_ref().is_none_or(|found| found.step != run.best_step()) {
+        if averaged <= 1 && learner.found.as_ref().is_none_or(|found| found.step != run.best_step()) {
             learner.look(&mut engine, run.best_step())?;
         }
     }
@@ -189,7 +194,7 @@ fn loop_settings(plan: &Plan, stop_at: Option<u64>) -> LoopSettings {
         steps: plan.steps(),
         // Where no checkpoint is chosen, one is only there to resume from.
         checkpoint_every: if chooses { every } else { every.max(UNCHOSEN_CHECKPOINTS) },
-        keep_checkpoints: 1,
+        keep_checkpoints: plan.recipe.average_checkpoints.max(1),
         eval_every: if chooses { every } else { 0 },
         log_every: plan.recipe.log_every,
         log_samples: false,
@@ -198,6 +203,29 @@ fn loop_settings(plan: &Plan, stop_at: Option<u64>) -> LoopSettings {
         patience: plan.recipe.patience,
         keep: Keep::Best,
     }
+}
+
+/// Makes the mean of the last checkpoints the model; sums are f64, in the order of steps.
+fn average(run: &TrainingRun, engine: &mut Engine, count: usize) -> Result<(), TaskError> {
+    let steps = run.directory().steps()?;
+    let last = &steps[steps.len().saturating_sub(count)..];
+    let mut sums: Vec<Vec<f64>> = Vec::new();
+    for step in last {
+        run.directory().load(*step, &mut engine.parameters, &mut engine.updater)?;
+        for i in 0..engine.parameters.entries().len() {
+            let values = engine.parameters.read(i).map_err(TrainError::from)?;
+            match sums.get_mut(i) {
+                Some(sum) => sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(value)),
+                None => sums.push(values.into_iter().map(f64::from).collect()),
+            }
+        }
+    }
+    for (i, sum) in sums.into_iter().enumerate() {
+        let mean: Vec<f32> = sum.into_iter().map(|sum| (sum / last.len() as f64) as f32).collect();
+        engine.parameters.write(i, &mean).map_err(TrainError::from)?;
+    }
+    engine.parameters.refresh().map_err(TrainError::from)?;
+    Ok(())
 }
 
 /// A linear head on the frozen model, and how good it is on the dev data.
@@ -308,7 +336,7 @@ fn results(plan: &Plan, run: &TrainingRun, found: Option<&Found>, folds: &[Resul
         metric,
         value: value.is_finite().then_some(value),
         scores: found.map(|found| found.score.to_json()).unwrap_or_default(),
-        best_step: run.best_step(),
+        best_step: if plan.recipe.average_checkpoints > 1 { state.step } else { run.best_step() },
         steps: state.step,
         stopped_early: state.step > 0 && state.step < plan.steps(),
         degenerate: found.and_then(|found| found.degenerate.clone()),

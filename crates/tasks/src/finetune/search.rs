@@ -13,6 +13,7 @@ use super::plan::Plan;
 use super::recipe::FineTuneRecipe;
 use super::run::{Ended, FOLDS, Results, finetune, mean_and_deviation};
 use crate::error::TaskError;
+use crate::forms::ERRORS;
 
 /// What a search tries.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -159,6 +160,7 @@ pub fn search(
             }
             open(search, out)?;
         }
+        let sign = if plan.metric_is_error() { -1.0 } else { 1.0 };
         begins(&cell, number, count, &plan);
         match finetune(&plan, device, &directory, None, watch) {
             Ok(Ended::Finished(results)) => {
@@ -173,8 +175,9 @@ pub fn search(
             Err(error) => return Err(error),
         }
         let learned = cell.failed.is_none();
-        let better =
-            cell.value.filter(|value| best.is_none_or(|(other, highest, _)| (learned, *value) > (other, highest)));
+        let is_better =
+            |value: &f64| best.is_none_or(|(other, best, _)| (learned, sign * value) > (other, sign * best));
+        let better = cell.value.filter(is_better);
         let loser = match better {
             Some(value) => best.replace((learned, value, number)).map(|(_, _, loser)| cells[loser].directory.clone()),
             // Where none has a score, all are kept: one of them may be what is wanted.
@@ -254,7 +257,7 @@ fn tabulate(metric: String, cells: Vec<Cell>, best: Option<usize>) -> Table {
             settings: runs[0].settings.clone(),
             mean,
             deviation,
-            best: values.iter().copied().reduce(f64::max),
+            best: values.iter().copied().reduce(if ERRORS.contains(&metric.as_str()) { f64::min } else { f64::max }),
             runs: values.len(),
             failed: runs.len() - values.len(),
         }

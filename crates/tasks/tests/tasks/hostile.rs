@@ -94,6 +94,10 @@ fn promises(set: &Set) {
             (Target::Answers(answers), Input::Cloze { candidates, .. }) => {
                 assert!(!answers.is_empty() && !candidates.is_empty());
             }
+            (Target::Texts(texts), Input::One(source)) => {
+                let is_text = |text: &String| !text.trim().is_empty();
+                assert!(is_text(source) && !texts.is_empty() && texts.iter().all(is_text));
+            }
             (Target::None, _) => {}
             other => panic!("{other:?}"),
         }

@@ -260,3 +260,57 @@ fn a_stopped_run_ends_with_the_same_bits() {
     let lowest = rates.fold(f64::MAX, f64::min);
     assert_eq!(expected.value, Some(lowest));
 }
+
+/// A model that starts from random weights learns, and the mean of its last checkpoints is what is saved.
+#[test]
+fn from_scratch_with_averaged_checkpoints() {
+    let (tokenizer, place) = (writer("bart", &BART_SPECIAL, &json!({})), TempDir::new().unwrap());
+    let sizes = [
+        "config.d_model=16",
+        "config.encoder_layers=1",
+        "config.decoder_layers=1",
+        "config.encoder_ffn_dim=32",
+        "config.decoder_ffn_dim=32",
+        "config.encoder_attention_heads=2",
+        "config.decoder_attention_heads=2",
+        "config.max_position_embeddings=40",
+    ];
+    let run_with = |name: &str, epochs: &str, more: &[&str]| {
+        let common = [epochs, "learning_rate=3e-3", "dropout=0.0", "max_target_length=12", "warmup=0.0"];
+        let sets = [&sizes[..], &common, &["schedule=\"constant\"", "metric=\"loss\""], more].concat();
+        let from = tokenizer.path().display().to_string();
+        let recipe = FineTuneRecipe { tokenizer: from, ..pairs(Path::new("transformer-mini"), &sets) };
+        let plan = plan(FineTuneRecipe { model: "transformer-mini".to_owned(), ..recipe });
+        let out = place.path().join(name);
+        let results = finished(run(&plan, &out, None).unwrap());
+        assert_eq!(results.best_step, results.steps, "{results:?}");
+        // The end of a text is [SEP], and a target begins with padding.
+        let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        let ids =
+            ["eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"].map(|key| config[key].as_u64());
+        assert_eq!(ids, [Some(2), Some(1), Some(1), Some(59)]);
+        let opened = Model::open(&out, &device(), DType::F32, Want::AsSaved).unwrap();
+        let all = (0..opened.parameters().entries().len()).flat_map(|i| opened.parameters().read(i).unwrap());
+        all.collect::<Vec<f32>>()
+    };
+    // Of one checkpoint for each epoch, the mean of the last two: each is the last one of a run that ends there.
+    let mean = run_with("mean", "epochs=4", &["average_checkpoints=2"]);
+    let (last, before) = (run_with("last", "epochs=4", &[]), run_with("before", "epochs=3", &[]));
+    assert_ne!(mean, last);
+    for ((mean, last), before) in mean.iter().zip(&last).zip(&before) {
+        assert!((mean - (last + before) / 2.0).abs() < 1e-6, "{mean}: {last} and {before}");
+    }
+}
+
+/// Every file in `recipes/finetune` is a recipe.
+#[test]
+fn recipes_are_read() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/finetune");
+    let files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    for path in files {
+        let text = fs::read_to_string(&path).unwrap();
+        let recipe = FineTuneRecipe::parse(&[(&text, &path.display().to_string())], &[]).unwrap();
+        recipe.check().unwrap();
+    }
+}

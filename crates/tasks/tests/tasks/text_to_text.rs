@@ -73,8 +73,15 @@ fn a_text_that_is_no_label_counts_as_wrong() {
     assert_eq!(prediction_files(&set, &predictions).unwrap()[0].0, "predictions.jsonl");
     assert!(task("squad1").as_text().is_none() && task("ner").as_text().is_none());
     let from = writer("t5", &T5_SPECIAL, &json!({}));
-    let message = Plan::new(on(&rows(&files), "multilabel", &from, &[]), 1).err().unwrap().to_string();
-    assert!(message.contains("which cannot learn task multilabel"), "{message}");
+    let message =
+        Plan::new(on(&rows(&files), "multilabel", &from, &["text_to_text=true"]), 1).err().unwrap().to_string();
+    assert!(message.contains("`text_to_text` is true, expected false"), "{message}");
+    // A family that learns all tasks so does it where nobody says otherwise.
+    let parsed = FineTuneRecipe::parse(&[("", "test")], &[]).unwrap();
+    let FineTuneRecipe { task, model, train, dev, .. } = on(&rows(&files), "classify", &from, &[]);
+    let unset = FineTuneRecipe { task, model, train, dev, ..parsed };
+    assert!(plan(unset.clone()).task.writes());
+    assert!(!plan(FineTuneRecipe { by_size: Default::default(), ..unset }).task.writes());
 }
 
 #[test]

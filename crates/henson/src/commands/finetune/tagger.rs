@@ -70,7 +70,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     anyhow::ensure!(!recipe.task.is_empty(), "{place} names no task: give --task, or write task = \"…\" into it");
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let TaggerRecipe { model, train, dev, .. } = &mut recipe;
-    recipe.found_at = Some(find_files(flags, task, model, train, dev)?);
+    recipe.found_at = find_files(flags, task, false, model, train, dev)?;
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.layers = flags.features.layers.unwrap_or(recipe.layers);
     recipe.head = flags.features.head.unwrap_or(recipe.head);
