@@ -15,6 +15,9 @@ import argparse, asyncio, glob, json, os, random, statistics, subprocess, sys, t
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = {'tiny': dict(n_embd=128, n_layer=4, n_head=4, vocab_size=4096), 'small': dict(vocab_size=50257)}
 
+# New tokens of streams that shall not end: 64 of them with their prompts fit into the cache that henson serve takes by default.
+LONG = 200
+
 
 def arguments():
     parser = argparse.ArgumentParser()
@@ -123,6 +126,18 @@ async def client(server, request):
     return {'ok': status == 200 and bool(complete), 'times': times, 'tokens': usage['completion_tokens'] if usage else 0}
 
 
+async def until(holds, seconds=60):
+    """Waits until something holds."""
+    begin = time.perf_counter()
+    while not await holds():
+        assert time.perf_counter() - begin < seconds, 'it took too long'
+        await asyncio.sleep(0.02)
+
+
+async def idle(server):
+    return await server.metric('streams_running') + await server.metric('streams_waiting') == 0
+
+
 def quantile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -157,13 +172,17 @@ async def crowd(server, options, round_number):
 async def leaving(server):
     """All places are taken by long streams, one more waits; one leaves."""
     draw = random.Random(0)
-    running = await asyncio.gather(*(server.send('/v1/completions', body(draw, 8, 900)) for _ in range(server.clients)))
-    while await server.metric('streams_running') < server.clients:
-        await asyncio.sleep(0.05)
+
+    async def all_run():
+        return await server.metric('streams_running') == server.clients
+
+    async def one_waits():
+        return await server.metric('streams_waiting') == 1
+    running = await asyncio.gather(*(server.send('/v1/completions', body(draw, 8, LONG)) for _ in range(server.clients)))
+    await until(all_run)
     status, reader, waiting = await server.send('/v1/completions', body(draw, 8, 5))
     assert status == 200, status
-    while await server.metric('streams_waiting') < 1:
-        await asyncio.sleep(0.02)
+    await until(one_waits)
     begin = time.perf_counter()
     running[0][2].transport.abort()
     async for _ in events(reader):
@@ -173,8 +192,7 @@ async def leaving(server):
     for _, _, writer in running[1:]:
         writer.transport.abort()
     begin = time.perf_counter()
-    while await server.metric('streams_running') + await server.metric('streams_waiting') > 0:
-        await asyncio.sleep(0.02)
+    await until(lambda: idle(server))
     return {'left_to_first_token_s': seconds, 'all_left_s': time.perf_counter() - begin}
 
 
@@ -189,12 +207,11 @@ async def limits(server):
         answers[name] = status
         assert time.perf_counter() - begin < 1, name
         writer.close()
-    sent = await asyncio.gather(*(server.send('/v1/completions', body(draw, 8, 900)) for _ in range(3 * server.clients)))
+    sent = await asyncio.gather(*(server.send('/v1/completions', body(draw, 8, 900)) for _ in range(2 * server.clients)))
     statuses = [status for status, _, _ in sent]
     for _, _, writer in sent:
         writer.transport.abort()
-    while await server.metric('streams_running') + await server.metric('streams_waiting') > 0:
-        await asyncio.sleep(0.05)
+    await until(lambda: idle(server))
     return {**answers, 'flood': {str(status): statuses.count(status) for status in sorted(set(statuses))}}
 
 

@@ -5,7 +5,7 @@
 //! The way of a request: a route parses it (`wire`, `routes`) and prepares a `henson_infer::Request`, a model's queue joins
 //! the sequences of all requests into flat batches by their tokens (`queue`), one thread for each model computes them
 //! (`henson_infer::Model::read`), and the request is finished by the same code that the commands use. A model that writes has
-//! another queue and thread for that (`generate`): a request stays in its batch, a token in every step, until it is done.
+//! another queue and thread for that (`generate`): a request stays, with a token in every batch, until it is done.
 //!
 //! Deliberately absent: TLS and accounts, which a proxy in front does better; signals, the environment and printing, which
 //! are the binary's; padding. Users' texts are never logged.

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use henson_infer::{
     Ability, EmbedSettings, GenerateSettings, InferError, Model, Pooling, Prompts, Read, Request, SentenceFacts,
-    SentenceKind, Task, Want, WriterLimits,
+    SentenceKind, Task, TokenScore, Want, WriterLimits,
 };
 use henson_tensor::{DType, Device};
 use henson_text::Pieces;
@@ -393,23 +393,30 @@ impl Loaded {
         tokio::time::timeout(writes.queue.timeout(), work).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// The tokens of a prompt, with how likely each was after those before it.
-    pub(crate) async fn prompt_scores(&self, prompt: &[u32], top: usize) -> Result<Vec<Token>, ApiError> {
+    /// The tokens of prompts, with how likely each was after those before it.
+    pub(crate) async fn prompt_scores(&self, prompts: &[&[u32]], top: usize) -> Result<Vec<Vec<Token>>, ApiError> {
         if self.is_encoder_decoder() {
             let message =
                 format!("the prompt's own probabilities: {:?} reads it as a source and predicts none of it", self.name);
             return Err(ApiError::new(Kind::Validation, message));
         }
-        let scores = self.run(self.model.prepare_prompt_scores(prompt, top)).await?.body;
+        let requests = prompts.iter().map(|prompt| self.model.prepare_prompt_scores(prompt, top)).collect();
+        let scores = self.run(Request::all(requests)).await?.body;
+        prompts.iter().zip(&scores).map(|(prompt, scores)| self.scored_tokens(prompt, scores)).collect()
+    }
+
+    fn scored_tokens(&self, prompt: &[u32], scores: &[TokenScore]) -> Result<Vec<Token>, ApiError> {
         let mut transcript = Transcript::new(&[], 0, true);
-        let (mut tokens, mut scores) = (Vec::with_capacity(prompt.len()), scores.iter());
-        for (i, id) in prompt.iter().enumerate() {
-            let score = if i == 0 { None } else { scores.next() };
+        // Nothing stands before the first.
+        let scores = std::iter::once(None).chain(scores.iter().map(Some));
+        let mut tokens = Vec::with_capacity(prompt.len());
+        for (id, score) in prompt.iter().zip(scores) {
             let alternatives = score.map_or(&[][..], |score| &score.alternatives);
             let part = transcript.push_with(&self.model, *id, score.map(|score| score.logprob), alternatives)?;
             tokens.extend(part.tokens);
         }
         tokens.extend(transcript.finish(&self.model)?.tokens);
+        tokens.extend(transcript.rest());
         Ok(tokens)
     }
 }

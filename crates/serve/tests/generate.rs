@@ -208,6 +208,9 @@ fn probabilities_of_tokens_and_of_the_prompt() {
         let (_, expected) = next[0][0].tokens[0].alternatives.iter().find(|(id, _)| *id == prompt[i]).unwrap();
         assert!((given[i].as_f64().unwrap() as f32 - expected).abs() < 1e-4, "{i}: {given:?} {expected}");
     }
+    // A special token counts, though the text is without it.
+    let special = json!({"prompt": [byte('a'), END_OF_TEXT], "max_tokens": 0, "logprobs": 0, "echo": true});
+    assert_eq!(completion(&running, &special)["choices"][0]["logprobs"]["tokens"], json!(["a", ""]));
     // Only scores: nothing is written.
     let scores = json!({"prompt": "a the cat", "max_tokens": 0, "logprobs": 1, "echo": true});
     let scored = completion(&running, &scores);

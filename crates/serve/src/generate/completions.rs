@@ -155,12 +155,9 @@ async fn prompt_parts(model: &Arc<Loaded>, prepared: &Prepared, wish: &Wish) -> 
     if !wish.prompt_logprobs {
         return Ok(prepared.prompts.iter().map(|text| Part { text: text.clone(), tokens: Vec::new() }).collect());
     }
-    let mut parts = Vec::with_capacity(prepared.tasks.len());
-    for (task, text) in prepared.tasks.iter().zip(&prepared.prompts) {
-        let tokens = model.prompt_scores(&task.prompt, wish.alternatives.unwrap_or(0)).await?;
-        parts.push(Part { text: text.clone(), tokens });
-    }
-    Ok(parts)
+    let prompts: Vec<&[u32]> = prepared.tasks.iter().map(|task| task.prompt.as_slice()).collect();
+    let tokens = model.prompt_scores(&prompts, wish.alternatives.unwrap_or(0)).await?;
+    Ok(prepared.prompts.iter().cloned().zip(tokens).map(|(text, tokens)| Part { text, tokens }).collect())
 }
 
 /// An answer in the making.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use henson_infer::{
-    Event, EventKind, FinishReason, GenerateSettings, InferError, Model, Ticket, TokenScore, Writer, WriterLimits,
+    Event, EventKind, FinishReason, GenerateSettings, InferError, Job, Model, Ticket, TokenScore, Writer, WriterLimits,
     Written,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -223,7 +223,8 @@ fn work(shared: &Shared, mut desk: Desk<'_>) {
 struct Desk<'m> {
     model: &'m Model,
     limits: WriteLimits,
-    writer: Writer<'m>,
+    /// None after a failure, until somebody asks again.
+    writer: Option<Writer<'m>>,
     orders: HashMap<u64, Open>,
     tickets: HashMap<Ticket, (u64, usize)>,
     last: u64,
@@ -243,8 +244,18 @@ struct Open {
 
 impl<'m> Desk<'m> {
     fn new(model: &'m Model, limits: WriteLimits) -> Result<Self, InferError> {
-        let writer = Writer::new(model.network(), model.parameters(), limits.writer)?;
-        Ok(Self { model, limits, writer, orders: HashMap::new(), tickets: HashMap::new(), last: 0 })
+        let mut desk = Self { model, limits, writer: None, orders: HashMap::new(), tickets: HashMap::new(), last: 0 };
+        desk.enter(None)?;
+        Ok(desk)
+    }
+
+    /// Lets a job in, if there is one, where there is a writer or one can be made.
+    fn enter(&mut self, job: Option<Job<'m>>) -> Result<Option<Ticket>, InferError> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            none => none.insert(Writer::new(self.model.network(), self.model.parameters(), self.limits.writer)?),
+        };
+        job.map(|job| writer.enter(job)).transpose()
     }
 
     /// Lets an order in, or says why it cannot be.
@@ -254,10 +265,10 @@ impl<'m> Desk<'m> {
         let (number, mut tickets, mut left) = (self.last, Vec::with_capacity(tasks.len()), 0);
         for (i, Task { prompt, settings }) in tasks.into_iter().enumerate() {
             left += settings.return_sequences;
-            match self.writer.enter(self.model.job(prompt, &settings)) {
+            match self.enter(Some(self.model.job(prompt, &settings))) {
                 Ok(ticket) => {
-                    tickets.push(ticket);
-                    self.tickets.insert(ticket, (number, i));
+                    tickets.extend(ticket);
+                    self.tickets.extend(ticket.map(|ticket| (ticket, (number, i))));
                 }
                 Err(error) => {
                     self.forget(&tickets);
@@ -286,18 +297,16 @@ impl<'m> Desk<'m> {
 
     fn forget(&mut self, tickets: &[Ticket]) {
         for ticket in tickets {
-            self.writer.leave(*ticket);
+            self.writer.iter_mut().for_each(|writer| writer.leave(*ticket));
             self.tickets.remove(ticket);
         }
     }
 
     /// One flat batch. Says how many tokens were written.
     fn step(&mut self, metrics: &WriteMetrics) -> usize {
-        if self.orders.is_empty() {
-            return 0;
-        }
+        let Some(writer) = self.writer.as_mut().filter(|writer| !writer.is_idle()) else { return 0 };
         // A bug in a kernel shall cost the requests under way, not the server.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.writer.step()));
+        let outcome = catch_unwind(AssertUnwindSafe(|| writer.step()));
         let events = match outcome {
             Ok(Ok(events)) => events,
             Ok(Err(error)) => {
@@ -363,17 +372,14 @@ impl<'m> Desk<'m> {
         let _ = reply.send(update);
     }
 
-    /// Everything under way fails, and a new writer takes the place of one whose state nobody knows.
+    /// Everything under way fails, and so does the writer, whose state nobody knows.
     fn fail_all(&mut self, message: &str) {
         tracing::error!(error = message, requests = self.orders.len(), "writing failed");
         self.tickets.clear();
         for (_, open) in self.orders.drain() {
             let _ = open.reply.send(Update::Failed(ApiError::new(Kind::Backend, message)));
         }
-        match Writer::new(self.model.network(), self.model.parameters(), self.limits.writer) {
-            Ok(writer) => self.writer = writer,
-            Err(error) => tracing::error!(%error, "cannot make room for a new cache"),
-        }
+        self.writer = None;
     }
 
     /// Sequences that wait for their first token, and those that are being written.

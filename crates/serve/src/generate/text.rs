@@ -120,6 +120,11 @@ impl Transcript {
         Ok(self.part(text))
     }
 
+    /// Tokens that have no part in the text: an end, a stop string, special ones behind the last character.
+    pub(crate) fn rest(self) -> impl Iterator<Item = Token> {
+        self.pending.into_iter()
+    }
+
     /// Tokens belong to what was given as soon as a part of their text does.
     fn part(&mut self, text: String) -> Part {
         self.given += text.chars().count();

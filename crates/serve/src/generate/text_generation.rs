@@ -114,10 +114,13 @@ async fn whole(call: Call<GenerateRequest>) -> Result<Answer<Generated>, ApiErro
     let (seed, prompt_tokens) = (prepared.seed, prepared.prompt_tokens());
     let mut prefill = Vec::new();
     if wish.prompt_logprobs {
-        for task in &prepared.tasks {
-            let tokens = model.prompt_scores(&task.prompt, 0).await?.into_iter();
-            prefill.extend(tokens.map(|token| PromptToken { id: token.id, text: token.text, logprob: token.logprob }));
-        }
+        let prompts: Vec<&[u32]> = prepared.tasks.iter().map(|task| task.prompt.as_slice()).collect();
+        let tokens = model.prompt_scores(&prompts, 0).await?.into_iter().flatten();
+        let tokenizer = model.model.tokenizer();
+        prefill.extend(tokens.map(|token| {
+            let special = tokenizer.is_special(token.id).then(|| tokenizer.token(token.id)).flatten();
+            PromptToken { id: token.id, text: special.unwrap_or(token.text), logprob: token.logprob }
+        }));
     }
     let beginning = prepared.prompts.first().cloned().unwrap_or_default();
     let mut updates = model.write(prepared.tasks).await?;
