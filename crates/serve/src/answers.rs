@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use henson_infer::{
-    Choices, Classified, Grouped, InferError, Input, Length, Model, Question, Request, TagInput, Tagged, ZeroShot,
-    ZeroShotScores,
+    Choices, Classified, Grouped, InferError, Input, Length, Model, Question, Ranked, Request, TagInput, Tagged,
+    ZeroShot, ZeroShotScores,
 };
 use henson_text::code_point_offsets;
 use serde_json::{Value, json};
 
-use crate::app::{Answer, Call};
+use crate::app::{Answer, App, Call};
 use crate::error::{ApiError, Kind};
 use crate::models::{Cut, Loaded};
 use crate::routes::{ask, check_count};
@@ -44,12 +44,7 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
     let Call { app, model, body } = call;
     check_count(&app, body.texts.len(), "texts")?;
     let truncate = body.truncate.unwrap_or(app.settings.truncate);
-    let pairs = body.texts.iter().map(|text| TextOrPair(body.query.clone(), Some(text.clone()))).collect();
-    let rerank = |model: &Model, pair: Input<'_>, length: Length| match pair {
-        Input::Pair(query, text) => model.prepare_rerank(query, text, length),
-        Input::One(text) => model.prepare_rerank("", text, length),
-    };
-    let answer = classify(&model, pairs, (truncate, model.model.rerank_length()), rerank).await?;
+    let answer = ranked(&model, &body.query, &body.texts, truncate).await?;
     Ok(answer.map(|ranked| {
         let ranks = ranked.iter().zip(body.texts).enumerate().map(|(index, (ranked, text))| Rank {
             index,
@@ -60,6 +55,77 @@ pub(crate) async fn rerank(call: Call<wire::RerankRequest>) -> Result<Answer<Vec
         ranks.sort_by(|a, b| b.score.total_cmp(&a.score));
         ranks
     }))
+}
+
+/// The same as Jina and version 1 of Cohere have it.
+pub(crate) async fn rerank_documents(
+    call: Call<wire::DocumentsRequest>,
+) -> Result<Answer<wire::RankedDocuments>, ApiError> {
+    let Call { app, model, body } = call;
+    let wire::DocumentsRequest { query, documents, top_n, return_documents, .. } = body;
+    let answer = documents_ranked(&app, &model, &query, documents, top_n, return_documents).await?;
+    let (name, tokens) = (model.name.clone(), answer.tokens);
+    let usage = wire::OpenAiUsage { prompt_tokens: tokens, total_tokens: tokens };
+    Ok(answer.map(|results| wire::RankedDocuments {
+        object: Some("list"),
+        model: Some(name),
+        results,
+        usage: Some(usage),
+        meta: json!({"api_version": {"version": "1"}}),
+    }))
+}
+
+/// The same as version 2 of Cohere has it.
+pub(crate) async fn rerank_documents_2(
+    call: Call<wire::DocumentsRequest2>,
+) -> Result<Answer<wire::RankedDocuments>, ApiError> {
+    let Call { app, model, body } = call;
+    let answer = documents_ranked(&app, &model, &body.query, body.documents, body.top_n, false).await?;
+    let meta = json!({"api_version": {"version": "2"}});
+    Ok(answer.map(|results| wire::RankedDocuments { object: None, model: None, results, usage: None, meta }))
+}
+
+/// Documents by their relevance to a query, so many of them as are asked for. Longer ones are cut, as there.
+async fn documents_ranked(
+    app: &App,
+    model: &Arc<Loaded>,
+    query: &str,
+    documents: Vec<wire::Document>,
+    top: Option<usize>,
+    with_texts: bool,
+) -> Result<Answer<Vec<wire::RankedDocument>>, ApiError> {
+    check_count(app, documents.len(), "documents")?;
+    if top == Some(0) {
+        return Err(ApiError::new(Kind::Validation, "`top_n` is 0: expected at least 1, or nothing for all documents"));
+    }
+    let texts: Vec<String> = documents.into_iter().map(wire::Document::into_text).collect();
+    let answer = ranked(model, query, &texts, true).await?;
+    Ok(answer.map(|ranked| {
+        let documents = ranked.iter().zip(texts).enumerate().map(|(index, (ranked, text))| wire::RankedDocument {
+            index,
+            relevance_score: ranked.score,
+            document: with_texts.then_some(wire::TextOfDocument { text }),
+        });
+        let mut documents: Vec<wire::RankedDocument> = documents.collect();
+        documents.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
+        documents.truncate(top.unwrap_or(usize::MAX));
+        documents
+    }))
+}
+
+/// The score of each text as an answer to a query.
+async fn ranked(
+    model: &Arc<Loaded>,
+    query: &str,
+    texts: &[String],
+    truncate: bool,
+) -> Result<Answer<Vec<Ranked>>, ApiError> {
+    let pairs = texts.iter().map(|text| TextOrPair(query.to_owned(), Some(text.clone()))).collect();
+    let rerank = |model: &Model, pair: Input<'_>, length: Length| match pair {
+        Input::Pair(query, text) => model.prepare_rerank(query, text, length),
+        Input::One(text) => model.prepare_rerank("", text, length),
+    };
+    classify(model, pairs, (truncate, model.model.rerank_length()), rerank).await
 }
 
 /// Labels of the caller's own with scores, the best first; for one input not in a list.

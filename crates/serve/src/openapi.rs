@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_document_names_the_fields_that_the_parsers_take() {
-        let checks: [(&str, Vec<String>); 18] = [
+        let checks: [(&str, Vec<String>); 20] = [
             ("/embed", known::<wire::EmbedRequest>()),
             ("/embed_all", known::<wire::EmbedAllRequest>()),
             ("/similarity", known::<wire::SimilarityRequest>()),
@@ -193,6 +193,8 @@ mod tests {
             ("/fill", known::<wire::FillRequest>()),
             ("/predict", known::<wire::PredictRequest>()),
             ("/rerank", known::<wire::RerankRequest>()),
+            ("/v1/rerank", known::<wire::DocumentsRequest>()),
+            ("/v2/rerank", known::<wire::DocumentsRequest2>()),
             ("/zero_shot", known::<wire::ZeroShotRequest>()),
             ("/tag", known::<wire::TagRequest>()),
             ("/answer", known::<wire::AnswerRequest>()),

@@ -61,6 +61,7 @@ const INPUTS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items"
 const PAIRS: &str = r#"{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}]}"#;
 const STRING: &str = r#"{"type": "string"}"#;
 const STRINGS: &str = r#"{"type": "array", "items": {"type": "string"}}"#;
+const DOCUMENTS: &str = r#"{"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}]}}"#;
 const BOOLEAN: &str = r#"{"type": "boolean"}"#;
 const INTEGER: &str = r#"{"type": "integer", "minimum": 1}"#;
 const COUNT: &str = r#"{"type": "integer", "minimum": 0}"#;
@@ -133,7 +134,7 @@ const GENERATE: [Field; 4] = [
 ];
 
 /// All routes that a key protects.
-pub(crate) const ROUTES: [Route; 25] = [
+pub(crate) const ROUTES: [Route; 27] = [
     Route::post(
         "/embed",
         "A vector for each text",
@@ -270,6 +271,31 @@ pub(crate) const ROUTES: [Route; 25] = [
         ],
         r#"{"query": "Who made the Muppets?", "texts": ["It rains.", "Jim Henson did."]}"#,
         || post(answers::rerank),
+    ),
+    Route::post(
+        "/v1/rerank",
+        "Documents ranked by their relevance to a query, as Jina and version 1 of Cohere have it",
+        &[
+            ("*query", STRING, "the query"),
+            ("*documents", DOCUMENTS, "texts, or objects with a `text`"),
+            ("top_n", INTEGER, "how many documents to return, the best first (default: all)"),
+            ("return_documents", BOOLEAN, "whether to return the texts (default: yes)"),
+            MODEL_OR_OTHER,
+        ],
+        r#"{"query": "Who made the Muppets?", "documents": ["It rains.", "Jim Henson did."], "top_n": 1}"#,
+        || post(answers::rerank_documents),
+    ),
+    Route::post(
+        "/v2/rerank",
+        "The same as version 2 of Cohere has it",
+        &[
+            ("*query", STRING, "the query"),
+            ("*documents", DOCUMENTS, "texts, or objects with a `text`"),
+            ("top_n", INTEGER, "how many documents to return, the best first (default: all)"),
+            MODEL_OR_OTHER,
+        ],
+        r#"{"query": "Who made the Muppets?", "documents": ["It rains.", "Jim Henson did."], "top_n": 1}"#,
+        || post(answers::rerank_documents_2),
     ),
     Route::post(
         "/zero_shot",

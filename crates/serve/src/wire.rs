@@ -56,6 +56,8 @@ requests!(
     FillRequest => Ability::Fill, false;
     PredictRequest => Ability::Task(Task::Classify), true;
     RerankRequest => Ability::Rerank, true;
+    DocumentsRequest => Ability::Rerank, true;
+    DocumentsRequest2 => Ability::Rerank, true;
     ZeroShotRequest => Ability::ZeroShot, false;
     TagRequest => Ability::Task(Task::Tag), false;
     AnswerRequest => Ability::Task(Task::Answer), false;
@@ -284,6 +286,72 @@ pub(crate) struct RerankRequest {
     #[serde(default)]
     pub(crate) return_text: bool,
     pub(crate) model: Option<String>,
+}
+
+/// The same as Jina and version 1 of Cohere have it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DocumentsRequest {
+    pub(crate) query: String,
+    pub(crate) documents: Vec<Document>,
+    pub(crate) top_n: Option<usize>,
+    #[serde(default = "yes")]
+    pub(crate) return_documents: bool,
+    pub(crate) model: Option<String>,
+}
+
+/// The same as version 2 of Cohere has it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DocumentsRequest2 {
+    pub(crate) query: String,
+    pub(crate) documents: Vec<Document>,
+    pub(crate) top_n: Option<usize>,
+    pub(crate) model: Option<String>,
+}
+
+/// A text, by itself or in an object.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a document is a text, or an object with a `text`")]
+pub(crate) enum Document {
+    Text(String),
+    Object(TextOfDocument),
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TextOfDocument {
+    pub(crate) text: String,
+}
+
+impl Document {
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Object(TextOfDocument { text }) => text,
+        }
+    }
+}
+
+/// What Jina and Cohere answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct RankedDocuments {
+    /// Jina's; Cohere's version 2 has neither this, nor the model, nor the usage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) object: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+    pub(crate) results: Vec<RankedDocument>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<OpenAiUsage>,
+    pub(crate) meta: serde_json::Value,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct RankedDocument {
+    pub(crate) index: usize,
+    pub(crate) relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) document: Option<TextOfDocument>,
 }
 
 #[derive(Debug, Serialize)]

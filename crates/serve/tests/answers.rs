@@ -230,6 +230,47 @@ fn classifiers_answer_as_the_command_does() {
     }
 }
 
+/// The payloads of Jina's and Cohere's own documentation in form, with their models' names, give the scores of `/rerank`.
+#[test]
+fn rerankers_answer_as_jina_and_cohere_do() {
+    let (_directory, running, _model) = served("regression");
+    let texts = json!(["a", "play!", "jim play a b c"]);
+    let expected = running.ok("/rerank", &json!({"query": "jim", "texts": texts}).to_string());
+    let order: Vec<&Value> = expected.as_array().unwrap().iter().collect();
+    let check = |path: &str, body: &Value, count: usize, with_texts: bool| {
+        let answer = running.ok(path, &body.to_string());
+        let results = answer["results"].as_array().unwrap().clone();
+        assert_eq!(results.len(), count, "{answer}");
+        for (result, rank) in results.iter().zip(&order) {
+            assert_eq!((&result["index"], &result["relevance_score"]), (&rank["index"], &rank["score"]));
+            let text = &texts[rank["index"].as_u64().unwrap() as usize];
+            assert_eq!(result.get("document").is_some(), with_texts);
+            assert!(!with_texts || result["document"]["text"] == *text);
+        }
+        answer
+    };
+    let jina = json!({"model": "jina-reranker-v2-base-multilingual", "query": "jim", "top_n": 2, "documents": texts});
+    let answer = check("/v1/rerank", &jina, 2, true);
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("m")));
+    assert!(answer["usage"]["total_tokens"].as_u64().unwrap() > 6);
+    let objects: Vec<Value> = texts.as_array().unwrap().iter().map(|text| json!({"text": text})).collect();
+    let cohere =
+        json!({"model": "rerank-english-v3.0", "query": "jim", "documents": objects, "return_documents": false});
+    check("/v1/rerank", &cohere, 3, false);
+    let cohere = json!({"model": "rerank-v3.5", "query": "jim", "documents": texts, "top_n": 9});
+    let answer = check("/v2/rerank", &cohere, 3, false);
+    assert_eq!(answer["meta"]["api_version"]["version"], "2");
+    for (path, body, expected) in [
+        ("/v1/rerank", json!({"query": "jim", "documents": [7]}), "a document is a text"),
+        ("/v1/rerank", json!({"query": "jim", "documents": []}), "documents"),
+        ("/v2/rerank", json!({"query": "jim", "documents": texts, "top_n": 0}), "top_n"),
+        ("/v2/rerank", json!({"query": "jim", "documents": texts, "rank_fields": ["a"]}), "rank_fields"),
+    ] {
+        let refused = running.post(path, &body.to_string());
+        assert!((400..500).contains(&refused.status) && refused.text().contains(expected), "{}", refused.text());
+    }
+}
+
 /// What its logits mean is of no matter where texts are only put in order.
 #[test]
 fn a_reranker_of_an_unknown_problem_type_ranks() {

@@ -18,8 +18,26 @@ const SEEDS: [&str; 6] = [
 
 /// What often breaks readers of numbers, texts and lists.
 const PARTS: [&str; 20] = [
-    "-1", "0", "1e999", "-0.0", "1e-400", "18446744073709551616", "9223372036854775807", "NaN", "null", "true", "\"\"", "[]", "{}", "[[", "\\u0000",
-    "\\ud800", "\u{fffd}", "\"stream\": true,", "\"n\": 128,", "\"stop\": [\"\",",
+    "-1",
+    "0",
+    "1e999",
+    "-0.0",
+    "1e-400",
+    "18446744073709551616",
+    "9223372036854775807",
+    "NaN",
+    "null",
+    "true",
+    "\"\"",
+    "[]",
+    "{}",
+    "[[",
+    "\\u0000",
+    "\\ud800",
+    "\u{fffd}",
+    "\"stream\": true,",
+    "\"n\": 128,",
+    "\"stop\": [\"\",",
 ];
 
 /// Xorshift: the same bodies each time.
