@@ -20,7 +20,7 @@ enum Prints {
 }
 
 /// Each command with arguments that make it short. `OUT` is a place of the run's own; other capitals are what all share.
-const COMMANDS: [(Prints, &str); 30] = [
+const COMMANDS: [(Prints, &str); 32] = [
     (Prints::Times, "tokenizer train --vocab-size 300 --out OUT TEXT"),
     (Prints::Equal, "tokenizer encode --model MLM word40"),
     (Prints::Equal, "tokenizer info --model MLM"),
@@ -56,6 +56,8 @@ const COMMANDS: [(Prints, &str); 30] = [
     (Prints::Equal, "answer --model ANSWER --question word1 --passage word2"),
     (Prints::Equal, "choose --model CHOOSE --context word1 word2 word3"),
     (Prints::Equal, "rerank --model RERANK --query word1 word2 word3"),
+    (Prints::Equal, "search TEXT word40 --model MLM --no-cache"),
+    (Prints::Equal, "mine --train PAIRS.jsonl --model MLM --out OUT"),
     (Prints::Equal, "embed --model MLM word40"),
     (Prints::Equal, "features --model MLM word40"),
     (Prints::Equal, "info MLM"),
@@ -98,6 +100,7 @@ impl Place {
         std::fs::write(place.at("LABELS"), (0..8).map(label).collect::<String>()).unwrap();
         std::fs::rename(place.at("LABELS"), place.at("LABELS.jsonl")).unwrap();
         std::fs::copy(data.join("finetune/tag.conll"), place.at("TAGS")).unwrap();
+        std::fs::copy(data.join("finetune/embed.jsonl"), place.at("PAIRS.jsonl")).unwrap();
         std::fs::create_dir(place.at("SET")).unwrap();
         let recipe = "model = \"bert-tiny\"\nsteps = 2\nbatch_size = 2\nsequence_length = 32\n";
         std::fs::write(place.at("SET/one.toml"), recipe).unwrap();

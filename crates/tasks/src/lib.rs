@@ -22,29 +22,40 @@ mod finetune;
 mod forms;
 mod forward;
 pub mod metrics;
+mod mining;
+mod nearest;
+mod passages;
 mod predict;
 mod predictions;
 mod prepare;
 mod read;
+mod retrieval;
 mod score;
 mod sentences;
 mod tags;
 mod task;
+mod vector_cache;
 mod write;
 
 pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Span, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
-    Cell, Dev, Ended, FineTuneRecipe, FoldScores, Learner, LearnerSettings, LinearScore, Plan, Results, Search,
-    SearchEnded, Table, VectorObjective, finetune, mean_and_deviation, missing_documents, search,
+    Cell, Dev, Ended, FineTuneRecipe, FoldScores, Learner, LearnerSettings, LinearScore, Plan,
+    Results, Search, SearchEnded, Table, VectorObjective, finetune, mean_and_deviation, missing_documents,
+    search,
 };
+pub use mining::{MiningSettings, mine};
+pub use nearest::{Near, nearest_of};
+pub use passages::{PassageLength, PassagePlace, SourcedPassage, passages_of};
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, instances};
 pub use read::{Files, Paths, Reading, Trained, read};
+pub use retrieval::{Collection, Passage, read_passages};
 pub use score::{LabelScore, Mistake, Score, score};
 pub use sentences::{Distance, SentenceLoss};
 pub use tags::{Scheme, convert_tags};
 pub use task::{Split, TASKS, Task};
+pub use vector_cache::VectorCache;
 pub use write::{Resampling, Writing};

@@ -16,14 +16,17 @@ mod fill;
 mod finetune;
 mod generate;
 pub(crate) mod info;
+mod mine;
 mod predict;
 pub(crate) mod pretrain;
 mod report;
 mod rerank;
+mod search;
 mod serve;
 pub(crate) mod settings;
 mod tag;
 mod tokenizer;
+mod vectors;
 
 use crate::flags::{Command, Flags};
 use crate::output;
@@ -46,6 +49,8 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Answer(flags) => answer::run(&flags),
         Command::Choose(flags) => choose::run(&flags),
         Command::Rerank(flags) => rerank::run(&flags),
+        Command::Search(flags) => search::run(&flags),
+        Command::Mine(flags) => mine::run(&flags),
         Command::Embed(flags) => embed::run(&flags),
         Command::Features(flags) => features::run(&flags),
         Command::Serve(flags) => serve::run(&flags),

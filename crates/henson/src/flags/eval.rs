@@ -14,6 +14,8 @@ use super::{Compute, LengthFlags, ModelName, Values, among, parse_count};
 perplexity  FILE has one text per line (blank lines are skipped). The loss is the mean of -ln P over all tokens.\n\
 blimp       FILE has one JSON object per line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
+retrieval   FILE is a directory as BEIR has it: corpus.jsonl, queries.jsonl, qrels/test.tsv. Passages are ranked by the vectors of a \
+sentence model.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
 a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores; for seq2seq, \
 sources with one or several references (BLEU and chrF as sacreBLEU has them, ROUGE as rouge-score, wer, per). \
@@ -32,7 +34,7 @@ henson eval --task squad2 --predictions predictions.json --null-odds null_odds.j
 henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
 pub(crate) struct Eval {
     /// What to measure, see below [default: what --model was fine-tuned for]
-    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp"]).map(|name| Task::named(&name)))]
+    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp", "retrieval"]).map(|name| Task::named(&name)))]
     pub(crate) task: Option<Task>,
 
     #[command(flatten)]
@@ -70,6 +72,18 @@ pub(crate) struct Eval {
     #[arg(long, value_parser = among(SCORINGS), conflicts_with = "predictions")]
     pub(crate) scoring: Option<Scoring>,
 
+    /// retrieval: the judgments [default: qrels/test.tsv of the directory, or the only .tsv there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) qrels: Option<PathBuf>,
+
+    /// retrieval: what to put before each query [default: the model's own prompt `query`, if it has one]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) query_prefix: Option<String>,
+
+    /// retrieval: what to put before each passage [default: the model's own prompt `passage` or `document`, if it has one]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) passage_prefix: Option<String>,
+
     #[command(flatten)]
     pub(crate) length: LengthFlags,
 
@@ -96,6 +110,8 @@ pub(crate) enum Task {
     Perplexity,
     /// Minimal pairs: which of two sentences is English
     Blimp,
+    /// How well an encoder finds what is relevant
+    Retrieval,
     /// How well labels are predicted
     Labelled(&'static henson_tasks::Task),
 }
@@ -106,6 +122,7 @@ impl Task {
         match henson_tasks::Task::named(name) {
             Some(task) => Self::Labelled(task),
             None if name == "blimp" => Self::Blimp,
+            None if name == "retrieval" => Self::Retrieval,
             None => Self::Perplexity,
         }
     }

@@ -10,6 +10,7 @@ pub(crate) mod generate;
 pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod report;
+pub(crate) mod search;
 pub(crate) mod serve;
 pub(crate) mod settings;
 pub(crate) mod tasks;
@@ -86,6 +87,10 @@ Offsets count characters (Unicode code points) from 0, the end not included."
     Choose(tasks::Choose),
     /// Rank texts by their relevance to a query, with a cross-encoder
     Rerank(tasks::Rerank),
+    /// Search a folder, a text file or a table by meaning
+    Search(search::Search),
+    /// Find hard negatives for pairs of texts, to train sentence models on
+    Mine(search::Mine),
     /// Turn texts into vectors, one each
     #[command(after_help = "Examples:\n  henson embed 'A sentence.' 'Another one.'\n  \
 henson embed --model DIR --json --file sentences.txt > vectors.jsonl\n\n\

@@ -3,6 +3,7 @@
 mod blimp;
 mod perplexity;
 mod predictions;
+mod retrieval;
 
 use std::path::Path;
 use std::time::Instant;
@@ -24,6 +25,10 @@ pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
     match flags.task {
         Some(Task::Perplexity) => perplexity::run(flags, model_of(flags)?),
         Some(Task::Blimp) => blimp::run(flags, model_of(flags)?),
+        Some(Task::Retrieval) => {
+            model_of(flags)?;
+            retrieval::run(flags)
+        }
         Some(Task::Labelled(task)) => predictions::run(flags, Some(task)),
         None => predictions::run(flags, None),
     }
