@@ -28,6 +28,7 @@ mod passages;
 mod predict;
 mod predictions;
 mod prepare;
+mod ranking;
 mod read;
 mod retrieval;
 mod score;
@@ -41,8 +42,8 @@ pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Span, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
-    Cell, Dev, Ended, FineTuneRecipe, FoldScores, Learner, LearnerSettings, LinearScore, Plan,
-    Results, Search, SearchEnded, Table, VectorObjective, finetune, mean_and_deviation, missing_documents,
+    Cell, Dev, Ended, FineTuneRecipe, FoldScores, HostObjective, Learner, LearnerSettings, LinearScore, ListObjective,
+    Plan, Results, Search, SearchEnded, Table, VectorObjective, finetune, mean_and_deviation, missing_documents,
     search,
 };
 pub use mining::{MiningSettings, mine};
@@ -51,6 +52,7 @@ pub use passages::{PassageLength, PassagePlace, SourcedPassage, passages_of};
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, instances};
+pub use ranking::RankLoss;
 pub use read::{Files, Paths, Reading, Trained, read};
 pub use retrieval::{Collection, Passage, read_passages};
 pub use score::{LabelScore, Mistake, Score, score};

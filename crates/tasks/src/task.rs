@@ -9,7 +9,7 @@ use henson_infer::Task as Ability;
 
 use crate::error::TaskError;
 use crate::forms::{
-    ANSWER, CHOOSE, CLASSIFY, CLOZE, COMMITMENT, COPA, EMBED, ENTITIES, Form, JUDGE, MULTILABEL, PAIR, REGRESS,
+    ANSWER, CHOOSE, CLASSIFY, CLOZE, COMMITMENT, COPA, EMBED, ENTITIES, Form, JUDGE, MULTILABEL, PAIR, RANK, REGRESS,
     SEQ2SEQ, SPAN, SPAN_PAIR, TEXT_CLASS, TEXT_NUMBER, TEXT_PAIR, WINOGENDER, WORDS,
 };
 
@@ -293,7 +293,7 @@ const fn superglue(
 
 /// All tasks. In dev and test files GLUE's columns have the same names as in those to train on, but for CoLA's, whose test
 /// file alone has a header.
-pub static TASKS: [Task; 37] = [
+pub static TASKS: [Task; 38] = [
     Task {
         meanings: &["unacceptable", "acceptable"],
         columns: TaskColumns { without_header: Some((3, 1, 4)), ..SENTENCE },
@@ -471,6 +471,10 @@ pub static TASKS: [Task; 37] = [
             IDS,
         ),
         ..task("embed", &EMBED, "spearman")
+    },
+    Task {
+        columns: columns(&["query", "question", "anchor", "sentence1"], &[], &[], IDS),
+        ..task("rerank", &RANK, "ndcg")
     },
     Task { columns: NO_COLUMNS, ..task("seq2seq", &SEQ2SEQ, "bleu") },
 ];

@@ -403,7 +403,7 @@ fn classify(
             label_smoothing: 0.0,
             writing: None,
             resampling: None,
-            vectors: None,
+            host: None,
         };
         let mut learner = Learner::new(instances.clone(), Some(dev), settings)?;
         for step in 0..steps {

@@ -23,7 +23,7 @@ use crate::read::listed;
 use crate::score::{Score, score};
 use crate::write::{self, Resampling, Writing};
 
-use super::vectors::VectorObjective;
+use super::vectors::HostObjective;
 
 /// Numbers the stream of shuffles among all uses of the seed.
 const SHUFFLE: u32 = 0x5bff;
@@ -61,8 +61,8 @@ pub struct LearnerSettings {
     pub writing: Option<Writing>,
     /// Draws how words are cut in every epoch, where texts are learned.
     pub resampling: Option<Arc<Resampling>>,
-    /// What is learned from vectors, where that is computed elsewhere than on the device.
-    pub vectors: Option<VectorObjective>,
+    /// What is learned by losses that are computed elsewhere than on the device.
+    pub host: Option<HostObjective>,
 }
 
 /// Dev examples with what the model reads of them.
@@ -251,10 +251,10 @@ impl Task for Learner {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let LearnerSettings { task, freeze, accumulation, temperature, .. } = self.settings;
         let class_weights = self.settings.class_weights.clone();
-        if let Some(objective) = self.settings.vectors.clone() {
+        if let Some(objective) = self.settings.host.clone() {
             let instances = self.batch(step)?;
             let tokens = instances.iter().map(|instance| instance.tokens()).sum();
-            let parts = if objective.cached { vec![instances] } else { divided(instances, accumulation) };
+            let parts = if objective.is_cached() { vec![instances] } else { divided(instances, accumulation) };
             let parts = objective.learn(engine, step, &parts, accumulation)?;
             return Ok(Underway { parts, losses: &[], weights: henson_train::EQUAL, tokens });
         }
@@ -497,7 +497,7 @@ mod tests {
             label_smoothing: 0.0,
             writing: None,
             resampling: None,
-            vectors: None,
+            host: None,
         }
     }
 

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::learner::{Dev, Learner, LearnerSettings, check_metric};
 use super::recipe::FineTuneRecipe;
-use super::vectors::VectorObjective;
+use super::vectors::HostObjective;
 use super::{defaults, split};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
@@ -167,7 +167,7 @@ impl Plan {
             threads: self.threads,
             data: String::new(),
         };
-        plan.vectors()?;
+        plan.host()?;
         plan.data = plan.digest();
         Ok(plan)
     }
@@ -275,7 +275,7 @@ impl Plan {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
         let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
-        self.lay_out_vectors(&mut builder)?;
+        self.lay_out_host(&mut builder)?;
         let parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe)?;
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
@@ -315,7 +315,7 @@ impl Plan {
             label_smoothing: self.recipe.label_smoothing as f32,
             writing: self.writing()?,
             resampling: self.resampling()?,
-            vectors: self.objective_of_vectors()?,
+            host: self.objective_on_host()?,
         };
         Learner::new(self.instances.clone(), dev, settings)
     }
@@ -383,25 +383,25 @@ impl Plan {
         Ok(Value::Object(keys))
     }
 
-    /// What is learned from vectors, where that is computed elsewhere than on the device.
-    fn vectors(&self) -> TrainResult<Option<VectorObjective>> {
-        self.task.form.vectors(&self.recipe, &self.train, self.config.model.sizes().hidden_size)
+    /// What is learned by losses that are computed elsewhere than on the device.
+    fn host(&self) -> TrainResult<Option<HostObjective>> {
+        self.task.form.host(&self.recipe, &self.train, self.config.model.sizes().hidden_size)
     }
 
     /// Lays out what that needs and the model does not have.
-    fn lay_out_vectors(&self, builder: &mut Builder) -> TrainResult<Option<VectorObjective>> {
-        let mut objective = self.vectors()?;
-        if let Some(objective) = &mut objective {
+    fn lay_out_host(&self, builder: &mut Builder) -> TrainResult<Option<HostObjective>> {
+        let mut objective = self.host()?;
+        if let Some(HostObjective::Vectors(objective)) = &mut objective {
             objective.build(builder, self.config.model.sizes().hidden_size);
         }
         Ok(objective)
     }
 
     /// The same with the places of its parameters, which are those of [`Plan::engine`].
-    fn objective_of_vectors(&self) -> TrainResult<Option<VectorObjective>> {
+    fn objective_on_host(&self) -> TrainResult<Option<HostObjective>> {
         let mut builder = Builder::new();
         Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
-        self.lay_out_vectors(&mut builder)
+        self.lay_out_host(&mut builder)
     }
 
     /// What each label counts; empty: all the same.

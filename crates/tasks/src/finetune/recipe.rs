@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use crate::prepare::TARGET_LENGTH;
+use crate::ranking::RankLoss;
 use crate::read::{Files, Paths};
 use crate::sentences::{Distance, SentenceLoss};
 use crate::task::Task;
@@ -22,7 +23,7 @@ use crate::task::Task;
 #[serde(deny_unknown_fields, default)]
 pub struct FineTuneRecipe {
     /// The task: a benchmark, or `classify`, `pair`, `regress`, `multilabel`, `span`, `tag`, `qa`, `choice`, `embed`,
-    /// `seq2seq` (`--task`).
+    /// `rerank`, `seq2seq` (`--task`).
     pub task: String,
     /// The model to start from: a directory, or the name of one (`--model`).
     pub model: String,
@@ -175,6 +176,9 @@ pub struct FineTuneRecipe {
     /// themselves are learned, as cosines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_score: Option<f64>,
+    /// `rerank`: what is learned from the relevance of a query's documents.
+    #[serde(skip_serializing_if = "is_default")]
+    pub rank_loss: RankLoss,
     /// Weight labels inversely to their frequency; for `multilabel`, positives by the ratio of negatives to positives
     /// (`pos_weight`).
     pub class_weights: bool,
@@ -259,6 +263,7 @@ impl Default for FineTuneRecipe {
             matryoshka: Vec::new(),
             cached_gradients: false,
             min_score: None,
+            rank_loss: RankLoss::default(),
             class_weights: false,
             linear_head: false,
             evals_per_epoch: 1.0,
@@ -267,6 +272,11 @@ impl Default for FineTuneRecipe {
             files: Files::default(),
         }
     }
+}
+
+/// For recipes as they were before a setting came.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl RunRecipe for FineTuneRecipe {

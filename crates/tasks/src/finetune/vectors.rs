@@ -11,6 +11,7 @@ use henson_models::{Batch, Capture, Sequence};
 use henson_tensor::{Builder, Device, Group, Init, Param, Pass, Reading, Tensor, Var};
 use henson_train::{Engine, Result};
 
+use super::lists::ListObjective;
 use crate::forms::not_asked_for;
 use crate::prepare::Instance;
 use crate::sentences::{Found, PairHead, SentenceLoss, VectorLoss, VectorTargets};
@@ -20,6 +21,36 @@ const PAIR_HEAD: &str = "pair_classifier.weight";
 
 /// The standard deviation of its first weights.
 const SPREAD: f32 = 0.02;
+
+/// What is learned by losses that are computed on the host.
+#[derive(Clone, Debug)]
+pub enum HostObjective {
+    /// From the vectors of texts.
+    Vectors(VectorObjective),
+    /// From the logits of a query's documents.
+    Lists(ListObjective),
+}
+
+impl HostObjective {
+    /// Whether the parts of a batch are encoded twice, and told apart together.
+    pub(crate) fn is_cached(&self) -> bool {
+        matches!(self, Self::Vectors(VectorObjective { cached: true, .. }))
+    }
+
+    /// Adds the gradients of a step's parts; gives the loss of each.
+    pub(crate) fn learn(
+        &self,
+        engine: &mut Engine,
+        step: u64,
+        parts: &[Vec<&Instance>],
+        divided: usize,
+    ) -> Result<Vec<Reading>> {
+        match self {
+            Self::Vectors(objective) => objective.learn(engine, step, parts, divided),
+            Self::Lists(objective) => objective.learn(engine, step, parts),
+        }
+    }
+}
 
 /// What is learned from vectors.
 #[derive(Clone, Debug)]

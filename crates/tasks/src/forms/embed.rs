@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::embed_rows::{asks_for_vectors, check_loss, keep_for, partners_in, target_of, unlike};
 use super::regress::unrelated;
 use super::*;
-use crate::finetune::thin;
+use crate::finetune::{VectorObjective, thin};
 use crate::metrics::{PairScores, cosine, nearest, pearson, spearman};
 use crate::predict::TOGETHER;
 use crate::sentences::{SentenceLoss, VectorLoss};
@@ -165,7 +165,7 @@ impl Steps for Embed {
         all
     }
 
-    fn vectors(&self, recipe: &FineTuneRecipe, train: &Set, width: usize) -> TrainResult<Option<VectorObjective>> {
+    fn host(&self, recipe: &FineTuneRecipe, train: &Set, width: usize) -> TrainResult<Option<HostObjective>> {
         let loss = match recipe.loss {
             Some(loss) => loss,
             None if !asks_for_vectors(recipe) => return Ok(None),
@@ -197,7 +197,8 @@ impl Steps for Embed {
             dims: dims.into_iter().map(|dim| (dim, 1.0)).collect(),
         };
         let classes = if loss.loss == SentenceLoss::Softmax { train.labels.len() } else { 0 };
-        Ok(Some(VectorObjective { loss, classes, cached: recipe.cached_gradients, head: None }))
+        let objective = VectorObjective { loss, classes, cached: recipe.cached_gradients, head: None };
+        Ok(Some(HostObjective::Vectors(objective)))
     }
 
     fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {

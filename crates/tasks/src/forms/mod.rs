@@ -11,6 +11,7 @@ mod embed;
 mod embed_rows;
 mod judge;
 mod multilabel;
+mod rank;
 mod regress;
 mod seq2seq;
 mod span;
@@ -31,7 +32,7 @@ use henson_train::{ModelFiles, Result as TrainResult};
 
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
-use crate::finetune::{FineTuneRecipe, VectorObjective};
+use crate::finetune::{FineTuneRecipe, HostObjective};
 use crate::predict::{PredictSettings, predict_set};
 use crate::predictions::{self, Found, Prediction};
 use crate::prepare::{Instance, LayingOut, Lengths, Prepared, Scores};
@@ -46,6 +47,7 @@ pub(crate) use cloze::CLOZE;
 pub(crate) use embed::{EMBED, not_asked_for};
 pub(crate) use judge::JUDGE;
 pub(crate) use multilabel::MULTILABEL;
+pub(crate) use rank::RANK;
 pub(crate) use regress::REGRESS;
 pub(crate) use seq2seq::{ERRORS, SEQ2SEQ, TokenLoss, target_from};
 pub(crate) use span::{SPAN, SPAN_PAIR};
@@ -225,9 +227,9 @@ pub(crate) trait Steps: Debug + Sync {
         class_loss(device, part.labels())
     }
 
-    /// What is learned from the vectors of texts, and computed elsewhere than on the device; none: [`Steps::loss`]. `width` is that of
-    /// the vectors.
-    fn vectors(&self, _recipe: &FineTuneRecipe, _train: &Set, _width: usize) -> TrainResult<Option<VectorObjective>> {
+    /// What is learned by losses that are computed elsewhere than on the device; none: [`Steps::loss`]. `width` is that of the hidden
+    /// states.
+    fn host(&self, _recipe: &FineTuneRecipe, _train: &Set, _width: usize) -> TrainResult<Option<HostObjective>> {
         Ok(None)
     }
 
