@@ -51,7 +51,7 @@ pub struct PassageLength {
 
 impl Default for PassageLength {
     fn default() -> Self {
-        Self { words: 120, overlap: 30 }
+        Self { words: 80, overlap: 20 }
     }
 }
 

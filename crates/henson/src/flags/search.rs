@@ -42,11 +42,11 @@ pub(crate) struct Search {
     pub(crate) candidates: usize,
 
     /// Words of a passage
-    #[arg(long, value_name = "N", default_value_t = 120, value_parser = parse_count)]
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = parse_count)]
     pub(crate) words: usize,
 
     /// Words that a passage has in common with the one before
-    #[arg(long, value_name = "N", default_value_t = 30)]
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) overlap: usize,
 
     /// What to put before each query [default: the model's own prompt `query`, if it has one]
