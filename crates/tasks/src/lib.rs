@@ -13,8 +13,6 @@
 
 #![forbid(unsafe_code)]
 
-mod bilstm;
-mod crf;
 mod error;
 mod example;
 mod features;

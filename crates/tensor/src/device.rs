@@ -59,6 +59,14 @@ impl Device {
         Ok(Device::Cuda(Arc::new(CudaDevice::new(options)?)))
     }
 
+    /// The processor next to it: itself, or, next to a GPU, with the best instruction set and all cores.
+    pub fn host(&self) -> Result<Self, UnsupportedIsa> {
+        match self {
+            Device::Cpu(_) => Ok(self.clone()),
+            Device::Cuda(_) => Self::cpu(None, None),
+        }
+    }
+
     /// Bytes of memory that tensors hold, or held and may use again.
     pub fn held(&self) -> usize {
         match self {

@@ -72,7 +72,7 @@ impl TrainingRun {
     }
 
     /// Loads the newest checkpoint that can be used, where there are any.
-    pub fn resume(&mut self, engine: &mut Engine, watch: &mut Watch<'_>) -> Result<()> {
+    pub fn resume<M>(&mut self, engine: &mut Engine<M>, watch: &mut Watch<'_>) -> Result<()> {
         let mut warn = |text: &str| (watch.on)(Event::Warning { text });
         self.take_products(engine.parameters.device(), &mut warn)?;
         if self.state.place.is_null() {
@@ -105,10 +105,10 @@ impl TrainingRun {
 
     /// Trains to the last step, or until nothing gets better, and loads the model that the run ends with; unless it is stopped
     /// before.
-    pub fn train(
+    pub fn train<M>(
         &mut self,
-        engine: &mut Engine,
-        task: &mut dyn Task,
+        engine: &mut Engine<M>,
+        task: &mut dyn Task<M>,
         model: &ModelFiles,
         watch: &mut Watch<'_>,
     ) -> Result<Outcome> {
@@ -129,7 +129,16 @@ impl TrainingRun {
 
     /// Writes what the run ends with: the model, the files beside it in their order, and the page.
     pub fn finish(&self, model: &ModelFiles, parameters: &Parameters, beside: &[(&str, Vec<u8>)]) -> Result<()> {
-        self.directory.finish(model, parameters)?;
+        self.finish_with(|directory| directory.finish(model, parameters), beside)
+    }
+
+    /// The same, where `write` writes the model.
+    pub fn finish_with(
+        &self,
+        write: impl FnOnce(&RunDirectory) -> Result<()>,
+        beside: &[(&str, Vec<u8>)],
+    ) -> Result<()> {
+        write(&self.directory)?;
         for (name, bytes) in beside {
             write_atomic(&self.directory.path().join(name), bytes)?;
         }

@@ -33,12 +33,12 @@ pub(crate) const PRODUCTS: &str = "cuda-products.txt";
 /// let scale = 0.5_f32;
 /// let work: henson_train::Work<(), ()> = |(), _, _, ()| Ok(vec![]).inspect(|_| drop(scale));
 /// ```
-pub type Work<K, I> = fn(&K, &Model, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>;
+pub type Work<K, I, M = Model> = fn(&K, &M, &mut Pass<'_>, &I) -> Result<Vec<Tensor>>;
 
-/// A model with what training needs of it.
-pub struct Engine {
+/// A model with what training needs of it; `M` is its network.
+pub struct Engine<M = Model> {
     /// The network.
-    pub model: Model,
+    pub model: M,
     /// Its weights.
     pub parameters: Parameters,
     /// Their gradients.
@@ -53,9 +53,9 @@ pub struct Engine {
     recordings: Recordings,
 }
 
-impl Engine {
+impl<M> Engine<M> {
     /// A model ready to be trained.
-    pub fn new(model: Model, parameters: Parameters, optimizer: OptimizerSettings, seed: u64) -> Result<Self> {
+    pub fn new(model: M, parameters: Parameters, optimizer: OptimizerSettings, seed: u64) -> Result<Self> {
         let gradients = parameters.gradients()?;
         let updater = Updater::new(optimizer, &parameters)?;
         Ok(Self { model, parameters, gradients, updater, tape: Tape::new(), seed, recordings: Recordings::default() })
@@ -71,19 +71,19 @@ impl Engine {
     /// gradients are added to the engine's; nothing of this waits for a GPU.
     ///
     /// `key` holds whatever `work` depends on beside its inputs. Where these hold numbers of the host, the key has them, too.
-    pub fn learn<K: Hash + Copy + 'static, I>(
+    pub fn learn_from<K: Hash + Copy + 'static, I>(
         &mut self,
         step: u64,
         key: K,
-        fill: impl FnOnce(&Device, &ModelConfig) -> Result<I>,
-        work: Work<K, I>,
+        fill: impl FnOnce(&Device, &M) -> Result<I>,
+        work: Work<K, I, M>,
     ) -> Result<Reading> {
         let training = self.training(step);
         let Self { model, parameters, gradients, tape, recordings, .. } = self;
         let device = parameters.device().clone();
         let ((inputs, number), signature) = device.feed(|| {
             let number = Tensor::from_slice(&device, [1], &[training.step])?;
-            Ok::<_, TrainError>((fill(&device, model.config())?, number))
+            Ok::<_, TrainError>((fill(&device, model)?, number))
         })?;
         let all = (work as usize, training.seed, tape.recomputes(), gradients.is_zero(), key);
         let losses = recordings.run(&device, &signature, &all, || {
@@ -97,12 +97,31 @@ impl Engine {
         Ok(device.read_later(&losses.iter().collect::<Vec<_>>())?)
     }
 
-    /// One part of update number `step` towards an objective; see [`Engine::learn`].
+    /// Leaves all gradients at zero: a step that has nothing to learn from.
+    pub fn learn_nothing(&mut self, step: u64) -> Result<()> {
+        let pass = Pass::training(&mut self.tape, &self.parameters, Training { seed: self.seed, step: step as u32 });
+        Ok(pass.backward(&mut self.gradients)?)
+    }
+}
+
+impl Engine {
+    /// [`Engine::learn_from`] for a model with a config.
+    pub fn learn<K: Hash + Copy + 'static, I>(
+        &mut self,
+        step: u64,
+        key: K,
+        fill: impl FnOnce(&Device, &ModelConfig) -> Result<I>,
+        work: Work<K, I>,
+    ) -> Result<Reading> {
+        self.learn_from(step, key, |device, model| fill(device, model.config()), work)
+    }
+
+    /// One part of update number `step` towards an objective; see [`Engine::learn_from`].
     pub fn learn_part<O: Objective>(&mut self, step: u64, objective: O, part: O::Part<'_>) -> Result<Reading> {
         self.learn(step, objective, |device, config| objective.inputs(device, config, part), O::losses)
     }
 
-    /// A pass without gradients, otherwise as [`Engine::learn`].
+    /// A pass without gradients, otherwise as [`Engine::learn_from`].
     pub fn look<K: Hash + Copy + 'static, I>(
         &mut self,
         key: K,
@@ -150,14 +169,14 @@ pub struct Evaluation {
     pub score: f64,
 }
 
-/// What is learned.
-pub trait Task {
+/// What is learned, by a network of the kind `M`.
+pub trait Task<M = Model> {
     /// Adds the gradients of update number `step` (from 0) to the engine's, which are zero.
-    fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway>;
+    fn step(&mut self, engine: &mut Engine<M>, step: u64) -> Result<Underway>;
     /// How good the model is on held-out data after `step` updates, where there are some.
-    fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>>;
+    fn evaluate(&mut self, engine: &mut Engine<M>, step: u64) -> Result<Option<Evaluation>>;
     /// What the model puts into the sample texts.
-    fn samples(&mut self, engine: &mut Engine) -> Result<Vec<metrics::Sample>>;
+    fn samples(&mut self, engine: &mut Engine<M>) -> Result<Vec<metrics::Sample>>;
     /// The learning rate of update number `step`, and which phase it belongs to.
     fn rate(&self, step: u64) -> (f64, u32);
     /// Where the data is, for a checkpoint.
@@ -286,9 +305,9 @@ pub enum Outcome {
 }
 
 /// Trains from `state` on.
-pub(crate) fn train(
-    engine: &mut Engine,
-    task: &mut dyn Task,
+pub(crate) fn train<M>(
+    engine: &mut Engine<M>,
+    task: &mut dyn Task<M>,
     run: &RunDirectory,
     model: &ModelFiles,
     state: &mut State,
@@ -349,9 +368,9 @@ pub(crate) fn train(
     Ok(Outcome::Finished)
 }
 
-fn evaluate(
-    engine: &mut Engine,
-    task: &mut dyn Task,
+fn evaluate<M>(
+    engine: &mut Engine<M>,
+    task: &mut dyn Task<M>,
     state: &State,
     settings: &LoopSettings,
     logs: &mut Logs,
@@ -374,9 +393,9 @@ fn evaluate(
     Ok(evaluation.map(|evaluation| evaluation.score))
 }
 
-fn save(
-    engine: &Engine,
-    task: &mut dyn Task,
+fn save<M>(
+    engine: &Engine<M>,
+    task: &mut dyn Task<M>,
     run: &RunDirectory,
     model: &ModelFiles,
     state: &mut State,

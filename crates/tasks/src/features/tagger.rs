@@ -5,14 +5,14 @@ use std::path::Path;
 
 use henson_checkpoint::{Beside, Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
 use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Task as Ability, Want};
-use henson_tensor::{DType, Device, Isa};
+use henson_models::recurrent::{WordTagger, WordTaggerSettings};
+use henson_tensor::{Builder, DType, Device, Entry, Parameters};
 use henson_text::{TextError, WordWindows, join_words, split_words};
 use henson_train::TrainError;
 use serde::{Deserialize, Serialize};
 
-use super::layers::{FeatureLayers, Vectors, vectors_of_words};
-use super::network::Network;
-use crate::bilstm::{BiLstm, Pair, Sequences};
+use super::layers::{FeatureLayers, vectors_of_words};
+use super::learner::{DTYPE, tell};
 use crate::error::TaskError;
 use crate::example::{Input, Set, Words};
 use crate::forms::lay_out_words;
@@ -68,13 +68,18 @@ impl Description {
         }
     }
 
-    /// The network on vectors of an encoder's layers side by side, `width` numbers in all.
-    pub(super) fn network(&self, width: usize, blocks: usize, dropout: f32) -> Network {
+    /// The sizes of the tagger on vectors of an encoder's layers side by side, `width` numbers in all.
+    pub(super) fn settings(&self, width: usize, blocks: usize, dropout: f32) -> WordTaggerSettings {
         let mixed = self.layers.of_encoder(blocks).1;
-        let width = width / mixed.max(1);
-        let lstm = BiLstm { input: width, hidden: self.hidden_size / 2, layers: self.lstm_layers };
-        let lstm = (self.lstm_layers > 0).then_some(lstm);
-        Network { mixed, width, lstm, labels: self.labels.len(), crf: self.crf, dropout }
+        WordTaggerSettings {
+            mixed,
+            width: width / mixed.max(1),
+            lstm_layers: self.lstm_layers,
+            hidden: self.hidden_size / 2,
+            labels: self.labels.len(),
+            crf: self.crf,
+            dropout,
+        }
     }
 }
 
@@ -82,9 +87,8 @@ impl Description {
 pub struct Tagger {
     model: Model,
     description: Description,
-    network: Network,
-    parameters: Vec<f32>,
-    pair: Pair,
+    network: WordTagger,
+    parameters: Parameters,
 }
 
 /// What a tagger says about a sentence: for each word that has pieces its label and how likely each label is.
@@ -117,10 +121,12 @@ impl Tagger {
         let layers = description.layers.of_encoder(encoder_layers).0;
         let probe = model.features(&["."], layers, Length { most: Some(description.max_length), windows: true })?;
         let width = probe.first().map_or(0, |features| features.width);
-        let network = description.network(width, encoder_layers, 0.0);
-        let parameters = read_parameters(&path.join(WEIGHTS), &network)?;
-        let pair = pair_for(device);
-        Ok(Self { model, description, network, parameters, pair })
+        let mut builder = Builder::new();
+        let network = WordTagger::build(&mut builder, description.settings(width, encoder_layers, 0.0));
+        let host = device.host().map_err(|error| TrainError::Task(error.into()))?;
+        let mut parameters = builder.finish(&host, DTYPE).map_err(TrainError::from)?;
+        read_parameters(&path.join(WEIGHTS), &mut parameters)?;
+        Ok(Self { model, description, network, parameters })
     }
 
     /// Its labels, in the order of their numbers.
@@ -204,7 +210,7 @@ impl Tagger {
             let numbers: Vec<usize> = (done + 1..=done + some.len()).collect();
             let (vectors, _) =
                 vectors_of_words(&self.model, some, layers, &lay_out, go_on).map_err(|e| e.numbered(&numbers))?;
-            let told = tell(&self.network, &self.parameters, &self.pair, &vectors);
+            let told = tell(&self.network, &self.parameters, &vectors)?;
             for (told, vectors) in told.into_iter().zip(vectors) {
                 let (tags, shares) = told;
                 if !shares.iter().all(|share| share.is_finite()) {
@@ -233,75 +239,54 @@ pub(super) fn sentences_of(set: &Set) -> Vec<Words> {
     words.collect()
 }
 
-/// Threads for a tagger beside a device.
-pub(super) fn pair_for(device: &Device) -> Pair {
-    Pair::new(device.isa().unwrap_or_else(Isa::best), device.threads())
-}
-
-/// Tags, and how likely each label is, of the words that have vectors.
-pub(super) fn tell(network: &Network, parameters: &[f32], pair: &Pair, some: &[Vectors]) -> Vec<(Vec<u32>, Vec<f32>)> {
-    let lengths: Vec<usize> = some.iter().map(|vectors| vectors.words.len()).collect();
-    let sequences = Sequences::new(&lengths);
-    let rows: Vec<f32> = some.iter().flat_map(|vectors| &vectors.rows).copied().collect();
-    let logits = network.logits(pair, parameters, rows, &sequences);
-    let k = network.labels;
-    sequences.ranges().map(|words| network.decode(parameters, &logits[words.start * k..words.end * k])).collect()
-}
-
 /// Writes encoder and tagger into a run's directory, all at once.
 pub(super) fn save(
     out: &Path,
     model: &Model,
     description: &Description,
-    network: &Network,
-    parameters: &[f32],
+    parameters: &Parameters,
 ) -> Result<(), TrainError> {
     let mut files = model.tokenizer().files(Some(model.most_tokens()))?;
     let json = serde_json::to_vec_pretty(description)
         .map_err(|error| TrainError::State { path: out.join(DESCRIPTION), problem: error.to_string() })?;
     files.push((DESCRIPTION.to_owned(), json));
-    let mut entries: Vec<(String, Vec<usize>, usize)> = Vec::new();
-    let mut start = 0;
-    for (name, shape) in network.entries() {
-        let len: usize = shape.iter().product();
-        entries.push((name, shape, start));
-        start += len;
-    }
-    entries.sort();
-    let read = |i: usize| {
-        let (_, shape, start) = &entries[i];
-        Ok(parameters[*start..start + shape.iter().product::<usize>()].to_vec())
-    };
-    let tensors = entries.iter().map(|(name, shape, _)| (name.clone(), shape.clone())).collect();
+    let entries = parameters.entries();
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.sort_by_key(|&i| &entries[i].name);
+    let read = |place: usize| parameters.read(order[place]);
+    let shape = |i: &usize| (entries[*i].name.clone(), entries[*i].shape.sizes().to_vec());
+    let tensors = order.iter().map(shape).collect();
     let options = SaveOptions { existing: Existing::Merge, ..SaveOptions::default() };
     let file = TensorFile { name: WEIGHTS, tensors, read: &read };
     let beside = Beside { tensors: vec![file], ..Beside::default() };
     Ok(save_with(out, &files, &beside, &model.config().to_json()?, model.parameters(), SaveDType::F32, &options)?)
 }
 
-/// All parameters of a network, each checked for its shape.
-fn read_parameters(path: &Path, network: &Network) -> Result<Vec<f32>, TrainError> {
+/// Reads all parameters, each checked for its shape.
+fn read_parameters(path: &Path, parameters: &mut Parameters) -> Result<(), TrainError> {
     let weights = Weights::open_file(path)?;
-    let entries = network.entries();
-    let fits = |(name, shape): &(String, Vec<usize>)| weights.get(name).is_some_and(|info| info.shape == *shape);
-    let problem = match entries.iter().find(|entry| !fits(entry)) {
-        Some((name, shape)) => match weights.get(name) {
+    let entries = parameters.entries();
+    let differs = |entry: &&Entry| weights.get(&entry.name).is_none_or(|info| info.shape != entry.shape.sizes());
+    let problem = match entries.iter().find(differs) {
+        Some(Entry { name, shape, .. }) => match weights.get(name) {
             Some(info) => {
-                format!("{name} has the shape {:?}, and {DESCRIPTION} and the encoder ask for {shape:?}", info.shape)
+                format!("{name} has the shape {:?}, and {DESCRIPTION} and the encoder ask for {shape}", info.shape)
             }
-            None => format!("{name} of the shape {shape:?} is missing"),
+            None => format!("{name} of the shape {shape} is missing"),
         },
         None if weights.names().len() != entries.len() => {
-            let extra = weights.names().find(|name| !entries.iter().any(|(other, _)| other == name));
+            let extra = weights.names().find(|name| !entries.iter().any(|entry| entry.name == **name));
             format!("{} is not described in {DESCRIPTION}", extra.unwrap_or("a tensor"))
         }
         None => {
-            let mut all = Vec::with_capacity(network.len());
-            for (name, _) in &entries {
-                all.extend(weights.read_f32(name)?);
+            let mut finite = true;
+            for i in 0..parameters.entries().len() {
+                let numbers = weights.read_f32(&parameters.entries()[i].name)?;
+                finite &= numbers.iter().all(|x| x.is_finite());
+                parameters.write(i, &numbers)?;
             }
-            match all.iter().all(|x| x.is_finite()) {
-                true => return Ok(all),
+            match finite {
+                true => return Ok(parameters.refresh()?),
                 false => "it has numbers that are not finite".to_owned(),
             }
         }

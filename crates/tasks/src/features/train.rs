@@ -1,42 +1,30 @@
-//! A run: vectors of all sentences once, then the tagger in epochs, the best one kept.
+//! A run: vectors of all sentences once, then the tagger through the life of a run, the best one kept.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
-use henson_checkpoint::write_atomic;
 use henson_infer::{Model, Task as Ability, Want};
-use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw};
-use henson_kernels::cpu::reduce::sum_of_squares;
-use henson_kernels::philox::Stream;
-use henson_tensor::{DType, Device};
-use henson_train::metrics::{self, Line, MetricsLog};
-use henson_train::{Event, RunDirectory, Schedule, TrainError, Watch, report};
+use henson_models::recurrent::{WordTagger, WordTaggerSettings};
+use henson_tensor::{Builder, DType, Device};
+use henson_train::{
+    Clip, Engine, Keep, LoopSettings, ModelFiles, OptimizerSettings, Outcome, Schedule, TrainError, TrainingRun, Watch,
+};
 use sha2::{Digest, Sha256};
 
 use super::layers::{Vectors, vectors_of_words};
-use super::network::{Network, Noise};
+use super::learner::{DTYPE, TaggerLearner};
 use super::recipe::{TaggerHead, TaggerRecipe};
-use super::tagger::{Description, pair_for, save, sentences_of, tell};
-use crate::bilstm::{Pair, Sequences};
+use super::tagger::{Description, save, sentences_of};
 use crate::error::TaskError;
-use crate::example::{Set, Target, Words};
+use crate::example::{Set, Words};
 use crate::finetune::{
-    Ended, Results, check_documents, chosen_by, code, degenerate, finished, listed, plain, read_both,
+    Ended, Found, RESULTS, Results, UNCHOSEN_CHECKPOINTS, check_documents, chosen_by, code, finished, listed, plain,
+    read_both,
 };
 use crate::forms::lay_out_words;
-use crate::predictions::Prediction;
 use crate::read::Reading;
-use crate::score::{Score, score};
 use crate::task::Task;
-
-/// Numbers the stream of shuffles among all uses of the seed.
-const SHUFFLE: u32 = 0x7a68;
-
-/// Sentences that are evaluated at a time.
-const TOGETHER: usize = 64;
 
 /// A run before it begins.
 pub struct TaggerPlan {
@@ -83,105 +71,112 @@ impl TaggerPlan {
     fn steps_per_epoch(&self) -> u64 {
         self.train.examples.len().div_ceil(self.recipe.batch_size).max(1) as u64
     }
+
+    pub(super) fn schedule(&self) -> Schedule {
+        let (recipe, steps) = (&self.recipe, self.steps());
+        Schedule {
+            kind: recipe.schedule,
+            peak: recipe.learning_rate,
+            warmup_steps: (steps as f64 * recipe.warmup) as u64,
+            decay_steps: steps / 10,
+            steps,
+        }
+    }
+
+    /// When the loop does what: evaluations and checkpoints are those of epochs.
+    fn loop_settings(&self, stop_at: Option<u64>) -> LoopSettings {
+        let (epoch, chooses) = (self.steps_per_epoch(), self.dev.is_some());
+        LoopSettings {
+            steps: self.steps(),
+            // Where no checkpoint is chosen, one is only there to resume from.
+            checkpoint_every: if chooses { epoch } else { epoch.max(UNCHOSEN_CHECKPOINTS) },
+            keep_checkpoints: 1,
+            eval_every: if chooses { epoch } else { 0 },
+            log_every: epoch,
+            log_samples: false,
+            stop_at,
+            higher_is_better: true,
+            patience: self.recipe.patience,
+            keep: Keep::Best,
+        }
+    }
+
+    /// What the tagger is, on an encoder.
+    fn description(&self, model: &Model) -> Description {
+        let (recipe, sizes) = (&self.recipe, model.config().model.sizes());
+        let max_length = recipe.max_length.min(sizes.max_tokens);
+        let mut description = Description::new(self.task.name, &self.train.labels, recipe.layers, max_length);
+        if recipe.head == TaggerHead::Bilstm {
+            description.lstm_layers = recipe.lstm_layers;
+            description.hidden_size = recipe.hidden_size.unwrap_or(sizes.hidden_size / 2 * 2);
+        }
+        (description.crf, description.document_context) = (recipe.crf, recipe.document_context);
+        description
+    }
+
+    /// The tagger with its first weights; it computes on the processor.
+    fn engine(&self, settings: WordTaggerSettings, host: &Device) -> Result<Engine<WordTagger>, TaskError> {
+        let recipe = &self.recipe;
+        let mut builder = Builder::new();
+        let tagger = WordTagger::build(&mut builder, settings);
+        let mut parameters = builder.finish(host, DTYPE).map_err(TrainError::from)?;
+        parameters.initialise(recipe.seed).map_err(TrainError::from)?;
+        let optimizer = OptimizerSettings {
+            epsilon: 1e-8,
+            weight_decay: recipe.weight_decay,
+            clip: if recipe.clip > 0.0 { Clip::GlobalNorm(recipe.clip) } else { Clip::Off },
+            ..OptimizerSettings::default()
+        };
+        Ok(Engine::new(tagger, parameters, optimizer, recipe.seed)?)
+    }
 }
 
-/// Trains a tagger in a directory. `read` is told how many of all sentences the encoder has read.
+/// Trains a tagger in a directory, from its newest checkpoint on, and leaves the best there. `read` is told how many of all
+/// sentences the encoder has read, which it does again for a run that resumes.
 pub fn train_tagger(
     plan: &TaggerPlan,
     device: &Device,
     out: &Path,
+    stop_at: Option<u64>,
     read: &mut dyn FnMut(usize, usize),
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
-    let run = RunDirectory::open_for(out, &plan.recipe)?;
+    let recipe = &plan.recipe;
+    let mut run = TrainingRun::open(out, recipe, plan.loop_settings(stop_at))?;
     if let Some(results) = finished(&plan.data, out)? {
+        // Killed while they were deleted, some are still there.
+        run.directory().delete_checkpoints()?;
         return Ok(Ended::Finished(Box::new(results)));
     }
-    let recipe = &plan.recipe;
+    let host = device.host().map_err(|error| TrainError::Task(error.into()))?;
+    run.find(&plan.data, &host, watch)?;
     let model = Model::open(recipe.directory(), device, DType::from(recipe.dtype), Want::AsSaved)?;
-    let sizes = model.config().model.sizes();
-    let max_length = recipe.max_length.min(sizes.max_tokens);
-    let mut description = Description::new(plan.task.name, &plan.train.labels, recipe.layers, max_length);
-    if recipe.head == TaggerHead::Bilstm {
-        description.lstm_layers = recipe.lstm_layers;
-        description.hidden_size = recipe.hidden_size.unwrap_or(sizes.hidden_size / 2 * 2);
-    }
-    (description.crf, description.document_context) = (recipe.crf, recipe.document_context);
-
-    let Read { train, dev, width } = match vectors(plan, &model, max_length, read, watch.stop) {
-        Err(TaskError::Stopped) => return Ok(Ended::Stopped(0)),
+    let description = plan.description(&model);
+    let Read { train, dev, width } = match vectors(plan, &model, description.max_length, read, watch.stop) {
+        Err(TaskError::Stopped) => return Ok(Ended::Stopped(run.state().step)),
         other => other?,
     };
-    run.write_recipe(recipe)?;
-
-    let network = description.network(width, sizes.num_hidden_layers, recipe.dropout as f32);
-    let mut learner = Learner::new(plan, network, device);
-    let mut log = MetricsLog::open(out.join("metrics.jsonl"), None).map_err(TrainError::from)?;
-    let tags: Vec<Vec<u32>> = plan.train.examples.iter().zip(&train).map(|(e, v)| tags_of(&e.target, v)).collect();
-    let mut best: Option<Best> = None;
-    let (mut since, mut seconds, mut words) = (0, 0.0, 0);
-    for epoch in 0..recipe.epochs {
-        let begun = Instant::now();
-        let order = order(recipe.seed, epoch, train.len());
-        let (mut losses, before) = (0.0, words);
-        for batch in order.chunks(recipe.batch_size) {
-            if watch.stop.load(Ordering::Relaxed) {
-                return Ok(Ended::Stopped(learner.step));
-            }
-            let (loss, count) = learner.learn(&train, &tags, batch)?;
-            losses += loss;
-            words += count;
-            let tokens_per_s = (words - before) as f64 / begun.elapsed().as_secs_f64();
-            (watch.on)(Event::Step { step: learner.step, loss, tokens_per_s, learning_rate: learner.rate });
-        }
-        let spent = begun.elapsed().as_secs_f64();
-        seconds += spent;
-        let line = metrics::Train {
-            step: learner.step,
-            phase: 0,
-            loss: losses / plan.steps_per_epoch() as f64,
-            losses: Vec::new(),
-            learning_rate: learner.rate,
-            gradient_norm: learner.norm,
-            tokens_per_s: (words - before) as f64 / spent,
-            tokens: words,
-            seconds,
-        };
-        log.append(&Line::Train(line)).map_err(TrainError::from)?;
-        let (Some(set), Some(vectors)) = (&plan.dev, &dev) else {
-            best = Some(learner.as_best(f64::NAN, None));
-            continue;
-        };
-        (watch.on)(Event::Evaluating);
-        let found = look(set, vectors, &learner)?;
-        let (_, value) = chosen_by(set, &found.score, None);
-        let metrics: BTreeMap<String, f64> =
-            found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        (watch.on)(Event::Evaluated { step: learner.step, metrics: &metrics });
-        log.append(&Line::Eval(metrics::Eval { step: learner.step, metrics })).map_err(TrainError::from)?;
-        let before = best.as_ref().map(|best| best.value).filter(|value| !value.is_nan());
-        let is_better = before.is_none_or(|before| value > before);
-        since = if is_better { 0 } else { since + 1 };
-        // Of equal ones the last, which has learned the longest; only patience does not count it.
-        if is_better || before == Some(value) {
-            best = Some(learner.as_best(value, Some(found)));
-        }
-        if recipe.patience > 0 && since >= recipe.patience {
-            break;
-        }
+    let blocks = model.config().model.sizes().num_hidden_layers;
+    let mut engine = plan.engine(description.settings(width, blocks, recipe.dropout as f32), &host)?;
+    run.directory().write_recipe(recipe)?;
+    run.resume(&mut engine, watch)?;
+    let mut learner = TaggerLearner::new(plan, train, dev);
+    let wrong = |error: serde_json::Error| TrainError::State { path: out.join(RESULTS), problem: error.to_string() };
+    // A checkpoint has the tagger alone: the encoder is where it was.
+    let config = serde_json::to_value(&description).map_err(wrong)?;
+    let files = ModelFiles { config, files: Vec::new(), generator: None };
+    if run.train(&mut engine, &mut learner, &files, watch)? != Outcome::Finished {
+        return Ok(Ended::Stopped(run.state().step));
     }
-    let Some(best) = best else { return Ok(Ended::Stopped(0)) };
-
-    save(out, &model, &description, &network, &best.parameters)?;
-    let results = results(plan, &best, learner.step, seconds, words);
-    write_atomic(&out.join("README.md"), card(plan, &description, &results).as_bytes()).map_err(TrainError::from)?;
-    let json = serde_json::to_vec_pretty(&results)
-        .map_err(|error| TrainError::State { path: out.join("results.json"), problem: error.to_string() })?;
-    drop(log);
-    let page = report::Run::open(out).and_then(|run| report::write(&out.join("report.html"), &[run]));
-    page.map_err(TrainError::from)?;
-    // The last file: a directory that has it is finished.
-    write_atomic(&run.path().join("results.json"), &json).map_err(TrainError::from)?;
+    // What the tagger says that the run ends with.
+    if learner.found.as_ref().is_none_or(|found| found.step != run.best_step()) {
+        learner.look(&engine, run.best_step())?;
+    }
+    let results = results(plan, &run, learner.found.as_ref());
+    let card = card(plan, &description, &results).into_bytes();
+    let json = serde_json::to_vec_pretty(&results).map_err(wrong)?;
+    let write = |_: &_| save(out, &model, &description, &engine.parameters);
+    run.finish_with(write, &[("README.md", card), (RESULTS, json)])?;
     Ok(Ended::Finished(Box::new(results)))
 }
 
@@ -215,166 +210,29 @@ fn vectors(
     Ok(Read { train, dev: dev.map(|(dev, _)| dev), width })
 }
 
-/// The order of an epoch.
-fn order(seed: u64, epoch: u64, count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..count).collect();
-    let mut draws = Stream::new(seed, SHUFFLE, epoch);
-    for i in (1..count).rev() {
-        order.swap(i, draws.below(i as u32 + 1) as usize);
-    }
-    order
-}
-
-/// The tags of the words that have vectors.
-fn tags_of(target: &Target, vectors: &Vectors) -> Vec<u32> {
-    let Target::Tags(tags) = target else { return vec![0; vectors.words.len()] };
-    vectors.words.iter().map(|word| tags.get(*word).copied().unwrap_or(0)).collect()
-}
-
-/// The tagger in training.
-struct Learner {
-    network: Network,
-    pair: Pair,
-    parameters: Vec<f32>,
-    gradients: Vec<f32>,
-    moments: [Vec<f32>; 2],
-    segments: Plan,
-    schedule: Schedule,
-    seed: u64,
-    weight_decay: f64,
-    clip: f64,
-    /// Updates made.
-    step: u64,
-    /// Of the last update.
-    rate: f64,
-    norm: f64,
-}
-
-/// The best tagger so far.
-struct Best {
-    value: f64,
-    step: u64,
-    parameters: Vec<f32>,
-    found: Option<Found>,
-}
-
-struct Found {
-    score: Score,
-    degenerate: Option<String>,
-}
-
-impl Learner {
-    fn new(plan: &TaggerPlan, network: Network, device: &Device) -> Self {
-        let recipe = &plan.recipe;
-        let (mut segments, mut start) = (Vec::new(), 0);
-        for (name, shape) in network.entries() {
-            let len = shape.iter().product();
-            let decay = shape.len() > 1 && !name.starts_with("crf.");
-            segments.push(Segment { start, len, decay, rate: 1.0 });
-            start += len;
-        }
-        let (parameters, steps) = (network.first_parameters(recipe.seed), plan.steps());
-        let zeros = || vec![0.0; parameters.len()];
-        Self {
-            gradients: zeros(),
-            moments: [zeros(), zeros()],
-            segments: Plan::new(&segments, parameters.len()),
-            parameters,
-            network,
-            pair: pair_for(device),
-            schedule: Schedule {
-                kind: recipe.schedule,
-                peak: recipe.learning_rate,
-                warmup_steps: (steps as f64 * recipe.warmup) as u64,
-                decay_steps: steps / 10,
-                steps,
-            },
-            seed: recipe.seed,
-            weight_decay: recipe.weight_decay,
-            clip: recipe.clip,
-            step: 0,
-            rate: 0.0,
-            norm: 0.0,
-        }
-    }
-
-    /// One update; gives its loss and its words.
-    fn learn(&mut self, vectors: &[Vectors], tags: &[Vec<u32>], batch: &[usize]) -> Result<(f64, u64), TrainError> {
-        let lengths: Vec<usize> = batch.iter().map(|i| tags[*i].len()).collect();
-        let rows: Vec<f32> = batch.iter().flat_map(|i| &vectors[*i].rows).copied().collect();
-        let tags: Vec<u32> = batch.iter().flat_map(|i| &tags[*i]).copied().collect();
-        let sequences = Sequences::new(&lengths);
-        let noise = Some(Noise { seed: self.seed, step: self.step as u32 });
-        let (p, g) = (&self.parameters, &mut self.gradients);
-        let loss = self.network.learn(&self.pair, p, rows, &sequences, &tags, noise, g);
-        let cpu = &self.pair.first;
-        self.norm = sum_of_squares(cpu, &self.gradients).sqrt();
-        if !loss.is_finite() || !self.norm.is_finite() {
-            let what = if loss.is_finite() { "the norm of the gradients" } else { "the loss" };
-            return Err(TrainError::NotFinite { step: self.step + 1, what, kept: "nothing is kept".to_owned() });
-        }
-        self.rate = self.schedule.rate(self.step);
-        self.step += 1;
-        let clipped = self.clip > 0.0 && self.norm > self.clip;
-        let settings = Settings {
-            learning_rate: self.rate,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: self.weight_decay,
-            bias_correction: Some(self.step),
-            gradient_scale: if clipped { self.clip / self.norm } else { 1.0 },
-        };
-        let [m, v] = &mut self.moments;
-        adamw(cpu, &self.segments, &mut self.parameters, &self.gradients, m, v, &settings, None);
-        Ok((loss, tags.len() as u64))
-    }
-
-    fn as_best(&self, value: f64, found: Option<Found>) -> Best {
-        Best { value, step: self.step, parameters: self.parameters.clone(), found }
-    }
-}
-
-/// What the tagger says about the dev sentences, and how right that is.
-fn look(set: &Set, vectors: &[Vectors], learner: &Learner) -> Result<Found, TaskError> {
-    let outside = set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
-    let mut predictions = Vec::with_capacity(set.examples.len());
-    for some in vectors.chunks(TOGETHER) {
-        let told = tell(&learner.network, &learner.parameters, &learner.pair, some);
-        for ((tags, _), vectors) in told.iter().zip(some) {
-            let Target::Tags(right) = &set.examples[predictions.len()].target else { continue };
-            let mut of_words = vec![outside; right.len()];
-            vectors.words.iter().zip(tags).for_each(|(word, tag)| of_words[*word] = *tag);
-            predictions.push(Prediction::Tags(of_words));
-        }
-    }
-    let score = score(set, &predictions, None, usize::MAX)?;
-    let degenerate = degenerate(set, &predictions, &score);
-    Ok(Found { score, degenerate })
-}
-
-fn results(plan: &TaggerPlan, best: &Best, steps: u64, seconds: f64, words: u64) -> Results {
-    let (metric, value) = match (&plan.dev, &best.found) {
+fn results(plan: &TaggerPlan, run: &TrainingRun, found: Option<&Found>) -> Results {
+    let (metric, value) = match (&plan.dev, found) {
         (Some(dev), Some(found)) => chosen_by(dev, &found.score, None),
         _ => (plan.task.metric.to_owned(), f64::NAN),
     };
+    let state = run.state();
     Results {
         task: plan.task.name.to_owned(),
         metric,
         value: value.is_finite().then_some(value),
-        scores: best.found.as_ref().map(|found| found.score.to_json()).unwrap_or_default(),
-        best_step: best.step,
-        steps,
-        stopped_early: steps < plan.steps(),
-        degenerate: best.found.as_ref().and_then(|found| found.degenerate.clone()),
+        scores: found.map(|found| found.score.to_json()).unwrap_or_default(),
+        best_step: run.best_step(),
+        steps: state.step,
+        stopped_early: state.step < plan.steps(),
+        degenerate: found.and_then(|found| found.degenerate.clone()),
         seed: plan.recipe.seed,
         train_examples: plan.train.examples.len(),
-        seconds,
-        tokens: words,
+        seconds: state.seconds,
+        tokens: state.tokens,
         data: plan.data.clone(),
         dev_rows: None,
         folds: None,
-        mistakes: best.found.as_ref().map(|found| found.score.mistakes.clone()),
+        mistakes: found.map(|found| found.score.mistakes.clone()),
         linear_head: None,
     }
 }

@@ -15,13 +15,13 @@ mod vectors;
 
 pub(crate) use card::{code, listed, plain};
 pub use learner::{Dev, Learner, LearnerSettings};
-pub(crate) use learner::{chosen_by, degenerate};
+pub(crate) use learner::{Found, chosen_by, degenerate};
 pub use lists::ListObjective;
 pub use plan::Plan;
 pub use plan::missing_documents;
 pub(crate) use plan::{check_documents, read_both, thin};
 pub use recipe::FineTuneRecipe;
-pub(crate) use run::finished;
 pub use run::{Ended, FoldScores, LinearScore, Results, finetune, mean_and_deviation};
+pub(crate) use run::{RESULTS, UNCHOSEN_CHECKPOINTS, finished};
 pub use search::{Cell, Search, SearchEnded, Table, search};
 pub use vectors::{HostObjective, VectorObjective};

@@ -18,7 +18,7 @@ use crate::error::TaskError;
 use crate::score::Mistake;
 
 /// What a run gave, the last file of a finished one.
-const RESULTS: &str = "results.json";
+pub(crate) const RESULTS: &str = "results.json";
 
 /// The largest results.json that is read. It grows with the number of labels, and in version 0.1 with its square.
 const RESULTS_LIMIT: u64 = 64 << 20;
@@ -30,7 +30,7 @@ pub(super) const FOLDS: &str = "folds";
 const BOOKS: [&str; 5] = ["run.lock", "recipe.toml", "metrics.jsonl", RESULTS, "report.html"];
 
 /// The fewest updates between checkpoints that nothing is chosen from. One takes as long as some updates on few rows.
-const UNCHOSEN_CHECKPOINTS: u64 = 200;
+pub(crate) const UNCHOSEN_CHECKPOINTS: u64 = 200;
 
 /// What a finished run gave.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

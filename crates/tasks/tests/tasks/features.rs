@@ -36,12 +36,15 @@ fn recipe(from: &Path, sets: &[&str]) -> TaggerRecipe {
     TaggerRecipe { task: "ner".to_owned(), model, train: file.clone().into(), dev: file, ..recipe }
 }
 
-fn train(recipe: &TaggerRecipe, threads: usize, out: &Path) -> Result<Results, TaskError> {
+fn run(recipe: &TaggerRecipe, threads: usize, out: &Path, stop_at: Option<u64>) -> Result<Ended, TaskError> {
     let device = Device::cpu(None, Some(threads)).unwrap();
     let plan = TaggerPlan::new(recipe.clone())?;
     let stop = AtomicBool::new(false);
-    let ended = train_tagger(&plan, &device, out, &mut |_, _| {}, &mut Watch { on: &mut |_| {}, stop: &stop })?;
-    match ended {
+    train_tagger(&plan, &device, out, stop_at, &mut |_, _| {}, &mut Watch { on: &mut |_| {}, stop: &stop })
+}
+
+fn train(recipe: &TaggerRecipe, threads: usize, out: &Path) -> Result<Results, TaskError> {
+    match run(recipe, threads, out, None)? {
         Ended::Finished(results) => Ok(*results),
         Ended::Stopped(step) => panic!("stopped at step {step}"),
     }
@@ -78,6 +81,48 @@ fn what_was_saved_says_what_was_trained() {
         assert_eq!(tagged[0].words.len(), 6);
         assert!(tagged[0].words.iter().all(|word| word.label.is_some() && word.score > 0.0 && word.score <= 1.0));
         assert!(tagged[1].words.is_empty());
+    }
+}
+
+/// A run that stops and resumes, twice and with other threads, gives the same bits as one that does not.
+#[test]
+fn runs_resume_where_they_stopped() {
+    let (from, out) = (encoder(), TempDir::new().unwrap());
+    for (i, sets) in [["crf=true", "epochs=6"], ["head=linear", "epochs=6"]].into_iter().enumerate() {
+        let mut recipe = recipe(from.path(), &sets);
+        // With a dev file and without.
+        if i == 1 {
+            recipe.dev = String::new();
+        }
+        let (whole, parts) = (out.path().join(format!("whole-{i}")), out.path().join(format!("parts-{i}")));
+        let expected = train(&recipe, 1, &whole).unwrap();
+        for (stop_at, threads) in [(2, 1), (5, 2)] {
+            let Ended::Stopped(step) = run(&recipe, threads, &parts, Some(stop_at)).unwrap() else {
+                panic!("{sets:?}")
+            };
+            assert_eq!(step, stop_at);
+            let checkpoint = parts.join(format!("checkpoints/step-{step}"));
+            assert!(checkpoint.join("state.json").is_file() && !parts.join("tagger.json").exists());
+        }
+        let results = train(&recipe, 2, &parts).unwrap();
+        assert_eq!((results.value, results.best_step), (expected.value, expected.best_step));
+        for name in ["tagger.safetensors", "tagger.json", "model.safetensors"] {
+            assert_eq!(fs::read(whole.join(name)).unwrap(), fs::read(parts.join(name)).unwrap(), "{name}, {sets:?}");
+        }
+        assert!(!parts.join("checkpoints").exists());
+        // Other data under the same names is refused while there is something to resume.
+        let broken = out.path().join(format!("broken-{i}"));
+        run(&recipe, 1, &broken, Some(2)).unwrap();
+        let other = TaggerRecipe { limit: Some(2), ..recipe.clone() };
+        assert!(run(&other, 1, &broken, None).is_err());
+        // A damaged checkpoint is not resumed from.
+        let weights = broken.join("checkpoints/step-2/model.safetensors");
+        let mut bytes = fs::read(&weights).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&weights, bytes).unwrap();
+        let error = run(&recipe, 1, &broken, None).unwrap_err().to_string();
+        assert!(error.contains("no checkpoint can be used"), "{error}");
     }
 }
 

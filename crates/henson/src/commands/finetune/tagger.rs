@@ -13,9 +13,9 @@ use crate::signals;
 pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     let search = flags.grid.is_some() || flags.restarts.is_some_and(|restarts| restarts > 1);
     anyhow::ensure!(
-        !search && flags.stop_at.is_none(),
-        "--grid, --restarts and --stop-at do not apply to a tagger on a frozen encoder: its runs take minutes; start one for \
-         each value (--seed, --set)"
+        !search,
+        "--grid and --restarts do not apply to a tagger on a frozen encoder: its runs take minutes; start one for each value \
+         (--seed, --set)"
     );
     let recipe = recipe(flags)?;
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
@@ -45,18 +45,25 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
             progress.finish();
         }
     };
-    let ended = train_tagger(&plan, &device, &flags.out, &mut read, &mut Watch { on: &mut on, stop: &stop });
+    let mut watch = Watch { on: &mut on, stop: &stop };
+    let ended = train_tagger(&plan, &device, &flags.out, flags.stop_at, &mut read, &mut watch);
     let ended = match watcher {
         Some(watcher) => watcher.finish(ended?)?,
         None => ended?,
     };
     match ended {
         Ended::Finished(results) => show(flags, &results),
-        Ended::Stopped(step) if stop.load(Ordering::Relaxed) => {
-            Err(output::Interrupted::lost(step, "a tagger saves no checkpoints: the same command starts from scratch")
-                .into())
+        // While the encoder reads there is nothing to save yet.
+        Ended::Stopped(0) if stop.load(Ordering::Relaxed) => {
+            Err(output::Interrupted::lost(0, "the same command starts from scratch").into())
         }
-        Ended::Stopped(_) => Ok(()),
+        Ended::Stopped(step) if stop.load(Ordering::Relaxed) => Err(output::Interrupted::saved(step).into()),
+        Ended::Stopped(step) => {
+            output::message(&format!(
+                "stopped at step {step} as requested; the same command without --stop-at resumes"
+            ));
+            Ok(())
+        }
     }
 }
 
