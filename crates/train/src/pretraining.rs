@@ -902,3 +902,57 @@ impl Inputs {
         Ok(Self { batch, masked, labels: labels.transpose()? })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use henson_tensor::Tape;
+
+    /// The loss of targets is that of `transformers` with labels (tools/golden/writers_loss.py), with label smoothing as well, and in
+    /// two parts as in one.
+    #[test]
+    fn targets_have_the_loss_of_transformers() {
+        let sources: [&[u32]; 2] = [&[5, 6, 7, 8, 9, 10, 11, 2], &[12, 13, 14, 2]];
+        let targets: [&[u32]; 2] = [&[20, 21, 22, 23, 24, 2], &[30, 31, 2]];
+        let part = |chosen: &[usize]| {
+            let instance = |i: &usize| henson_data::Instance {
+                ids: sources[*i].to_vec(),
+                segments: vec![0; sources[*i].len()],
+                predicted: Vec::new(),
+                target: Some(targets[*i].to_vec()),
+                next_sentence: None,
+                document: 0,
+                random_document: None,
+            };
+            part_of(&chosen.iter().map(instance).collect::<Vec<_>>(), chosen[0] as u32)
+        };
+        let device = Device::cpu(None, Some(2)).unwrap();
+        for (name, plain, smoothed) in
+            [("t5", 4.681419, 4.670618), ("t5-v1_1", 12.260151, 12.328471), ("bart", 4.237830, 4.229297)]
+        {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/writers").join(name);
+            let directory = ModelDirectory::open(&path).unwrap();
+            let config = Config::from_value(directory.config().unwrap()).unwrap().model;
+            let mut builder = Builder::new();
+            let model = Model::build(&mut builder, &config, Head::Seq2Seq).unwrap();
+            let (weights, options) = (directory.weights().unwrap(), LoadOptions::default());
+            let naming = &config.family().naming;
+            let parameters = open_parameters(&weights, naming, builder, &device, DType::F32, &options, 0).unwrap().0;
+            for (smoothing, expected) in [(0.0, plain), (0.1, smoothed)] {
+                let smoothing = Bits::from(smoothing);
+                let objective = MaskedAndNext { sequence: Bits::from(0.0), pairs: false, writes: true, smoothing };
+                assert_eq!(objective.names(), &["lm_loss"]);
+                let loss = |part: &Part| {
+                    let inputs = objective.inputs(&device, &config, (part, 1.0 / 9.0)).unwrap();
+                    let mut tape = Tape::new();
+                    let mut pass = Pass::inference(&mut tape, &parameters);
+                    objective.losses(&model, &mut pass, &inputs).unwrap()[0].to_vec::<f32>().unwrap()[0]
+                };
+                let whole = loss(&part(&[0, 1]));
+                assert!((whole - expected).abs() < 2e-5, "{name}: {whole}, expected {expected}");
+                let parts = loss(&part(&[0])) + loss(&part(&[1]));
+                assert!((whole - parts).abs() < 1e-5, "{name}: {whole} and {parts}");
+            }
+        }
+    }
+}

@@ -753,7 +753,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let cases: [(&str, &[&str], &str); 18] = [
+        let cases: [(&str, &[&str], &str); 23] = [
             ("steps = 10", &["lerning-rate=1"], "did you mean `learning_rate`?"),
             ("[[phase]]\nsteps = 1\nbatchsize = 2", &[], "did you mean `batch_size`?"),
             ("step = 10", &[], "unknown setting `step`: did you mean `steps`?"),
@@ -772,6 +772,11 @@ mod tests {
             ("steps = 9\n[[phase]]\nshare = 0.5", &[], "a sum of 1"),
             ("steps = 9\n[[phase]]\nsteps = 9", &[], "given twice"),
             ("[[phase]]\nsteps = 9\nwarmup_steps = 2", &[], "learning_rate"),
+            ("label_smoothing = 1.0", &[], "label_smoothing"),
+            ("objective = \"span-boundary\"\nlabel_smoothing = 0.1", &[], "without it"),
+            ("adafactor.min_side = 1", &[], "optimizer = \"adafactor\""),
+            ("optimizer = \"adafactor\"", &["adafactor.update_clip=0.0"], "adafactor.update_clip"),
+            ("noise.deletion = 0.1", &[], "objective = \"denoising\""),
         ];
         for (text, sets, expected) in cases {
             let error = parse(text, sets).unwrap_err().to_string();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use henson_data::{BuildOptions, Corpus, SourceFiles, Split, Vocabulary, build};
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Device, Isa, Tensor};
-use henson_text::{Tokenizer, WordPieceOptions};
+use henson_text::{SpecialSet, TextError, Tokenizer, TrainingKind, TrainingSettings, WordPieceOptions, train};
 use henson_train::metrics::{self, Line};
 use henson_train::{
     Best, Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Plan, Recipe, Result, RunDirectory, Task,
@@ -117,6 +117,130 @@ fn a_run_in_legs_gives_the_bits_of_one_that_was_never_stopped() {
     };
     assert_eq!(evals(&whole), evals(&legs));
     assert!(whole.join("report.html").is_file() && whole.join("vocab.txt").is_file());
+}
+
+/// Byte-level BPE with the special tokens of models that write.
+fn writers_tokenizer(specials: SpecialSet) -> Tokenizer {
+    let sentinels = if specials == SpecialSet::Ended { 20 } else { 0 };
+    let settings = TrainingSettings { specials, sentinels, ..TrainingSettings::new(TrainingKind::ByteBpe, 400) };
+    let go_on = &mut |_| std::ops::ControlFlow::Continue(());
+    train(&settings, [Ok::<_, TextError>(text())], go_on).unwrap().tokenizer
+}
+
+/// Models that write, each with its objective: the model, its special tokens, and what differs.
+const WRITERS: [(&str, SpecialSet, &[&str]); 4] = [
+    (
+        "gpt2-tiny",
+        SpecialSet::EndOfText,
+        &["objective=causal", "packing=blocks", "config.n_embd=32", "config.n_positions=64", "schedule=inverse-sqrt"],
+    ),
+    (
+        "openai-gpt",
+        SpecialSet::EndOfText,
+        &[
+            "objective=causal",
+            "config.n_embd=32",
+            "config.n_layer=2",
+            "config.n_head=2",
+            "config.n_positions=64",
+            "dtype=bf16",
+            "accumulation=2",
+        ],
+    ),
+    (
+        "t5-mini",
+        SpecialSet::Ended,
+        &[
+            "objective=span-corruption",
+            "packing=blocks",
+            "config.d_model=32",
+            "config.d_ff=64",
+            "config.d_kv=8",
+            "config.num_layers=2",
+            "config.num_decoder_layers=2",
+            "optimizer=adafactor",
+            "adafactor.min_side=16",
+            "learning_rate=0.03",
+            "schedule=constant-inverse-sqrt",
+            "weight_decay=0.0",
+            "clip=0.0",
+            "label_smoothing=0.1",
+        ],
+    ),
+    (
+        "bart-mini",
+        SpecialSet::Roberta,
+        &[
+            "objective=denoising",
+            "packing=full-sentences",
+            "config.d_model=32",
+            "config.encoder_layers=1",
+            "config.decoder_layers=1",
+            "config.encoder_ffn_dim=64",
+            "config.decoder_ffn_dim=64",
+            "config.max_position_embeddings=64",
+            "accumulation=2",
+            "noise.rotation=0.3",
+        ],
+    ),
+];
+
+/// Every objective of models that write: the loss falls, legs and threads change no bit, and what is saved names its tokens.
+#[test]
+fn models_that_write_train_and_resume_with_the_same_bits() {
+    for (model, specials, sets) in WRITERS {
+        let text = RECIPE.lines().filter(|line| !line.starts_with("config") && !line.starts_with("model"));
+        let text: String = text.map(|line| format!("{line}\n")).chain([format!("model = {model:?}\n")]).collect();
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let tokenizer = writers_tokenizer(specials);
+        let (corpus, held_out) = corpora(&tokenizer);
+        let end = tokenizer.end_of_text().unwrap();
+        let plan = Plan::on(corpus, held_out, tokenizer, Recipe::parse(&text, "test", &sets).unwrap(), 2).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let (whole, legs) = (directory.path().join("whole"), directory.path().join("legs"));
+        assert_eq!(run(&plan, &whole, 2, None).unwrap(), Outcome::Finished);
+        for (threads, stop_at) in [(1, Some(9)), (3, None)] {
+            run(&plan, &legs, threads, stop_at).unwrap();
+        }
+        assert_eq!(weights(&whole), weights(&legs), "{model}");
+        let optimizer = |run: &Path| fs::read(run.join("checkpoints/step-20/optimizer.safetensors")).unwrap();
+        assert_eq!(optimizer(&whole), optimizer(&legs), "{model}");
+        let found = losses(&whole);
+        assert_eq!((&found, found.len()), (&losses(&legs), 20), "{model}");
+        let mean = |part: &[(u64, f64)]| part.iter().map(|(_, loss)| loss).sum::<f64>() / part.len() as f64;
+        assert!(mean(&found[15..]) < 0.98 * mean(&found[..3]), "{model}: {found:?}");
+        let lines = metrics::read(&whole.join("metrics.jsonl")).unwrap().lines;
+        let evals: Vec<_> =
+            lines.iter().filter_map(|l| if let Line::Eval(l) = l { Some(&l.metrics) } else { None }).collect();
+        let (first, last) = (evals[0], evals[evals.len() - 1]);
+        assert!(last["loss"] < first["loss"] && (last["perplexity"] - last["loss"].exp()).abs() < 1e-9, "{model}");
+        let config: serde_json::Value = serde_json::from_slice(&fs::read(whole.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["eos_token_id"], end, "{model}");
+        if model == "t5-mini" {
+            // Rows and columns of matrices alone.
+            let (kept, all) = (optimizer(&whole).len(), weights(&whole).len());
+            assert!(kept < all / 2, "{kept} of {all} bytes");
+        }
+    }
+}
+
+#[test]
+fn objectives_that_a_family_cannot_have_are_refused() {
+    let cases: [(&str, SpecialSet, &[&str], &str); 5] = [
+        ("t5-mini", SpecialSet::Ended, &["objective=mlm"], "span-corruption or denoising"),
+        ("t5-mini", SpecialSet::Ended, &["objective=causal"], "left-to-right"),
+        ("bart-mini", SpecialSet::Roberta, &["objective=span-corruption"], "sentinels"),
+        ("bert-tiny", SpecialSet::Roberta, &["objective=denoising"], "for encoder-decoders"),
+        ("gpt2-tiny", SpecialSet::EndOfText, &["objective=mlm"], "causal"),
+    ];
+    for (model, specials, sets, expected) in cases {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let recipe = Recipe::parse(&format!("steps = 1\nmodel = {model:?}"), "test", &sets).unwrap();
+        let tokenizer = writers_tokenizer(specials);
+        let (corpus, held_out) = corpora(&tokenizer);
+        let error = Plan::on(corpus, held_out, tokenizer, recipe, 1).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{model}: {error}");
+    }
 }
 
 /// Every file in `recipes/` is a recipe, but for those of fine-tuning; one in a set is one on top of the set's base.toml.

@@ -43,7 +43,7 @@ pub(crate) enum Command {
     Tokenizer(tokenizer::Tokenizer),
     /// Turn text into shards for pre-training, look at instances
     Data(data::Data),
-    /// Pre-train a model on shards: masked LM, next sentence, or left to right
+    /// Pre-train a model on shards: masked LM, next sentence, left to right, or as T5 and BART
     #[command(
         after_help = "Examples:\n  henson pretrain --model bert-mini --data shards --out run --set steps=10000\n  \
 henson pretrain recipes/bert-base.toml --data shards --out run --dry-run\n  \
