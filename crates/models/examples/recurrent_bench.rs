@@ -17,8 +17,10 @@ fn main() -> Result<(), TensorError> {
         return Ok(());
     };
     let Ok(device) = Device::cpu(None, Some(2)) else { return Ok(()) };
-    let settings =
-        RecurrentSettings { directions: Directions::Both, ..RecurrentSettings::new(Cell::Lstm, *hidden, *hidden, *layers) };
+    let settings = RecurrentSettings {
+        directions: Directions::Both,
+        ..RecurrentSettings::new(Cell::Lstm, *hidden, *hidden, *layers)
+    };
     let mut builder = Builder::new();
     let stack = RecurrentStack::build(&mut builder, settings);
     let mut parameters = builder.finish(&device, DType::F32)?;
@@ -45,7 +47,12 @@ fn main() -> Result<(), TensorError> {
     }
     println!("{:.1} ms a step of {tokens} tokens", 1e3 * least);
     for (kind, spent) in device.stop_profile() {
-        println!("{:24} {:8.2} ms  {:6.1} GFLOP/s", kind.name(), 1e3 * spent.seconds, spent.flops / spent.seconds / 1e9);
+        println!(
+            "{:24} {:8.2} ms  {:6.1} GFLOP/s",
+            kind.name(),
+            1e3 * spent.seconds,
+            spent.flops / spent.seconds / 1e9
+        );
     }
     Ok(())
 }

@@ -940,7 +940,7 @@ mod tests {
             let parameters = open_parameters(&weights, naming, builder, &device, DType::F32, &options, 0).unwrap().0;
             for (smoothing, expected) in [(0.0, plain), (0.1, smoothed)] {
                 let smoothing = Bits::from(smoothing);
-                let objective = MaskedAndNext { sequence: Bits::from(0.0), pairs: false, writes: true, smoothing };
+                let objective = MaskedAndNext { sequence: Bits::from(0.0), pairs: None, writes: true, smoothing };
                 assert_eq!(objective.names(), &["lm_loss"]);
                 let loss = |part: &Part| {
                     let inputs = objective.inputs(&device, &config, (part, 1.0 / 9.0)).unwrap();
