@@ -52,6 +52,8 @@ pub struct Part {
     pub targets: Vec<u32>,
     /// For encoder-decoders: how many pieces each target has, of `targets`.
     pub target_lengths: Option<Vec<usize>>,
+    /// Where pieces are predicted in an order: when each piece comes; 0 for those that all see.
+    pub orders: Option<Vec<u32>>,
     /// For sentence pairs: the label of each sequence.
     pub next_sentence: Option<Vec<u32>>,
     /// The number of its first sequence in the step's batch.
@@ -69,6 +71,7 @@ pub fn part_of(instances: &[Instance], first_number: u32) -> Part {
         rows: Vec::with_capacity(predicted),
         targets: Vec::with_capacity(predicted),
         target_lengths: instances.iter().map(|instance| Some(instance.target.as_ref()?.len())).collect(),
+        orders: instances.iter().all(|instance| instance.orders.is_some()).then(|| Vec::with_capacity(tokens)),
         next_sentence: instances.iter().map(|instance| instance.next_sentence).collect(),
         first_number,
     };
@@ -76,6 +79,9 @@ pub fn part_of(instances: &[Instance], first_number: u32) -> Part {
         let begin = part.ids.len() as u32;
         part.ids.extend_from_slice(&instance.ids);
         part.segments.extend_from_slice(&instance.segments);
+        if let Some(orders) = &mut part.orders {
+            orders.extend(instance.orders.iter().flatten());
+        }
         part.rows.extend(instance.predicted.iter().map(|predicted| begin + predicted.position));
         part.targets.extend(instance.predicted.iter().map(|predicted| predicted.target));
         part.targets.extend(instance.target.iter().flatten());

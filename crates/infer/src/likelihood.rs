@@ -217,16 +217,17 @@ impl<P: FnMut(ScoreProgress) -> ControlFlow<()>> Scorer<'_, P> {
             segments: &queue.segments[range.clone()],
         };
         let sequences: Vec<Sequence<'_>> = queue.sequences.iter().map(sequence).collect();
-        let batch = Batch::new(device, network.config(), &sequences, 0)?;
+        let rows: Vec<u32> = queue.asked.iter().map(|asked| asked.row as u32).collect();
+        let (batch, read) = Batch::with_masks(device, network.config(), &sequences, &rows, 0)?;
         let mut pass = Pass::inference(&mut self.tape, parameters);
         let of_rows = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
-        let rows: Vec<u32> = queue.asked.iter().map(|asked| asked.row as u32).collect();
-        let encoded = network.encode_rows(&mut pass, &batch, &of_rows(&rows)?)?;
+        let encoded = network.encode_rows(&mut pass, &batch, &read)?;
         for first in (0..rows.len()).step_by(ROWS) {
             let asked = &queue.asked[first..rows.len().min(first + ROWS)];
             let chosen: Vec<u32> = (first as u32..(first + asked.len()) as u32).collect();
             let targets = of_rows(&asked.iter().map(|asked| asked.target).collect::<Vec<u32>>())?;
-            let logits = network.logits_of(&mut pass, encoded.clone(), &batch.layout, Some(&of_rows(&chosen)?))?;
+            let logits =
+                network.logits_of(&mut pass, encoded.clone(), batch.output_layout(), Some(&of_rows(&chosen)?))?;
             let hits = pass.hits(&logits, vocabulary, &targets)?;
             // −ln P of the target: of each row the largest logit, a sum and the target's are needed, and no copy.
             let (_, losses) = pass.cross_entropy(logits, vocabulary, &targets, None, 1.0)?;

@@ -77,11 +77,14 @@ enum Way {
     HiddenStates,
     /// With attention maps, which cost memory for every sequence.
     AttentionMaps,
+    /// To masks, where a second stream predicts them.
+    Masks,
 }
 
 impl Read {
-    fn way(&self) -> Way {
+    fn way(&self, has_streams: bool) -> Way {
         match self {
+            Read::Masked { .. } if has_streams => Way::Masks,
             Read::Pooled { .. } | Read::Tokens | Read::Masked { .. } | Read::Next { .. } => Way::Plain,
             Read::Labels | Read::Spans => Way::Plain,
             Read::Sequence => Way::FirstToken,
@@ -103,8 +106,9 @@ impl Model {
 /// [`Model::read`] for a network that is still being trained: what is not finite stays in the outputs.
 pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Features, &Read)]) -> Result<Vec<Output>> {
     let mut outputs = vec![Output::default(); sequences.len()];
-    for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps] {
-        let chosen: Vec<usize> = (0..sequences.len()).filter(|i| sequences[*i].1.way() == way).collect();
+    let has_streams = network.config().has_streams();
+    for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps, Way::Masks] {
+        let chosen: Vec<usize> = (0..sequences.len()).filter(|i| sequences[*i].1.way(has_streams) == way).collect();
         if chosen.is_empty() {
             continue;
         }
@@ -113,10 +117,11 @@ pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Fea
             .map(|i| Sequence { ids: &sequences[*i].0.ids, segments: &sequences[*i].0.segments })
             .collect();
         let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
-        let batch = Batch::new(parameters.device(), network.config(), &inputs, 0)?;
+        let masks = masks(&inputs, &reads);
+        let (batch, masks) = Batch::with_masks(parameters.device(), network.config(), &inputs, &masks, 0)?;
         let mut tape = Tape::new();
         let pass = Pass::inference(&mut tape, parameters);
-        let read = Reader { network, pass, batch: &batch, inputs: &inputs }.read(way, &reads)?;
+        let read = Reader { network, pass, batch: &batch, inputs: &inputs, masks: &masks }.read(way, &reads)?;
         for (i, output) in chosen.into_iter().zip(read) {
             outputs[i] = output;
         }
@@ -124,11 +129,25 @@ pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Fea
     Ok(outputs)
 }
 
+/// The rows of masks that are read, in the order of the sequences.
+fn masks(sequences: &[Sequence<'_>], reads: &[&Read]) -> Vec<u32> {
+    let (mut start, mut rows) = (0, Vec::new());
+    for (sequence, read) in sequences.iter().zip(reads) {
+        if let Read::Masked { positions, .. } = read {
+            rows.extend(positions.iter().map(|position| (start + position) as u32));
+        }
+        start += sequence.ids.len();
+    }
+    rows
+}
+
 struct Reader<'a> {
     network: &'a models::Model,
     pass: Pass<'a>,
     batch: &'a Batch,
     inputs: &'a [Sequence<'a>],
+    /// The rows where masks are predicted.
+    masks: &'a Tensor,
 }
 
 impl Reader<'_> {
@@ -147,6 +166,7 @@ impl Reader<'_> {
             Way::HiddenStates => self.layers(reads, &encoded, &mut outputs)?,
             Way::AttentionMaps => self.attention(&encoded, &mut outputs)?,
             Way::Plain | Way::FirstToken => self.last(reads, &encoded, &mut outputs)?,
+            Way::Masks => self.masked(reads, &encoded, &mut outputs)?,
         }
         Ok(outputs)
     }
@@ -259,19 +279,12 @@ impl Reader<'_> {
     }
 
     fn masked(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
-        let mut rows: Vec<u32> = Vec::new();
-        for (i, read) in reads.iter().enumerate() {
-            if let Read::Masked { positions, .. } = read {
-                rows.extend(positions.iter().map(|position| (self.range(i).start + position) as u32));
-            }
-        }
-        if rows.is_empty() {
+        if self.masks.shape().elements() == 0 {
             return Ok(());
         }
-        let rows = Tensor::from_slice(self.pass.device(), [rows.len()], &rows)?;
         let vocabulary = self.network.config().sizes().vocab_size;
-        let (last, layout) = (encoded.last.clone(), &self.batch.layout);
-        let logits = self.network.logits_of(&mut self.pass, last, layout, Some(&rows))?;
+        let (last, layout) = (encoded.last.clone(), self.batch.output_layout());
+        let logits = self.network.logits_of(&mut self.pass, last, layout, Some(self.masks))?;
         let probabilities = self.pass.softmax(&logits, vocabulary)?.to_vec::<f32>()?;
         let mut rows = probabilities.chunks(vocabulary);
         for (read, output) in reads.iter().zip(outputs) {

@@ -179,6 +179,50 @@ impl Batch {
         Self::laid_out(device, config, sequences, (permutations, memory), first_number)
     }
 
+    /// Lays out sequences with masks at some rows of the flat batch, which are to be predicted, and gives the rows of the network's
+    /// output where they are. Where a second stream predicts, it sees none of a sequence's masks.
+    pub fn with_masks(
+        device: &Device,
+        config: &ModelConfig,
+        sequences: &[Sequence<'_>],
+        masks: &[u32],
+        first_number: u32,
+    ) -> Result<(Self, Tensor), InputError> {
+        if !config.has_streams() || masks.is_empty() {
+            let rows = Tensor::from_slice(device, [masks.len()], masks)?;
+            return Ok((Self::new(device, config, sequences, first_number)?, rows));
+        }
+        let mut starts = vec![0];
+        sequences.iter().for_each(|s| starts.push(starts[starts.len() - 1] + s.ids.len()));
+        let mut orders: Vec<Vec<u32>> = sequences.iter().map(|s| vec![0; s.ids.len()]).collect();
+        let mut targets: Vec<Vec<u32>> = vec![Vec::new(); sequences.len()];
+        let mut places = Vec::with_capacity(masks.len());
+        for mask in masks {
+            let row = *mask as usize;
+            let sequence = starts.partition_point(|start| *start <= row) - 1;
+            let Some(ids) = sequences.get(sequence).map(|s| s.ids) else {
+                let problem = format!("row {row} is masked, of {}", starts[sequences.len()]);
+                return Err(InputError::Permutation { sequence, problem });
+            };
+            let at = row - starts[sequence];
+            // Those that are not read are masks as well.
+            let like = ids.iter().zip(&mut orders[sequence]).filter(|(id, _)| **id == ids[at]);
+            like.for_each(|(_, order)| *order = 1);
+            places.push((sequence, targets[sequence].len()));
+            targets[sequence].push(at as u32);
+        }
+        let both = orders.iter().zip(&targets);
+        let permutations: Vec<Permutation<'_>> =
+            both.map(|(orders, targets)| Permutation { orders, targets }).collect();
+        let batch = Self::in_order(device, config, sequences, Some(&permutations), None, first_number)?;
+        let offsets = batch.output_layout().offsets();
+        let row =
+            |(sequence, target): &(usize, usize)| offsets[*sequence] + (sequences[*sequence].ids.len() + target) as u32;
+        let rows: Vec<u32> = places.iter().map(row).collect();
+        let rows = Tensor::from_slice(device, [rows.len()], &rows)?;
+        Ok((batch, rows))
+    }
+
     /// Lays out sources and the targets that an encoder-decoder shall write for them: it reads each target a token behind, after its
     /// start token. The targets end as they shall end, with the end token.
     pub fn pairs(

@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, Weights, difference, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
-use henson_models::{BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Sequence, SpecialIds};
+use henson_models::{
+    BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Permutation, Sequence, SpecialIds,
+};
 use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
 use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -178,6 +180,7 @@ impl Plan {
         }
         config.set_vocab_size(rows.max(pieces));
         config.set_causal(recipe.objective == Objective::Causal)?;
+        check_streams(recipe.objective, &config)?;
         let mut config = Config::new(config);
         let head = head(recipe.objective);
         if !config.model.family().has_head(head) && head != Head::ReplacedTokens {
@@ -601,13 +604,26 @@ fn wrong_objective(objective: Objective, model: &ModelConfig) -> TrainError {
     TrainError::setting("objective", got, format!("{own}: {} is pre-trained without {without}", model.model_type()))
 }
 
+/// Refuses orders where nothing predicts by them, and all else where something does: its second stream would stay as it began.
+fn check_streams(objective: Objective, model: &ModelConfig) -> Result<()> {
+    if model.has_streams() == (objective == Objective::Permutation) {
+        return Ok(());
+    }
+    let expected = match model.has_streams() {
+        true => format!("permutation: {} predicts tokens in an order", model.model_type()),
+        false => format!("mlm or another: {} has no second stream of queries, as xlnet-base has", model.model_type()),
+    };
+    let got = serde_json::to_value(objective).ok().and_then(|name| Some(name.as_str()?.to_owned()));
+    Err(TrainError::setting("objective", got.unwrap_or_default(), expected))
+}
+
 fn head(objective: Objective) -> Head {
     match objective {
         Objective::SpanCorruption | Objective::Denoising => Head::Seq2Seq,
         Objective::ReplacedTokens => Head::ReplacedTokens,
         Objective::MlmNsp | Objective::MlmSop => Head::PreTraining,
         Objective::SpanBoundary => Head::SpanBoundary,
-        Objective::Mlm | Objective::Causal => Head::MaskedLm,
+        Objective::Mlm | Objective::Causal | Objective::Permutation => Head::MaskedLm,
     }
 }
 
@@ -707,6 +723,7 @@ impl Task for PreTraining {
         let objective = MaskedAndNext {
             sequence: Bits::from(1.0 / data.pairs.max(1) as f32),
             pairs: (data.pairs > 0).then_some(PairLoss::of(self.phases[number].instances.objective)),
+            permuted: self.phases[number].instances.objective == Objective::Permutation,
             writes: self.phases[number].instances.objective.writes(),
             smoothing: Bits::from(self.smoothing),
         };
@@ -773,8 +790,8 @@ impl Task for PreTraining {
             let device = engine.parameters.device().clone();
             let segments = vec![0; sample.ids.len()];
             let sequence = Sequence { ids: &sample.ids, segments: &segments };
-            let batch = Batch::new(&device, engine.model.config(), &[sequence], 0)?;
-            let rows = Tensor::from_slice(&device, [sample.positions.len()], &sample.positions)?;
+            let config = engine.model.config();
+            let (batch, rows) = Batch::with_masks(&device, config, &[sequence], &sample.positions, 0)?;
             let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);
             // Of two, the generator fills blanks.
             let model = engine.model.generator().unwrap_or(&engine.model);
@@ -827,12 +844,13 @@ impl PairLoss {
 }
 
 /// BERT's objective: masked LM, and next sentence where there are pairs; ALBERT's, with the order of sentences. In the same place, the
-/// next token of models that write.
+/// next token of models that write, and tokens that are predicted in an order.
 #[derive(Clone, Copy, Hash)]
 struct MaskedAndNext {
     /// One over the number of pairs in the step.
     sequence: Bits,
     pairs: Option<PairLoss>,
+    permuted: bool,
     /// Whether the tokens are those of targets.
     writes: bool,
     /// The share of each token's target that is spread over the vocabulary.
@@ -848,6 +866,7 @@ impl objective::Objective for MaskedAndNext {
         match (self.pairs, self.writes) {
             (Some(PairLoss::Next), _) => &["mlm_loss", "nsp_loss"],
             (Some(PairLoss::Order), _) => &["mlm_loss", "sop_loss"],
+            (None, _) if self.permuted => &["permutation_loss"],
             (None, false) => &["mlm_loss"],
             (None, true) => &["lm_loss"],
         }
@@ -882,25 +901,59 @@ impl Inputs {
             sequences.push(Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] });
             start += length;
         }
-        let batch = match &part.target_lengths {
-            None => Batch::new(device, config, &sequences, part.first_number)?,
-            Some(lengths) => {
-                let mut rest = &part.targets[..];
-                let targets: Vec<&[u32]> = lengths
-                    .iter()
-                    .map(|length| {
-                        let (target, behind) = rest.split_at(*length);
-                        rest = behind;
-                        target
-                    })
-                    .collect();
-                Batch::pairs(device, config, &sequences, &targets, part.first_number)?
+        let (batch, masked) = match (&part.orders, &part.target_lengths) {
+            (Some(orders), _) => in_order(device, config, part, &sequences, orders, weight)?,
+            (None, lengths) => {
+                let batch = match lengths {
+                    None => Batch::new(device, config, &sequences, part.first_number)?,
+                    Some(lengths) => {
+                        let mut rest = &part.targets[..];
+                        let targets: Vec<&[u32]> = lengths
+                            .iter()
+                            .map(|length| {
+                                let (target, behind) = rest.split_at(*length);
+                                rest = behind;
+                                target
+                            })
+                            .collect();
+                        Batch::pairs(device, config, &sequences, &targets, part.first_number)?
+                    }
+                };
+                (batch, Masked::new(device, &part.rows, &part.targets, weight)?)
             }
         };
-        let masked = Masked::new(device, &part.rows, &part.targets, weight)?;
         let labels = part.next_sentence.as_ref().map(|labels| Tensor::from_slice(device, [labels.len()], labels));
         Ok(Self { batch, masked, labels: labels.transpose()? })
     }
+}
+
+/// A part whose tokens are predicted in an order: by the second stream, whose rows are in the order of the targets.
+fn in_order(
+    device: &Device,
+    config: &ModelConfig,
+    part: &Part,
+    sequences: &[Sequence<'_>],
+    orders: &[u32],
+    weight: f32,
+) -> Result<(Batch, Masked)> {
+    let (mut start, mut rows) = (0, part.rows.iter().peekable());
+    let mut targets: Vec<Vec<u32>> = Vec::with_capacity(sequences.len());
+    let mut ranges = Vec::with_capacity(sequences.len());
+    for length in &part.lengths {
+        let end = start + length;
+        let own = std::iter::from_fn(|| rows.next_if(|row| (**row as usize) < end));
+        targets.push(own.map(|row| row - start as u32).collect());
+        ranges.push(start..end);
+        start = end;
+    }
+    let both = ranges.into_iter().zip(&targets);
+    let permutations: Vec<Permutation<'_>> =
+        both.map(|(range, targets)| Permutation { orders: &orders[range], targets }).collect();
+    let batch = Batch::in_order(device, config, sequences, Some(&permutations), None, part.first_number)?;
+    let masked = Masked::new(device, &part.rows, &part.targets, weight)?;
+    // Where tokens stand is not where they are predicted; where nothing is, a row that counts nothing stands for all.
+    let rows = batch.predicted().filter(|_| !part.rows.is_empty()).cloned().unwrap_or(masked.rows);
+    Ok((batch, Masked { rows, ..masked }))
 }
 
 #[cfg(test)]
@@ -920,6 +973,7 @@ mod tests {
                 segments: vec![0; sources[*i].len()],
                 predicted: Vec::new(),
                 target: Some(targets[*i].to_vec()),
+                orders: None,
                 next_sentence: None,
                 document: 0,
                 random_document: None,
@@ -940,7 +994,8 @@ mod tests {
             let parameters = open_parameters(&weights, naming, builder, &device, DType::F32, &options, 0).unwrap().0;
             for (smoothing, expected) in [(0.0, plain), (0.1, smoothed)] {
                 let smoothing = Bits::from(smoothing);
-                let objective = MaskedAndNext { sequence: Bits::from(0.0), pairs: None, writes: true, smoothing };
+                let objective =
+                    MaskedAndNext { sequence: Bits::from(0.0), pairs: None, writes: true, permuted: false, smoothing };
                 assert_eq!(objective.names(), &["lm_loss"]);
                 let loss = |part: &Part| {
                     let inputs = objective.inputs(&device, &config, (part, 1.0 / 9.0)).unwrap();

@@ -162,6 +162,10 @@ pub struct Recipe {
     /// Maximum number of tokens to predict in a sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_predictions: Option<usize>,
+    /// With `permutation`: tokens of a block that is permuted by itself, the blocks from left to right. Without it, the order is one of
+    /// the whole sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permutation_size: Option<usize>,
     /// Of the tokens to predict, the shares that become `[MASK]`, become a random token, and stay as they are.
     pub mask_split: [f64; 3],
     /// Number of copies of the data with fixed masks (static masking, 10 in Devlin et al. 2019); 0 draws new masks in
@@ -323,6 +327,7 @@ impl Default for Recipe {
             mask_count: instances.mask_count,
             mask_specials: instances.mask_specials,
             max_predictions: instances.max_predictions,
+            permutation_size: instances.permutation_size,
             mask_split: instances.mask_split,
             dupe_factor: instances.dupe_factor,
             mean_span: instances.mean_span,
@@ -525,6 +530,7 @@ impl Recipe {
             repeated_draws: false,
             mean_span: self.mean_span,
             noise: self.noise,
+            permutation_size: self.permutation_size,
         };
         if self.objective == Objective::ReplacedTokens {
             let GeneratorSettings { mask_share, with_replacement, .. } = self.generator.clone().unwrap_or_default();

@@ -431,6 +431,7 @@ fn electra_with_its_generator() {
             lengths: offsets.windows(2).map(|w| (w[1] - w[0]) as usize).collect(),
             rows: golden.ids("input.rows"),
             targets: golden.ids("input.targets"),
+            orders: None,
             next_sentence: None,
             first_number: 0,
         };

@@ -177,6 +177,10 @@ impl Epoch {
                 instance.predicted =
                     masks.hide(settings, corpus.vocabulary(), &mut draws, &mut instance.ids, scratch, anywhere)?;
             }
+            Corruption::Order(orders) => {
+                let order = orders.draw(settings, corpus.vocabulary(), &mut draws, &instance.ids);
+                (instance.orders, instance.predicted) = (Some(order.orders), order.predicted);
+            }
             Corruption::None => {
                 let next = (0..).zip(instance.ids.iter().skip(1));
                 instance.predicted = next.map(|(position, target)| Predicted { position, target: *target }).collect();
@@ -257,8 +261,9 @@ impl Epoch {
             }
             Text::Second => reader.read(&second_document, second.clone(), ids),
         })?;
-        let (predicted, target) = (Vec::new(), None);
-        Ok(Instance { ids, segments, predicted, target, next_sentence, document: found.at.unit, random_document })
+        let (predicted, target, orders) = (Vec::new(), None, None);
+        let document = found.at.unit;
+        Ok(Instance { ids, segments, predicted, target, orders, next_sentence, document, random_document })
     }
 
     /// What stands around the texts of a chunk: nothing where spans are corrupted, whose source and target have ends of their own.
@@ -286,8 +291,9 @@ impl Epoch {
             document = row.read(reader, corpus, weights, sequence, ids, sentences.as_deref_mut())?;
             Ok(())
         })?;
-        let (predicted, target) = (Vec::new(), None);
-        Ok(Instance { ids, segments, predicted, target, next_sentence: None, document, random_document: None })
+        let (predicted, target, orders) = (Vec::new(), None, None);
+        let (next_sentence, random_document) = (None, None);
+        Ok(Instance { ids, segments, predicted, target, orders, next_sentence, document, random_document })
     }
 
     /// Sentences of another document of this epoch, from a random one on until `target` pieces are reached or passed.

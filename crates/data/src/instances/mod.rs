@@ -13,6 +13,7 @@ mod draws;
 mod epoch;
 mod masks;
 mod noise;
+mod permutation;
 mod row;
 mod settings;
 mod spans;
@@ -33,6 +34,7 @@ pub use settings::{Cut, InstanceSettings, LongSentences, MaskCount, Masking, Obj
 
 use crate::{Corpus, DataError};
 use masks::Masks;
+use permutation::Orders;
 use row::Row;
 use spans::Spans;
 use walk::SentenceRules;
@@ -72,6 +74,8 @@ enum Corruption {
     Spans(Spans),
     /// The text is spoiled, and all of it is to be written.
     Noise(NoiseSettings, Masks),
+    /// Nothing is changed: some pieces are predicted in an order.
+    Order(Orders),
 }
 
 /// What a model sees, and what it shall say.
@@ -85,6 +89,8 @@ pub struct Instance {
     pub predicted: Vec<Predicted>,
     /// What an encoder-decoder is to write, its end included.
     pub target: Option<Vec<u32>>,
+    /// Where pieces are predicted in an order: for each piece 0 where all others see it, otherwise those with higher numbers do.
+    pub orders: Option<Vec<u32>>,
     /// For sentence pairs: 0 where the second segment followed the first, 1 where it is a random one, or the two were swapped.
     pub next_sentence: Option<u32>,
     /// The document of the first segment.
@@ -155,6 +161,7 @@ impl Instances {
             Objective::Causal => Corruption::None,
             Objective::SpanCorruption => Corruption::Spans(Spans::new(corpus.vocabulary(), room, &settings)?),
             Objective::Denoising => Corruption::Noise(settings.noise.unwrap_or_default(), masks()?),
+            Objective::Permutation => Corruption::Order(Orders::new(corpus.vocabulary(), &template)),
             _ => Corruption::Masks(masks()?),
         };
         Ok(Self { corpus, template, settings, cut, room, ends, rules, seed, weights, row, corruption })

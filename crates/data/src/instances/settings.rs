@@ -54,6 +54,10 @@ pub struct InstanceSettings {
     /// How texts are spoiled that an encoder-decoder is to write; BART's way where nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<NoiseSettings>,
+    /// Where tokens are predicted in an order: tokens of a block that is permuted by itself, the blocks from left to right; all
+    /// of a sequence where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permutation_size: Option<usize>,
 }
 
 /// What is to be learnt.
@@ -77,6 +81,8 @@ pub enum Objective {
     SpanCorruption,
     /// Write a text of which some was masked, deleted or moved (`noise`), as in BART; for encoder-decoders.
     Denoising,
+    /// Predict some tokens in a random order, each from those before it in that order, as in XLNet.
+    Permutation,
 }
 
 /// How single segments are cut from documents.
@@ -175,7 +181,7 @@ impl Objective {
             | Objective::Mlm
             | Objective::SpanBoundary
             | Objective::ReplacedTokens => true,
-            Objective::Causal | Objective::SpanCorruption | Objective::Denoising => false,
+            Objective::Causal | Objective::SpanCorruption | Objective::Denoising | Objective::Permutation => false,
         }
     }
 
@@ -240,6 +246,7 @@ impl Default for InstanceSettings {
             repeated_draws: false,
             mean_span: USUAL_SPAN,
             noise: None,
+            permutation_size: None,
         }
     }
 }
@@ -273,6 +280,7 @@ impl InstanceSettings {
         self.check_cut()?;
         self.check_masks()?;
         self.check_targets()?;
+        self.check_order()?;
         if !(0.0..=1.0).contains(&self.short_sequences) {
             return refuse("short_sequences", self.short_sequences.to_string(), "expected a share, 0 to 1".to_owned());
         }
@@ -394,6 +402,42 @@ impl InstanceSettings {
     /// sets anything around it.
     pub(super) fn has_ends(&self, template: &Template) -> bool {
         self.objective == Objective::Causal && template.single_specials() == 0
+    }
+
+    /// Refuses rules about masks where there are none, and about orders where there are none.
+    fn check_order(&self) -> Result<(), DataError> {
+        let refuse = |name, value: String, problem: &str| {
+            Err(DataError::InstanceSetting { name, value, problem: problem.to_owned() })
+        };
+        let usual = Self::default();
+        match self.permutation_size {
+            Some(0 | 1) => return refuse("permutation_size", "below 2".to_owned(), "expected 2 tokens or more"),
+            Some(size) if self.objective != Objective::Permutation => {
+                return refuse("permutation_size", size.to_string(), "expected objective = \"permutation\"");
+            }
+            _ if self.objective != Objective::Permutation => return Ok(()),
+            _ => {}
+        }
+        let alone = "nothing is masked in a permutation: leave it out";
+        if self.masking != usual.masking || self.mask_count != usual.mask_count {
+            let (name, value) = match self.masking == usual.masking {
+                true => ("mask_count", format!("{:?}", self.mask_count)),
+                false => ("masking", format!("{:?}", self.masking)),
+            };
+            return refuse(name, value.to_lowercase(), alone);
+        }
+        if self.mask_split != usual.mask_split {
+            return refuse("mask_split", format!("{:?}", self.mask_split), alone);
+        }
+        if self.mask_specials || self.repeated_draws {
+            let name = if self.mask_specials { "mask_specials" } else { "repeated_draws" };
+            return refuse(name, "true".to_owned(), alone);
+        }
+        if self.mask_probability > 0.5 {
+            let problem = "at most half of the tokens can be predicted in an order: XLNet has 1/6";
+            return refuse("mask_probability", self.mask_probability.to_string(), problem);
+        }
+        Ok(())
     }
 
     /// How many pieces of text a sequence takes beside its special tokens; an error where that is too few or too many.

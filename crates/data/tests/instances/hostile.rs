@@ -19,7 +19,8 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
             Just(Objective::Mlm),
             Just(Objective::SpanBoundary),
             Just(Objective::Causal),
-            Just(Objective::ReplacedTokens)
+            Just(Objective::ReplacedTokens),
+            Just(Objective::Permutation)
         ],
         prop_oneof![
             Just(Packing::Documents),
@@ -36,7 +37,9 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
         ],
         prop_oneof![Just([0.8, 0.1, 0.1]), Just([0.0, 0.0, 1.0]), Just([0.0, 1.0, 0.0]), Just([1.0, 0.0, 0.0])],
     );
-    let numbers = (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3, any::<bool>());
+    let blocks = proptest::option::weighted(0.2, 0_usize..5);
+    let numbers =
+        (0_usize..20, 0.0..=1.0, 0.0..=1.0, proptest::option::of(0_usize..5), 0_u32..3, any::<bool>(), blocks);
     let rules = (
         prop_oneof![Just(LongSentences::Split), Just(LongSentences::Cut), Just(LongSentences::Drop)],
         prop_oneof![Just(Separators::Documents), Just(Separators::Sentences)],
@@ -45,7 +48,7 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
     );
     (names, rules, numbers).prop_map(|((objective, packing, masking, mask_split), rules, numbers)| {
         let (long_sentences, separators, mask_count, mask_specials) = rules;
-        let (sequence_length, short_sequences, mask_probability, max_predictions, dupe_factor, repeated_draws) =
+        let (sequence_length, short_sequences, mask_probability, max_predictions, dupe_factor, repeated_draws, blocks) =
             numbers;
         InstanceSettings {
             sequence_length,
@@ -62,6 +65,7 @@ fn any_settings() -> impl Strategy<Value = InstanceSettings> {
             mask_split,
             dupe_factor,
             repeated_draws,
+            permutation_size: blocks,
             ..InstanceSettings::default()
         }
     })
@@ -121,6 +125,13 @@ proptest! {
                     prop_assert!((predicted.position as usize) < length);
                     prop_assert!(settings.mask_specials || ![CLS, SEP].contains(&predicted.target));
                 }
+                if let Some(orders) = &instance.orders {
+                    let least = orders.iter().min().unwrap();
+                    for predicted in &instance.predicted {
+                        prop_assert!(orders[predicted.position as usize] > *least, "{:?} {:?}", orders, predicted);
+                    }
+                }
+                prop_assert_eq!(instance.orders.is_some(), settings.objective == Objective::Permutation);
                 let boundaries = instances.boundaries(&part_of(&[instance], 0), 15);
                 prop_assert!(settings.repeated_draws || boundaries.ends.iter().all(|row| ![CLS, SEP].contains(&ids[*row as usize])));
             }

@@ -7,6 +7,7 @@ mod hostile;
 mod loader;
 mod masks;
 mod pairs;
+mod permutation;
 mod reference;
 mod relatives;
 mod roberta;

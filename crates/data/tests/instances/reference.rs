@@ -108,6 +108,7 @@ fn pairs(all: &Documents, settings: &InstanceSettings, seed: u64, epoch: u64, vo
                     segments,
                     predicted,
                     target: None,
+                    orders: None,
                     next_sentence,
                     document: number,
                     random_document,

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
+use henson_data::Objective;
 use henson_models::ModelConfig;
 use henson_tensor::{DType, Device};
 use henson_train::metrics::{Prediction, Sample};
@@ -145,10 +146,13 @@ fn needed(plan: &Plan) -> u64 {
     let of_phase = |phase: &henson_train::ResolvedPhase| {
         let (source, target) = (phase.instances.sequence_length, phase.instances.longest_target());
         let tokens = phase.batch_size / phase.accumulation * (source + target);
-        let predicted = match (phase.instances.objective.masks(), target) {
-            (true, _) => phase.instances.mask_probability,
-            (false, 0) => 1.0,
-            (false, _) => target as f64 / (source + target) as f64,
+        let share = phase.instances.mask_probability;
+        let (tokens, predicted) = match (phase.instances.objective, target) {
+            // What is predicted stands in the batch once more.
+            (Objective::Permutation, _) => ((tokens as f64 * (1.0 + share)) as usize, share),
+            (objective, _) if objective.masks() => (tokens, share),
+            (_, 0) => (tokens, 1.0),
+            (_, target) => (tokens, target as f64 / (source + target) as f64),
         };
         let recipe = &plan.recipe;
         let needs = |config: &ModelConfig, parameters, predicted| {

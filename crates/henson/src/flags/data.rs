@@ -251,6 +251,7 @@ impl InstanceFlags {
             repeated_draws: false,
             mean_span: self.mean_span,
             noise: self.noise,
+            permutation_size: None,
         }
     }
 }

@@ -80,7 +80,7 @@ impl File {
         }
         for (row, target) in part.rows.iter().zip(&part.targets).filter(|_| part.target_lengths.is_none()) {
             // In transformers a causal model moves its labels by itself: they stand where the piece is that is predicted.
-            let place = places[*row as usize] + usize::from(!objective.masks());
+            let place = places[*row as usize] + usize::from(objective == Objective::Causal);
             labels[place] = i64::from(*target);
         }
         let mut label_columns = columns;
@@ -96,12 +96,45 @@ impl File {
         self.push(format!("{name}.input_ids"), &shape, &ids);
         self.push(format!("{name}.token_type_ids"), &shape, &segments);
         self.push(format!("{name}.attention_mask"), &shape, &mask);
-        self.push(format!("{name}.labels"), &[rows, label_columns], &labels);
+        match &part.orders {
+            None => self.push(format!("{name}.labels"), &[rows, label_columns], &labels),
+            Some(orders) => self.add_orders(name, part, orders, columns),
+        }
         if let Some(next) = &part.next_sentence {
             let next: Vec<i64> = next.iter().copied().map(i64::from).collect();
             let label = if objective == Objective::MlmSop { "sentence_order_label" } else { "next_sentence_label" };
             self.push(format!("{name}.{label}"), &[rows], &next);
         }
+    }
+
+    /// What `transformers` takes for tokens that are predicted in an order: which token does not see which, where those stand that are
+    /// predicted, and what they are. Short lists are filled up with tokens nowhere, whose labels do not count.
+    fn add_orders(&mut self, name: &str, part: &Part, orders: &[u32], columns: usize) {
+        let (mut start, rows) = (0, part.lengths.len());
+        let mut predicted: Vec<Vec<(usize, i64)>> = vec![Vec::new(); rows];
+        let mut hidden = vec![0; rows * columns * columns];
+        let mut rest = part.rows.iter().zip(&part.targets).peekable();
+        for (row, length) in part.lengths.iter().enumerate() {
+            let own = &orders[start..start + length];
+            for (i, j) in (0..length * length).map(|pair| (pair / length, pair % length)) {
+                hidden[(row * columns + i) * columns + j] = i64::from(own[j] >= own[i].max(1));
+            }
+            while let Some((at, target)) = rest.next_if(|(at, _)| (**at as usize) < start + length) {
+                predicted[row].push((*at as usize - start, i64::from(*target)));
+            }
+            start += length;
+        }
+        let most = predicted.iter().map(Vec::len).max().unwrap_or(0);
+        let (mut mapping, mut labels) = (vec![0; rows * most * columns], vec![IGNORED; rows * most]);
+        for (row, predicted) in predicted.iter().enumerate() {
+            for (i, (at, target)) in predicted.iter().enumerate() {
+                mapping[(row * most + i) * columns + at] = 1;
+                labels[row * most + i] = *target;
+            }
+        }
+        self.push(format!("{name}.perm_mask"), &[rows, columns, columns], &hidden);
+        self.push(format!("{name}.target_mapping"), &[rows, most, columns], &mapping);
+        self.push(format!("{name}.labels"), &[rows, most], &labels);
     }
 
     fn push(&mut self, name: String, shape: &[usize], values: &[i64]) {

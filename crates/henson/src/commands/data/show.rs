@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use henson_data::{Corpus, Instance};
+use henson_data::{Corpus, Instance, Objective};
 use serde::Serialize;
 
 use super::{all_cores, instances};
@@ -24,6 +24,9 @@ struct Line<'a> {
     ids: &'a [u32],
     segments: &'a [u32],
     predicted: Vec<Hidden>,
+    /// Where tokens are predicted in an order: 0 for those that all see, otherwise those with higher numbers do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    orders: Option<&'a [u32]>,
     /// What an encoder-decoder is to write.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<Target<'a>>,
@@ -67,13 +70,14 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
         epoch.count()
     );
     let piece = |id: u32| tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"));
-    let causal = !instances.settings().objective.masks();
+    let causal = instances.settings().objective == Objective::Causal;
+    let unmasked = !instances.settings().objective.masks();
     // https://no-color.org: any value but an empty one.
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colour = io::stdout().is_terminal() && !unwanted;
     for index in flags.index..epoch.count().min(flags.index.saturating_add(flags.count as u64)) {
         let instance = if flags.in_order { epoch.in_order(index) } else { epoch.get(index) }?;
-        let shown = |position: usize, target| (!causal).then(|| shown(&instance, corpus, position, target));
+        let shown = |position: usize, target| (!unmasked).then(|| shown(&instance, corpus, position, target));
         if flags.json {
             let predicted = instance.predicted.iter().map(|p| Hidden {
                 position: p.position,
@@ -96,6 +100,7 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
                     .target
                     .as_ref()
                     .map(|ids| Target { pieces: ids.iter().map(|id| piece(*id)).collect(), ids }),
+                orders: instance.orders.as_deref(),
             })?;
             continue;
         }
@@ -121,10 +126,12 @@ pub(crate) fn run(flags: &DataShow) -> anyhow::Result<()> {
         let mut predicted = instance.predicted.iter().filter(|_| !causal).peekable();
         for (position, id) in instance.ids.iter().enumerate() {
             let hidden = predicted.next_if(|p| p.position as usize == position);
+            let order = hidden.and_then(|p| Some((p, instance.orders.as_ref()?[position])));
             let (text, code) = match hidden.and_then(|p| Some((shown(position, p.target)?, piece(p.target)))) {
                 Some((Shown::Mask, target)) => (format!("[MASK←{target}]"), Some("33")),
                 Some((Shown::Random, target)) => (format!("{}←{target}", piece(*id)), Some("31")),
                 Some((Shown::Same, target)) => (format!("={target}"), Some("32")),
+                None if let Some((p, order)) = order => (format!("{}@{order}", piece(p.target)), Some("33")),
                 None => (piece(*id), special(id)),
             };
             let segment = &mut segments[(instance.segments[position] as usize).min(1)];
@@ -150,10 +157,12 @@ fn shown(instance: &Instance, corpus: &Corpus, position: usize, target: u32) -> 
 
 fn summary(instance: &Instance, causal: bool) -> String {
     let length = instance.ids.len();
-    let hidden = match &instance.target {
-        Some(target) => format!("{} to write", target.len()),
-        None if causal => "each predicts the next".to_owned(),
-        None => format!("{} masked", instance.predicted.len()),
+    let count = instance.predicted.len();
+    let hidden = match (&instance.target, &instance.orders) {
+        (Some(target), _) => format!("{} to write", target.len()),
+        (None, Some(_)) => format!("{count} predicted, in the order of the numbers"),
+        (None, None) if causal => "each predicts the next".to_owned(),
+        (None, None) => format!("{count} masked"),
     };
     let origin = match (instance.next_sentence, instance.random_document) {
         (Some(_), Some(other)) => format!("A from document {}, B a random part of document {other}", instance.document),
