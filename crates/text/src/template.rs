@@ -192,19 +192,32 @@ impl Template {
             let processing = RobertaProcessing::new((sep.text.clone(), sep.id), (cls.text.clone(), cls.id));
             return Ok(Some(processing.trim_offsets(true).add_prefix_space(prefix).into()));
         }
-        // As JSON, because the crate's builder splits its strings at ':' and ' ', which a token may hold.
-        let special =
-            |special: &Special, segment: u32| json!({"SpecialToken": {"id": special.text, "type_id": segment}});
-        let text = |name: &str, segment: u32| json!({"Sequence": {"id": name, "type_id": segment}});
-        let entry = |special: &Special| json!({"id": special.text, "ids": [special.id], "tokens": [special.text]});
-        let processing = json!({
-            "type": "TemplateProcessing",
-            "single": [special(cls, 0), text("A", 0), special(sep, 0)],
-            "pair": [special(cls, 0), text("A", 0), special(sep, 0), text("B", 1), special(sep, 1)],
-            "special_tokens": {&cls.text: entry(cls), &sep.text: entry(sep)},
-        });
-        serde_json::from_value(processing).map(Some).map_err(|error| error.to_string())
+        processor((&cls.text, cls.id), (&sep.text, sep.id), false).map(Some)
     }
+}
+
+/// A template in the form of `tokenizers`: `[CLS] a [SEP] b [SEP]`, or with the first behind all, in a segment of its own, as XLNet has
+/// it.
+pub(crate) fn processor(cls: (&str, u32), sep: (&str, u32), cls_last: bool) -> Result<PostProcessorWrapper, String> {
+    // As JSON, because the crate's builder splits its strings at ':' and ' ', which a token may hold.
+    let special = |(name, _): (&str, u32), segment: u32| json!({"SpecialToken": {"id": name, "type_id": segment}});
+    let text = |name: &str, segment: u32| json!({"Sequence": {"id": name, "type_id": segment}});
+    let entry = |(name, id): (&str, u32)| json!({"id": name, "ids": [id], "tokens": [name]});
+    let mut single = vec![text("A", 0), special(sep, 0)];
+    let mut pair = [single.clone(), vec![text("B", 1), special(sep, 1)]].concat();
+    for slots in [&mut single, &mut pair] {
+        match cls_last {
+            true => slots.push(special(cls, 2)),
+            false => slots.insert(0, special(cls, 0)),
+        }
+    }
+    let processing = json!({
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": {cls.0: entry(cls), sep.0: entry(sep)},
+    });
+    serde_json::from_value(processing).map_err(|error| error.to_string())
 }
 
 fn specials(slots: &[Slot]) -> usize {

@@ -482,7 +482,7 @@ impl Plan {
                 let expected = "texts with [MASK] in them";
                 return Err(TrainError::setting("samples", format!("{text:?}"), expected));
             }
-            samples.push(Sample { text: text.clone(), ids: features.ids, positions });
+            samples.push(Sample { text: text.clone(), ids: features.ids, segments: features.segments, positions });
         }
         if samples.is_empty()
             && let Some(corpus) = &self.held_out
@@ -528,7 +528,8 @@ impl Plan {
             let text = self.tokenizer.decode(&ids, false)?;
             let pieces = Pieces { ids, ..Pieces::default() };
             let features = template.single(&pieces, max_tokens)?;
-            samples.push(Sample { text, ids: features.ids, positions: vec![(features.first.start + hidden) as u32] });
+            let positions = vec![(features.first.start + hidden) as u32];
+            samples.push(Sample { text, ids: features.ids, segments: features.segments, positions });
         }
         Ok(samples)
     }
@@ -639,6 +640,7 @@ struct PhasePlace {
 struct Sample {
     text: String,
     ids: Vec<u32>,
+    segments: Vec<u32>,
     positions: Vec<u32>,
 }
 
@@ -788,8 +790,7 @@ impl Task for PreTraining {
         let mut texts = Vec::new();
         for sample in &self.samples {
             let device = engine.parameters.device().clone();
-            let segments = vec![0; sample.ids.len()];
-            let sequence = Sequence { ids: &sample.ids, segments: &segments };
+            let sequence = Sequence { ids: &sample.ids, segments: &sample.segments };
             let config = engine.model.config();
             let (batch, rows) = Batch::with_masks(&device, config, &[sequence], &sample.positions, 0)?;
             let mut pass = Pass::inference(&mut engine.tape, &engine.parameters);

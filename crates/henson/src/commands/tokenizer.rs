@@ -80,6 +80,7 @@ fn run_train(flags: &TokenizerTrain) -> anyhow::Result<()> {
             Some(TokenizerSpecials::Roberta) => SpecialSet::Roberta,
             Some(TokenizerSpecials::Gpt2) => SpecialSet::EndOfText,
             Some(TokenizerSpecials::T5) => SpecialSet::Ended,
+            Some(TokenizerSpecials::XlNet) => SpecialSet::XlNet,
         },
         sentinels: flags.sentinels,
         lowercase: !flags.cased && kind != TrainingKind::ByteBpe,

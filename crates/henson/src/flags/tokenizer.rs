@@ -98,6 +98,9 @@ pub(crate) enum TokenizerSpecials {
     Gpt2,
     /// <pad> </s> <unk>, behind a text as text </s>
     T5,
+    /// XLNet's nine, behind a text as text <sep> <cls>; with --kind unigram
+    #[value(name = "xlnet")]
+    XlNet,
 }
 
 #[derive(Args, Debug)]

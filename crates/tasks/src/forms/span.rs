@@ -67,6 +67,9 @@ impl Steps for Spans {
             None => template.single(&first, lengths.most)?,
             Some(second) => template.pair(&first, &tokenizer.encode(second)?, lengths.most)?,
         };
+        // The classification token, which is the last one in some templates.
+        let cls = tokenizer.special().cls.as_ref().map(|cls| cls.id);
+        let whole = features.ids.iter().position(|id| Some(*id) == cls).unwrap_or(0) as u32;
         let positions = |span: &Span| -> Vec<u32> {
             let text = if span.in_second { features.second.clone() } else { Some(features.first.clone()) };
             let shows = |position: &usize| {
@@ -74,9 +77,9 @@ impl Steps for Spans {
             };
             let found: Vec<u32> = text.unwrap_or(0..0).filter(shows).map(|position| position as u32).collect();
             // Of a span that was cut off, or that no token shows, there is no vector but that of the whole.
-            if found.is_empty() { vec![0] } else { found }
+            if found.is_empty() { vec![whole] } else { found }
         };
-        let roles = std::iter::once(vec![0]).chain(spans.iter().map(positions)).collect();
+        let roles = std::iter::once(vec![whole]).chain(spans.iter().map(positions)).collect();
         Ok(Prepared::Marked(features, roles))
     }
 

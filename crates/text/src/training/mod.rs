@@ -32,6 +32,7 @@ use tokenizers::{
 use crate::error::TextError;
 use crate::files::{Settings, WordPieceOptions};
 use crate::guard::shielded;
+use crate::template;
 use crate::tokenizer::Tokenizer;
 use merges::{Marks, MergeSettings};
 use unigram::UnigramSettings;
@@ -62,6 +63,8 @@ pub enum SpecialSet {
     EndOfText,
     /// T5's: `a </s>`, and padding that a decoder begins with.
     Ended,
+    /// XLNet's: `a <sep> <cls>`, the last in a segment of its own. With the unigram model alone.
+    XlNet,
 }
 
 impl SpecialSet {
@@ -72,6 +75,7 @@ impl SpecialSet {
             Self::Roberta => &["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
             Self::EndOfText => &[END_OF_TEXT],
             Self::Ended => &["<pad>", "</s>", "<unk>"],
+            Self::XlNet => &["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
         }
     }
 
@@ -82,6 +86,7 @@ impl SpecialSet {
             Self::Roberta => "roberta",
             Self::EndOfText => "gpt2",
             Self::Ended => "t5",
+            Self::XlNet => "xlnet",
         }
     }
 
@@ -96,6 +101,7 @@ impl SpecialSet {
             Self::Bert => kind != TrainingKind::ByteBpe,
             Self::Roberta | Self::EndOfText => kind == TrainingKind::ByteBpe,
             Self::Ended => kind != TrainingKind::WordPiece,
+            Self::XlNet => kind == TrainingKind::Unigram,
         }
     }
 
@@ -111,6 +117,17 @@ impl SpecialSet {
                 ("tokenizer_class", "GPT2Tokenizer"),
             ],
             Self::Ended => &[("eos_token", "</s>")],
+            // Padding before the text, so that the last column of a batch is the last token.
+            Self::XlNet => &[
+                ("unk_token", "<unk>"),
+                ("bos_token", "<s>"),
+                ("eos_token", "</s>"),
+                ("cls_token", "<cls>"),
+                ("sep_token", "<sep>"),
+                ("pad_token", "<pad>"),
+                ("mask_token", "<mask>"),
+                ("padding_side", "left"),
+            ],
         };
         names.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect()
     }
@@ -120,6 +137,7 @@ impl SpecialSet {
         Ok(match self {
             Self::Bert | Self::Roberta => None,
             Self::EndOfText => Some(ByteLevel::default().trim_offsets(false).into()),
+            Self::XlNet => Some(template::processor(("<cls>", 3), ("<sep>", 4), true)?),
             Self::Ended => {
                 let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
                 let end = json!({"SpecialToken": {"id": "</s>", "type_id": 0}});

@@ -309,3 +309,30 @@ fn ascii_is_always_kept() {
     let tokenizer = trained_on(&settings, &[&text]).unwrap().tokenizer;
     assert!(tokenizer.id("<").is_some() && tokenizer.id("z").is_none());
 }
+
+/// XLNet's layout: `a [SEP] [CLS]`, the last in a segment of its own, also after the files were read again.
+#[test]
+fn special_tokens_behind_the_text() {
+    let settings = TrainingSettings { specials: SpecialSet::XlNet, ..TrainingSettings::new(TrainingKind::Unigram, 300) };
+    let trained = trained_on(&settings, &[&NOVELS]).unwrap().tokenizer;
+    let files = trained.files(None).unwrap();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    for tokenizer in [&trained, &Tokenizer::open(directory(&files).path()).unwrap()] {
+        let [first, second] = ["one", "two three"].map(|text| tokenizer.encode(text).unwrap());
+        let (a, b) = (first.len(), second.len());
+        let pair = tokenizer.template().pair(&first, &second, 64).unwrap();
+        assert_eq!(pair.ids, [&first.ids[..], &[4], &second.ids, &[4, 3]].concat());
+        assert_eq!(pair.segments, [vec![0; a + 1], vec![1; b + 1], vec![2]].concat());
+        let single = tokenizer.template().single(&first, 64).unwrap();
+        assert_eq!(
+            (single.ids, single.segments),
+            ([&first.ids[..], &[4, 3]].concat(), [vec![0; a + 1], vec![2]].concat())
+        );
+        // What is too long loses text, not its last token.
+        let short = tokenizer.template().single(&second, 3).unwrap();
+        assert_eq!((short.ids[1..].to_vec(), short.len()), (vec![4, 3], 3));
+    }
+    let other = TrainingSettings { specials: SpecialSet::XlNet, ..TrainingSettings::new(TrainingKind::WordPiece, 300) };
+    let refused = trained_on(&other, &[&NOVELS]).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("xlnet"), "{refused}");
+}
