@@ -208,6 +208,38 @@ fn what_is_predicted_is_not_seen_and_company_changes_nothing() {
     assert_ne!(alone[2], other[2]);
 }
 
+/// Masks are predicted from all else, whatever stands in their place, and where none is, the batch is a plain one.
+#[test]
+fn masks_are_not_seen() {
+    let device = device();
+    let opened = open(&device, &config(json!({})));
+    let (model, parameters) = &opened;
+    let logits = |ids: &[u32], masks: &[u32]| {
+        let (first, zeros) = ([11, 12, 13], [0; 9]);
+        let sequences =
+            [Sequence { ids: &first, segments: &zeros[..3] }, Sequence { ids, segments: &zeros[..ids.len()] }];
+        let (batch, rows) = Batch::with_masks(&device, model.config(), &sequences, masks, 0).unwrap();
+        let mut tape = Tape::new();
+        let mut pass = Pass::inference(&mut tape, parameters);
+        let logits = model.logits(&mut pass, &batch, Some(&rows)).unwrap().tensor().to_f32().unwrap();
+        logits.chunks(64).map(<[f32]>::to_vec).collect::<Vec<_>>()
+    };
+    // Two masks, of which the second is read twice: the other is hidden from it as well.
+    let got = logits(&[5, 6, 9, 7, 6], &[4, 7, 7]);
+    assert_eq!(got[1], got[2]);
+    assert_ne!(got[0], got[1]);
+    assert_eq!(got, logits(&[5, 40, 9, 7, 40], &[4, 7, 7]));
+    assert_ne!(got, logits(&[5, 6, 10, 7, 6], &[4, 7, 7]));
+    let sequence = Sequence { ids: &[5, 6], segments: &[0, 0] };
+    let (plain, _) = Batch::with_masks(&device, model.config(), &[sequence], &[], 0).unwrap();
+    assert!(plain.predicted().is_none());
+    assert!(Batch::with_masks(&device, model.config(), &[sequence], &[2], 0).is_err());
+    // An order with nothing to predict.
+    let nothing = Permutation { orders: &[0, 1], targets: &[] };
+    let batch = Batch::in_order(&device, model.config(), &[sequence], Some(&[nothing]), None, 0).unwrap();
+    assert!(run(&opened, &batch, ALL).logits.is_empty());
+}
+
 /// A memory of the first half is as if it stood before the second, for tokens of one layer that see all: with the keys and values of
 /// earlier tokens as they were, and distances counted through.
 #[test]

@@ -318,6 +318,68 @@ const SPANBERT: [&str; 8] = [
 ];
 
 /// The head of the boundaries is in checkpoints, for the run to resume with the same bits, and in no model.
+const PERMUTATION: &str = r#"
+model = "xlnet-tiny"
+objective = "permutation"
+packing = "blocks"
+mask_probability = 0.1666667
+permutation_size = 24
+steps = 30
+batch_size = 8
+sequence_length = 48
+learning_rate = 3e-3
+warmup_steps = 3
+checkpoint_every = 12
+eval_every = 30
+eval_sequences = 16
+log_every = 1
+config = { d_model = 32, n_layer = 2, d_inner = 64 }
+"#;
+
+/// XLNet's pre-training: it learns, and neither stops nor parts nor threads change a bit beyond what they must.
+#[test]
+fn permutations_learn_and_resume_with_the_same_bits() {
+    let plan = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let recipe = Recipe::parse(PERMUTATION, "test", &sets)?;
+        let tokenizer = tokenizer(300, &[]);
+        let (corpus, held_out) = corpora(&tokenizer);
+        Plan::on(corpus, held_out, tokenizer, recipe, 2)
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let [whole, legs, parts] = ["whole", "legs", "parts"].map(|name| directory.path().join(name));
+    assert_eq!(run(&plan(&[]).unwrap(), &whole, 2, None).unwrap(), Outcome::Finished);
+    for (threads, stop_at) in [(1, Some(7)), (3, None)] {
+        run(&plan(&[]).unwrap(), &legs, threads, stop_at).unwrap();
+    }
+    assert_eq!(weights(&whole), weights(&legs));
+    assert_eq!(losses(&whole), losses(&legs));
+    let all = losses(&whole);
+    let mean = |some: &[(u64, f64)]| some.iter().map(|(_, loss)| loss).sum::<f64>() / some.len() as f64;
+    assert!(mean(&all[25..]) < mean(&all[..3]) - 0.5, "{all:?}");
+    run(&plan(&["accumulation=4", "steps=3"]).unwrap(), &parts, 2, None).unwrap();
+    for (got, expected) in losses(&parts).iter().zip(&all) {
+        assert!((got.1 - expected.1).abs() < 1e-3, "{got:?} in parts, {expected:?} at once");
+    }
+    let refused = |sets: &[&str]| plan(sets).map(|_| ()).unwrap_err().to_string();
+    assert!(refused(&["objective=mlm", "permutation_size=24"]).contains("permutation_size"));
+    assert!(refused(&["masking=whole-words"]).contains("masking"));
+}
+
+#[test]
+fn another_objective_than_the_networks_is_refused() {
+    let plan = |text: &str| {
+        let recipe = Recipe::parse(text, "test", &[]).unwrap();
+        let tokenizer = tokenizer(300, &[]);
+        let (corpus, held_out) = corpora(&tokenizer);
+        Plan::on(corpus, held_out, tokenizer, recipe, 2).map(|_| ()).unwrap_err().to_string()
+    };
+    let error = plan("model = \"xlnet-tiny\"\nobjective = \"mlm\"\nsteps = 1");
+    assert!(error.contains("expected permutation"), "{error}");
+    let error = plan("model = \"bert-tiny\"\nobjective = \"permutation\"\nsteps = 1");
+    assert!(error.contains("no second stream"), "{error}");
+}
+
 #[test]
 fn spanbert_resumes_with_the_same_bits_and_leaves_a_plain_model() {
     let plan = plan(&SPANBERT);
