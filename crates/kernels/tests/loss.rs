@@ -94,6 +94,9 @@ fn check<E: Element>(cpu: &Cpu, rows: usize, classes: usize, padding: usize, str
     assert_close("softmax", cpu, &out, &reference::softmax(&exact(&logits), columns, classes));
     loss::log_softmax(cpu, &logits, columns, classes, &mut out);
     assert_close("log_softmax", cpu, &out, &reference::log_softmax(&exact(&logits), columns, classes));
+    let mut sums = poisoned::<f32>(rows);
+    loss::log_sums(cpu, &logits, columns, classes, &mut sums);
+    assert_close("log_sums", cpu, &sums, &reference::log_sums(&exact(&logits), columns, classes));
 
     let (x, answers) = (numbers::<E>(2, rows * classes), answers(rows * classes));
     for want_gradient in [false, true] {
@@ -169,6 +172,9 @@ fn what_is_not_finite_gives_nan() {
                 let mut out = poisoned::<f32>(rows * columns);
                 loss::softmax(&cpu, &logits, columns, columns, &mut out);
                 assert!(out[columns..2 * columns].iter().all(|x| x.is_nan()) && out[0].is_finite());
+                let mut sums = [0.0; 3];
+                loss::log_sums(&cpu, &logits, columns, columns, &mut sums);
+                assert!(!sums[1].is_finite() && sums[0].is_finite() && sums[2].is_finite());
                 let mut binary = logits.clone();
                 assert!(loss::binary_cross_entropy(&cpu, &mut binary, &[1.0; 210], None, 1.0, true).is_nan());
                 assert!(binary[columns + place].is_nan());

@@ -165,6 +165,11 @@ impl Tensor {
         Ok(numbers)
     }
 
+    /// The numbers themselves, where they are f32 and lie in the host's memory.
+    pub fn on_host(&self) -> Option<&[f32]> {
+        (self.dtype == DType::F32 && matches!(self.storage, Storage::Host(_))).then(|| self.slice())
+    }
+
     /// The numbers as f32, whatever the floating-point dtype.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         match self.dtype {

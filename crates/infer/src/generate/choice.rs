@@ -21,19 +21,21 @@ const CHUNK: usize = 64;
 /// A token with its score.
 pub(crate) type Scored = (u32, f32);
 
-/// The largest score and the first id that has it.
-pub(crate) fn best(scores: &[f32]) -> Scored {
-    // In two passes, each of which the compiler can turn into vector instructions.
-    let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| if *score > most { *score } else { most });
-    let id = scores.iter().position(|score| *score == most).unwrap_or(0);
-    (id as u32, most)
+/// The first id with the largest score.
+pub(crate) fn best(scores: &[f32]) -> u32 {
+    let most = largest(scores);
+    scores.iter().position(|score| *score == most).unwrap_or(0) as u32
 }
 
-/// The logarithm of the sum of the scores' exponentials.
-pub(crate) fn log_sum(scores: &[f32]) -> f32 {
-    let (_, most) = best(scores);
-    let sum: f64 = scores.iter().map(|score| f64::from((score - most).exp())).sum();
-    most + sum.ln() as f32
+/// The largest score. Sixteen at a time, which the compiler turns into vectors.
+fn largest(scores: &[f32]) -> f32 {
+    let greater = |a: f32, b: f32| if b > a { b } else { a };
+    let (chunks, rest) = scores.as_chunks::<16>();
+    let mut most = [f32::NEG_INFINITY; 16];
+    for chunk in chunks {
+        most.iter_mut().zip(chunk).for_each(|(most, score)| *most = greater(*most, *score));
+    }
+    most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, greater)
 }
 
 /// The best `count` of scores, best first, ties by id.

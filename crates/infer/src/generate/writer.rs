@@ -14,7 +14,7 @@ use henson_tensor::{CachedSequence, Parameters, Pass, Tape, Tensor};
 
 use super::GenerateSettings;
 use super::beams::{Beams, Finished, Step};
-use super::choice::{Scored, best, best_of, draw, log_sum};
+use super::choice::{Scored, best, best_of, draw};
 use super::processors::{Begun, Marks, process};
 use crate::{InferError, Result};
 
@@ -353,9 +353,10 @@ impl<'a> Writer<'a> {
         self.read_sources()?;
         let mut events = vec![];
         let batch = self.compose();
-        if !batch.tokens.is_empty() {
-            let (logits, columns) = self.run(&batch)?;
-            self.choose(&batch, logits, columns, &mut events)?;
+        if !batch.tokens.is_empty()
+            && let Some((logits, sums)) = self.run(&batch)?
+        {
+            self.choose(&batch, &logits, &sums, &mut events)?;
         }
         let mut place = 0;
         while place < self.running.len() {
@@ -480,53 +481,65 @@ impl<'a> Writer<'a> {
         batch
     }
 
-    /// Logits of the sequences that get a token: P rows, and the columns of a row.
-    fn run(&mut self, batch: &Composed) -> Result<(Vec<f32>, usize)> {
+    /// Logits of the sequences that get a token (P×V, the columns padded), and the logarithm of each row's sum of exponentials.
+    fn run(&mut self, batch: &Composed) -> Result<Option<(Tensor, Vec<f32>)>> {
         let tokens: Vec<&[u32]> = batch.ranges().collect();
         let (device, config) = (self.parameters.device(), self.model.config());
         let new = NewTokens::new(device, config, &mut self.cache, &batch.writing, &tokens)?;
         let mut pass = Pass::inference(&mut self.tape, self.parameters);
         let states = self.decoder.step(&mut pass, &new, &mut self.cache)?;
         if batch.rows.is_empty() {
-            return Ok((vec![], 1));
+            return Ok(None);
         }
         let rows = Tensor::from_slice(device, [batch.rows.len()], &batch.rows)?;
-        let logits = self.model.logits_of(&mut pass, states, &new.layout, Some(&rows))?;
-        Ok((logits.tensor().to_f32()?, logits.tensor().columns()))
+        let logits = self.model.logits_of(&mut pass, states, &new.layout, Some(&rows))?.into_tensor();
+        let sums = pass.log_sums(&logits, config.sizes().vocab_size)?;
+        Ok(Some((logits, sums)))
     }
 
     /// Chooses tokens for all jobs that have logits.
-    fn choose(
-        &mut self,
-        batch: &Composed,
-        mut logits: Vec<f32>,
-        columns: usize,
-        events: &mut Vec<Event>,
-    ) -> Result<()> {
-        let vocabulary = self.model.config().sizes().vocab_size;
-        let mut rows: Vec<&mut [f32]> = logits.chunks_mut(columns).map(|row| &mut row[..vocabulary]).collect();
+    fn choose(&mut self, batch: &Composed, logits: &Tensor, sums: &[f32], events: &mut Vec<Event>) -> Result<()> {
+        let (vocabulary, columns) = (self.model.config().sizes().vocab_size, logits.columns());
+        let copied;
+        let numbers = match logits.on_host() {
+            Some(numbers) => numbers,
+            None => {
+                copied = logits.to_f32()?;
+                &copied
+            }
+        };
         let mut first = 0;
         for (i, count) in &batch.jobs {
             let job = &mut self.running[*i];
-            let own = &mut rows[first..first + count];
+            let row = |r: usize| Row { logits: &numbers[r * columns..r * columns + vocabulary], log_sum: sums[r] };
+            let own: Vec<Row<'_>> = (first..first + count).map(row).collect();
             first += count;
             let mut choice = Choice { cache: &mut self.cache, room: &mut self.room, events };
             match std::mem::replace(&mut job.state, State::Done) {
                 State::Reading(_, Some(place)) => {
                     job.state = if job.settings.beams > 1 {
                         let beams = Beams::new(job.settings.beams, &job.begun);
-                        choice.beams(job, beams, vec![place], own)?
+                        choice.beams(job, beams, vec![place], &own)?
                     } else {
-                        choice.first_tokens(job, place, own)?
+                        choice.first_tokens(job, place, &own)?
                     };
                 }
-                State::Lines(lines) => job.state = choice.lines(job, lines, own),
-                State::Beams(beams, places) => job.state = choice.beams(job, beams, places, own)?,
+                State::Lines(lines) => job.state = choice.lines(job, lines, &own),
+                State::Beams(beams, places) => job.state = choice.beams(job, beams, places, &own)?,
                 state => job.state = state,
             }
         }
         Ok(())
     }
+}
+
+/// What the model says about the next token of a sequence.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    /// V.
+    logits: &'a [f32],
+    /// The logarithm of the sum of their exponentials; not finite where they are not.
+    log_sum: f32,
 }
 
 impl fmt::Debug for Writer<'_> {
@@ -583,15 +596,15 @@ struct Choice<'w> {
 
 impl Choice<'_> {
     /// The first tokens of a job's sequences, which all come from the same row.
-    fn first_tokens(&mut self, job: &Active<'_>, place: CachedSequence, rows: &mut [&mut [f32]]) -> Result<State> {
-        let Some(row) = rows.first_mut() else { return Ok(State::Done) };
+    fn first_tokens(&mut self, job: &Active<'_>, place: CachedSequence, rows: &[Row<'_>]) -> Result<State> {
+        let Some(row) = rows.first() else { return Ok(State::Done) };
         let mut lines: Vec<Line> = vec![];
         // The last one takes the place of what was read, the others continue it.
         for number in 0..job.settings.return_sequences {
             let mut tokens = Vec::with_capacity(job.limit);
             tokens.extend_from_slice(&job.begun);
             let line = Line { number, place, tokens, log_probability: 0.0 };
-            lines.extend(self.token(job, line, row));
+            lines.extend(self.token(job, line, *row));
         }
         let living = lines.len();
         for line in lines.iter_mut().take(living.saturating_sub(1)) {
@@ -605,11 +618,11 @@ impl Choice<'_> {
     }
 
     /// The next tokens of sequences that go their own ways.
-    fn lines(&mut self, job: &Active<'_>, lines: Vec<Line>, rows: &mut [&mut [f32]]) -> State {
+    fn lines(&mut self, job: &Active<'_>, lines: Vec<Line>, rows: &[Row<'_>]) -> State {
         let mut living = Vec::with_capacity(lines.len());
         for (line, row) in lines.into_iter().zip(rows) {
             let place = line.place;
-            match self.token(job, line, row) {
+            match self.token(job, line, *row) {
                 Some(line) => living.push(line),
                 None => self.cache.written.leave(place),
             }
@@ -618,9 +631,8 @@ impl Choice<'_> {
     }
 
     /// Chooses a token; gives the sequence back unless it ends.
-    fn token(&mut self, job: &Active<'_>, mut line: Line, logits: &[f32]) -> Option<Line> {
-        let settings = &job.settings;
-        let all = log_sum(logits);
+    fn token(&mut self, job: &Active<'_>, mut line: Line, row: Row<'_>) -> Option<Line> {
+        let (settings, Row { logits, log_sum: all }) = (&job.settings, row);
         if !all.is_finite() {
             self.finished(job, line, FinishReason::NotFinite);
             return None;
@@ -637,7 +649,7 @@ impl Choice<'_> {
         let place = (line.number as u32, (line.tokens.len() - job.begun.len()) as u32);
         let id = match &settings.sampling {
             Some(sampling) => draw(sampling, scores, place, &mut self.room.found),
-            None => best(scores).0,
+            None => best(scores),
         };
         let logprob = logits[id as usize] - all;
         let alternatives = settings.logprobs.map_or_else(Vec::new, |count| {
@@ -676,19 +688,20 @@ impl Choice<'_> {
         job: &Active<'_>,
         mut beams: Beams,
         places: Vec<CachedSequence>,
-        rows: &mut [&mut [f32]],
+        rows: &[Row<'_>],
     ) -> Result<State> {
         let settings = &job.settings;
         let wanted = Beams::wanted(settings);
         self.room.best.resize_with(rows.len(), Vec::new);
         let mut finite = true;
-        for ((row, beam), best) in rows.iter_mut().zip(&beams.running).zip(&mut self.room.best) {
-            let all = log_sum(row);
-            finite &= all.is_finite();
-            row.iter_mut().for_each(|score| *score -= all);
+        let Room { marks, scores, best, .. } = &mut *self.room;
+        for ((row, beam), best) in rows.iter().zip(&beams.running).zip(best) {
+            finite &= row.log_sum.is_finite();
+            scores.clear();
+            scores.extend(row.logits.iter().map(|logit| logit - row.log_sum));
             let begun = Begun { tokens: &beam.tokens, first: job.begun.len(), limit: job.limit };
-            process(settings, begun, &mut self.room.marks, row);
-            best_of(row, wanted, best);
+            process(settings, begun, marks, scores);
+            best_of(scores, wanted, best);
         }
         let stops = |new: &[u32]| job.stop.as_ref().is_some_and(|stop| stop(new));
         let step = Step { settings, first: job.begun.len(), limit: job.limit, stops: &stops };

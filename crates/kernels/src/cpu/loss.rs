@@ -22,6 +22,11 @@ pub mod reference {
         log_softmax(logits, columns, classes).iter().map(|x| x.exp()).collect()
     }
 
+    /// ln Σ eˣ over the first `classes` of each row.
+    pub fn log_sums(logits: &[f64], columns: usize, classes: usize) -> Vec<f64> {
+        logits.chunks(columns).map(|row| log_sum_exp(&row[..classes])).collect()
+    }
+
     /// x − ln Σ eˣ over the first `classes` of each row.
     pub fn log_softmax(logits: &[f64], columns: usize, classes: usize) -> Vec<f64> {
         let rows = logits.chunks(columns).map(|row| &row[..classes]);
@@ -320,6 +325,27 @@ fn is_hit<E: Element>(cpu: &Cpu, row: &[E], target: u32) -> bool {
 }
 
 dispatch! { fn row_largest<E>(x: &[E]) -> f32 = largest }
+
+/// ln Σ eˣ of each row's first `classes` numbers: P; not finite where one of them is infinite or a NaN.
+pub fn log_sums<E: Element>(cpu: &Cpu, logits: &[E], columns: usize, classes: usize, out: &mut [f32]) {
+    check("log_sums", logits.len(), columns, classes, out.len(), None);
+    cpu.for_rows(out, 1, (LEAST / columns).max(1), |range, out| {
+        for (row, out) in range.zip(out) {
+            *out = row_log_sum(cpu.isa(), &logits[row * columns..row * columns + classes]);
+        }
+    });
+}
+
+dispatch! { fn row_log_sum<E>(x: &[E]) -> f32 = log_sum_body }
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn log_sum_body<S: Simd, E: Element>(x: &[E]) -> f32 {
+    // SAFETY: as for this function.
+    let (largest, sum) = unsafe { largest_and_sum::<S, E>(x) };
+    largest + sum.ln()
+}
 
 /// eˣ / Σ eˣ of each row, without the padding: `out` is P×classes.
 pub fn softmax<E: Element>(cpu: &Cpu, logits: &[E], columns: usize, classes: usize, out: &mut [f32]) {

@@ -267,6 +267,30 @@ impl Pass<'_> {
         Ok(out)
     }
 
+    /// ln Σ eˣ over the first `classes` logits of each row: P numbers, those of a row with infinities or NaNs not finite. On a GPU the
+    /// logits are copied to the host first.
+    pub fn log_sums(&mut self, logits: &Tensor, classes: usize) -> Result<Vec<f32>> {
+        let (rows, columns) = (logits.rows(), logits.columns());
+        if classes == 0 || classes > columns {
+            let (expected, got) = ([rows, classes].into(), logits.shape());
+            return Err(TensorError::Shape { operation: "log_sums", what: "logits", expected, got });
+        }
+        match self.device() {
+            Device::Cpu(cpu) => {
+                let mut sums = vec![0.0; rows];
+                with_float!(logits.dtype(), E => {
+                    kernels::log_sums(&cpu.kernels, logits.slice::<E>(), columns, classes, &mut sums);
+                });
+                Ok(sums)
+            }
+            Device::Cuda(_) => {
+                let logits: Vec<f64> = logits.to_f32()?.into_iter().map(f64::from).collect();
+                let sums = kernels::reference::log_sums(&logits, columns, classes);
+                Ok(sums.into_iter().map(|sum| sum as f32).collect())
+            }
+        }
+    }
+
     /// How many rows (of weight above 0, where weights are given) have their largest logit, of the first `classes`, at the
     /// target: one u32.
     pub fn count_correct(

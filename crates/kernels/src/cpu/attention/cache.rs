@@ -9,7 +9,7 @@ use super::softmax::softmax;
 use super::{Attention, Block, Part, View, check_offsets, with_buckets};
 use crate::cpu::gemm::{Finish, Matrix, Right, product};
 use crate::cpu::scratch::{self, Purpose};
-use crate::cpu::simd::Element;
+use crate::cpu::simd::{Element, Simd, read, write};
 use crate::cpu::{Cpu, SharedMut};
 
 /// Where the tokens of some sequences lie in a cache.
@@ -130,12 +130,21 @@ impl<E: Element> Cache<'_, E> {
             for block in part.blocks() {
                 let (n, seen) = (block.queries, block.keys.len());
                 let (scores, weights) = (&mut scores[..n * seen], &mut weights[..n * seen]);
-                self.scores(cpu, part, &block, scores);
+                let alone = (n == 1).then(|| self.query_row(part, &block));
+                match alone {
+                    Some(query) => self.scores_of_one(cpu, part, &block, query, scores),
+                    None => self.scores(cpu, part, &block, scores),
+                }
                 softmax(cpu.isa(), &block, bias, None, scores, weights, &mut log_sums[..n]);
                 let sums = &mut sums[..n * d];
                 sums.fill(0.0);
                 for (first, tokens) in self.pages.runs(block.keys.clone()) {
                     let weights = &weights[first - block.keys.start..];
+                    if alone.is_some() {
+                        let (rows, width) = self.row_slices(self.values, part, first);
+                        add_weighted(cpu.isa(), &weights[..tokens], rows, width, sums);
+                        continue;
+                    }
                     let weights = Matrix::strided(weights, n, tokens, seen);
                     let value = Right::Plain(self.rows(self.values, part, first, tokens));
                     product(cpu, weights, value, sums, d, Finish { accumulate: true, ..Finish::default() });
@@ -159,10 +168,77 @@ impl<E: Element> Cache<'_, E> {
         }
     }
 
+    /// A single query, as every step of decoding has one: rows of a page are read where they lie, without being packed.
+    fn scores_of_one(&self, cpu: &Cpu, part: &Part<'_>, block: &Block, query: &[E], scores: &mut [f32]) {
+        for (first, tokens) in self.pages.runs(block.keys.clone()) {
+            let (rows, width) = self.row_slices(self.keys, part, first);
+            let scores = &mut scores[first - block.keys.start..][..tokens];
+            dots(cpu.isa(), query, rows, width, self.attention.scale, scores);
+        }
+    }
+
+    /// The head's columns of a block's first query.
+    fn query_row(&self, part: &Part<'_>, block: &Block) -> &[E] {
+        let View { data, offset, stride, .. } = *self.query;
+        &data[part.query_rows(block).start * stride + offset + part.query_column()..][..self.attention.head_size]
+    }
+
+    /// The head's columns of a page's tokens from one on: every `width` elements a row begins.
+    fn row_slices<'a>(&self, cache: &'a [E], part: &Part<'_>, first: usize) -> (&'a [E], usize) {
+        let width = self.attention.key_width();
+        (&cache[self.pages.row(part.sequence, first) * width + part.key_column()..], width)
+    }
+
     /// The head's columns of tokens that lie in one page.
     fn rows<'a>(&self, cache: &'a [E], part: &Part<'_>, first: usize, tokens: usize) -> Matrix<'a, E> {
         let width = self.attention.key_width();
         let start = self.pages.row(part.sequence, first) * width + part.key_column();
         Matrix::strided(&cache[start..], tokens, self.attention.head_size, width)
+    }
+}
+
+dispatch! {
+    /// out[j] = scale · query·row j, where rows begin `stride` elements apart and are as long as the query.
+    fn dots<E>(query: &[E], rows: &[E], stride: usize, scale: f32, out: &mut [f32]) = dots_body
+}
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn dots_body<S: Simd, E: Element>(query: &[E], rows: &[E], stride: usize, scale: f32, out: &mut [f32]) {
+    let d = query.len();
+    for (j, out) in out.iter_mut().enumerate() {
+        let row = &rows[j * stride..][..d];
+        // SAFETY: c < d, the length of both.
+        unsafe {
+            let mut sums = [S::splat(0.0); 2];
+            for (i, c) in (0..d).step_by(S::LANES).enumerate() {
+                sums[i % 2] = S::mul_add(read::<S, E>(query, c), read::<S, E>(row, c), sums[i % 2]);
+            }
+            *out = scale * S::sum(S::add(sums[0], sums[1]));
+        }
+    }
+}
+
+dispatch! {
+    /// sums += Σ weight j · row j, where rows begin `stride` elements apart and are as long as the sums.
+    fn add_weighted<E>(weights: &[E], rows: &[E], stride: usize, sums: &mut [f32]) = add_weighted_body
+}
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn add_weighted_body<S: Simd, E: Element>(weights: &[E], rows: &[E], stride: usize, sums: &mut [f32]) {
+    let d = sums.len();
+    for c in (0..d).step_by(S::LANES) {
+        // SAFETY: c < d, the length of the sums and of every row.
+        unsafe {
+            let mut sum = read::<S, f32>(sums, c);
+            for (j, weight) in weights.iter().enumerate() {
+                let row = &rows[j * stride..][..d];
+                sum = S::mul_add(S::splat(weight.to_f32()), read::<S, E>(row, c), sum);
+            }
+            write::<S, f32>(sums, c, sum);
+        }
     }
 }
