@@ -121,12 +121,16 @@ impl Steps for Rank {
         vec![logits.concat()]
     }
 
+    fn predict(&self, said: Said<'_>) -> Prediction {
+        Prediction::Ranks(said.row())
+    }
+
     /// Documents of the same query count together, whether they stand in one row or in several.
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {
         let mut numbers: HashMap<&str, usize> = HashMap::new();
         let mut queries: Vec<Vec<(f32, f64)>> = Vec::new();
         for (example, prediction) in set.examples.iter().zip(predictions) {
-            let (Input::Choices { context, .. }, Target::Numbers(relevance), Prediction::Class { scores, .. }) =
+            let (Input::Choices { context, .. }, Target::Numbers(relevance), Prediction::Ranks(scores)) =
                 (&example.input, &example.target, prediction)
             else {
                 return Err(wrong_kind(set, example));

@@ -43,6 +43,8 @@ pub enum Prediction {
         /// The highest cosine of the first text with one that means something else, where there are such.
         negative: Option<f64>,
     },
+    /// How relevant each document of a query is: its logit.
+    Ranks(Vec<f32>),
     /// A label for each word.
     Tags(Vec<u32>),
     /// A part of the passage; "" says that it has no answer.
@@ -105,6 +107,9 @@ impl Prediction {
             (Self::Number(number), Self::Number(first))
             | (Self::Similarity { cosine: number, .. }, Self::Similarity { cosine: first, .. }) => {
                 (number - first).abs() < 1e-6
+            }
+            (Self::Ranks(logits), Self::Ranks(first)) => {
+                logits.iter().all(|logit| first.first().is_some_and(|first| (logit - first).abs() < 1e-6))
             }
             (Self::Tags(tags), Self::Tags(first)) => tags.iter().all(|tag| Some(tag) == first.first()),
             (Self::Answer { text, .. }, Self::Answer { text: first, .. }) | (Self::Text(text), Self::Text(first)) => {
@@ -181,6 +186,7 @@ fn object(set: &Set, example: &Example, prediction: &Prediction) -> Result<Value
         }
         Prediction::Number(number) | Prediction::Similarity { cosine: number, .. } => (json!(number), &[][..]),
         Prediction::Text(text) => (json!(text), &[][..]),
+        Prediction::Ranks(logits) => (json!(logits), &[][..]),
         _ => return Err(wrong_kind(set, example)),
     };
     let mut object = Map::from_iter([("id".to_owned(), json!(example.id)), ("prediction".to_owned(), value)]);

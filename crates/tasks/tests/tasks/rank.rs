@@ -54,6 +54,7 @@ fn every_loss_learns_and_parts_are_the_whole() {
         let out = place.path().join(loss);
         let results = finished(run(&plan, &out, None).unwrap());
         assert!(results.metric == "ndcg" && results.value.unwrap() > 0.95, "{loss}: {results:?}");
+        assert_eq!(results.degenerate, None, "{loss}");
         let opened = Model::open(&out, &device(), DType::F32, Want::Task(Ability::Classify)).unwrap();
         let ranked = opened.rerank("who was jim?", &["the old sea", "jim henson"], opened.rerank_length()).unwrap();
         assert!(ranked[1].logit > ranked[0].logit, "{loss}: {ranked:?}");
@@ -98,7 +99,7 @@ fn rows_are_lists_of_documents_or_errors_with_their_line() {
     fs::write(&path, rows).unwrap();
     let set = read(&path, &Reading::new(task("rerank"))).unwrap();
     let said = |first: f32, second: f32| {
-        let class = |score: f32| henson_tasks::Prediction::Class { class: 0, scores: vec![score] };
+        let class = |score: f32| henson_tasks::Prediction::Ranks(vec![score]);
         henson_tasks::score(&set, &[class(first), class(second)], None, 0).unwrap().get("mrr").unwrap()
     };
     assert_eq!([said(2.0, 1.0), said(1.0, 2.0), said(1.0, 1.0)], [1.0, 0.5, 0.5]);
