@@ -313,7 +313,8 @@ fn ascii_is_always_kept() {
 /// XLNet's layout: `a [SEP] [CLS]`, the last in a segment of its own, also after the files were read again.
 #[test]
 fn special_tokens_behind_the_text() {
-    let settings = TrainingSettings { specials: SpecialSet::XlNet, ..TrainingSettings::new(TrainingKind::Unigram, 300) };
+    let settings =
+        TrainingSettings { specials: SpecialSet::XlNet, ..TrainingSettings::new(TrainingKind::Unigram, 300) };
     let trained = trained_on(&settings, &[&NOVELS]).unwrap().tokenizer;
     let files = trained.files(None).unwrap();
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
