@@ -56,6 +56,7 @@ const COMMANDS: [(Prints, &str); 32] = [
     (Prints::Equal, "answer --model ANSWER --question word1 --passage word2"),
     (Prints::Equal, "choose --model CHOOSE --context word1 word2 word3"),
     (Prints::Equal, "rerank --model RERANK --query word1 word2 word3"),
+    (Prints::Equal, "generate --model WRITE --ids --max-new-tokens 4 '5 6'"),
     (Prints::Equal, "search TEXT word40 --model MLM --no-cache"),
     (Prints::Equal, "mine --train PAIRS.jsonl --model MLM --out OUT"),
     (Prints::Equal, "embed --model MLM word40"),
@@ -92,6 +93,11 @@ impl Place {
                 std::fs::copy(data.join("bert-golden").join(head).join(file), place.at(name) + "/" + file).unwrap();
             }
             std::fs::copy(data.join("likelihood/vocab.txt"), place.at(name) + "/vocab.txt").unwrap();
+        }
+        std::fs::create_dir(place.at("WRITE")).unwrap();
+        for file in ["gpt2/model.safetensors", "gpt2/config.json", "tokenizer.json"] {
+            let name = file.rsplit('/').next().unwrap_or(file);
+            std::fs::copy(data.join("generation").join(file), place.at("WRITE") + "/" + name).unwrap();
         }
         let document = |i: usize| format!("word{} word{} word4{}.\nword1 word{}.\n", i, i + 2, i % 9, 9 - i % 9);
         std::fs::write(place.at("TEXT"), (0..12).map(document).collect::<Vec<_>>().join("\n")).unwrap();

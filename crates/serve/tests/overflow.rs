@@ -38,6 +38,18 @@ fn cases() -> Vec<(&'static str, &'static str, Value, Value)> {
             json!({"query": "jim", "texts": ["a", LONG]}),
         ),
         (
+            "/v1/rerank",
+            "regression",
+            json!({"query": "jim", "documents": ["a", "b"]}),
+            json!({"query": "jim", "documents": ["a", LONG]}),
+        ),
+        (
+            "/v2/rerank",
+            "regression",
+            json!({"query": "jim", "documents": ["a", "b"]}),
+            json!({"query": "jim", "documents": ["a", LONG]}),
+        ),
+        (
             "/zero_shot",
             "entailment",
             json!({"inputs": ["jim", "a"], "candidate_labels": ["b"], "hypothesis_template": "{}"}),

@@ -113,10 +113,11 @@ mod tests {
         assert_eq!(at("batch_size").default.as_deref(), Some("32"));
         assert_eq!((at("steps").default.as_ref(), at("data").default.as_ref()), (None, None));
         let names: Vec<&str> = at("objective").choices.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(
-            (names, at("objective").default.as_deref()),
-            (vec!["mlm-nsp", "mlm-sop", "mlm", "span-boundary", "causal", "replaced-tokens"], Some("\"mlm-nsp\""))
-        );
+        let [encoders, writers] = [
+            ["mlm-nsp", "mlm-sop", "mlm", "span-boundary", "causal", "replaced-tokens"].as_slice(),
+            &["span-corruption", "denoising", "permutation"],
+        ];
+        assert_eq!((names, at("objective").default.as_deref()), ([encoders, writers].concat(), Some("\"mlm-nsp\"")));
         assert!(at("phase.N.share").meaning.contains("share"));
         // None is missing: the keys of the default recipe are among them, and the first is the first.
         let saved: Table = Recipe::default().to_toml().unwrap().parse().unwrap();

