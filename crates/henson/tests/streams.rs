@@ -20,7 +20,7 @@ enum Prints {
 }
 
 /// Each command with arguments that make it short. `OUT` is a place of the run's own; other capitals are what all share.
-const COMMANDS: [(Prints, &str); 32] = [
+const COMMANDS: [(Prints, &str); 33] = [
     (Prints::Times, "tokenizer train --vocab-size 300 --out OUT TEXT"),
     (Prints::Equal, "tokenizer encode --model MLM word40"),
     (Prints::Equal, "tokenizer info --model MLM"),

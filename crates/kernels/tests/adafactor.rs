@@ -98,9 +98,12 @@ fn reference_is_transformers() {
     }
 }
 
+/// Segments, with the sides of those that are matrices.
+type Segments = Vec<(Segment, Option<[usize; 2]>)>;
+
 /// Out of order, with gaps: a matrix of more than a chunk, one with more columns than one, one with a side that is too short, odd
 /// ones, vectors, an empty one.
-fn segments() -> (Vec<(Segment, Option<[usize; 2]>)>, usize) {
+fn segments() -> (Segments, usize) {
     let shapes = [
         (Some([130, 257]), true, 1.0),
         (Some([1, 1]), true, 1.0),

@@ -4,6 +4,7 @@
 //!
 //! The arguments are the units of a direction, the number of layers, and the lengths of the sequences. It prints the least of several
 //! times in milliseconds, and where the time of one step went.
+#![allow(clippy::print_stdout, reason = "a tool for the terminal")]
 
 use std::time::Instant;
 

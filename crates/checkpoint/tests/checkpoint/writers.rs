@@ -14,6 +14,9 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/writers-golden").join(name)
 }
 
+/// The parameters that were read, by their names.
+type Values = Vec<(String, Vec<f32>)>;
+
 /// A golden directory whose keys and tensors a test changes before it is loaded.
 struct Changed {
     config: Value,
@@ -72,7 +75,7 @@ impl Changed {
     }
 
     /// Loads all of it into a model with a head, a new one where `new` is true.
-    fn load_as(&self, head: Head, new: bool) -> Result<(LoadReport, Vec<(String, Vec<f32>)>), Box<LoadReport>> {
+    fn load_as(&self, head: Head, new: bool) -> Result<(LoadReport, Values), Box<LoadReport>> {
         let name = |name: &str| -> &'static str { Box::leak(name.to_owned().into_boxed_str()) };
         let stored: Vec<Stored> =
             self.tensors.iter().map(|(own, shape, numbers)| f32s(name(own), shape, numbers)).collect();
