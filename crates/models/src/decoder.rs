@@ -11,7 +11,7 @@ pub trait Decoder {
     fn cache_sizes(&self) -> CacheSizes;
 
     /// Encodes sources and keeps the keys and values that the layers attend to; the cache was extended for them
-    /// ([`DecoderCache::enter`]). Only of networks whose [`CacheSizes::source`] is true.
+    /// ([`Cache::extend`]). Only of networks whose [`CacheSizes::source`] is true.
     fn read_sources(&self, _pass: &mut Pass<'_>, _sources: &Batch, _cache: &mut DecoderCache) -> Result<()> {
         let why = "this family of models has no source to read";
         Err(TensorError::Unsupported { operation: "read_sources", why })

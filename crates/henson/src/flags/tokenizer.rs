@@ -92,13 +92,13 @@ pub(crate) enum TokenizerKind {
 pub(crate) enum TokenizerSpecials {
     /// [PAD] [UNK] [CLS] [SEP] [MASK], around a text as [CLS] text [SEP]
     Bert,
-    /// <s> <pad> </s> <unk> <mask>, around a text as <s> text </s>: RoBERTa, BART
+    /// `<s> <pad> </s> <unk> <mask>`, around a text as `<s> text </s>`: RoBERTa, BART
     Roberta,
     /// <|endoftext|> between texts and nothing around one
     Gpt2,
-    /// <pad> </s> <unk>, behind a text as text </s>
+    /// `<pad> </s> <unk>`, behind a text as `text </s>`
     T5,
-    /// XLNet's nine, behind a text as text <sep> <cls>; with --kind unigram
+    /// XLNet's nine, behind a text as `text <sep> <cls>`; with --kind unigram
     #[value(name = "xlnet")]
     XlNet,
 }

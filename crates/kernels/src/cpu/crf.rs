@@ -3,7 +3,7 @@
 //!
 //! Legend: B sequences, T tokens of all of them, K labels.
 //!
-//! The score of labels y for logits x is start[y₀] + Σ x[t][yₜ] + Σ transitions[yₜ₋₁][yₜ] + end[y_last]; a sequence's loss is the
+//! The score of labels y for logits x is `start[y₀] + Σ x[t][yₜ] + Σ transitions[yₜ₋₁][yₜ] + end[y_last]`; a sequence's loss is the
 //! logarithm of the sum of e^score over all labellings, less the score of the right one. Labels are few and sums run along the
 //! sequence, so this is plain code in f64; sequences are divided among threads.
 
