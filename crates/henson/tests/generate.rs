@@ -156,6 +156,9 @@ fn texts_files_and_draws() {
 
 #[test]
 fn errors_and_what_is_listed() {
+    let t5 = model("t5");
+    let parts = ["has no head that predicts single tokens", "an encoder-decoder that writes", "henson generate"];
+    fails(1, &["fill", "--model", t5.path().to_str().unwrap(), "w1"], &parts);
     let model = model("gpt2");
     let directory = model.path().to_str().unwrap();
     let at = |more: &'static [&'static str]| [&["generate", "--model", directory], more].concat();

@@ -197,6 +197,17 @@ pub enum InferError {
         /// What it is, in words.
         has: String,
     },
+    /// The family has no vocabulary head on an encoder.
+    #[error(
+        "{} has no head that predicts single tokens of a text: it is {has}. `henson generate` writes with it, where it has such a head",
+        path.display()
+    )]
+    NoTokens {
+        /// The directory.
+        path: PathBuf,
+        /// What it is, in words.
+        has: String,
+    },
     /// Nothing to go on from.
     #[error(
         "text {text} is empty: the model needs at least one token to continue, and its tokenizer has no start token"

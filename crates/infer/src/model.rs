@@ -69,6 +69,10 @@ impl Model {
         let labels = config.task.labels();
         let head = match want {
             Want::Encoder => Head::Encoder,
+            Want::MaskedLm if !config.model.family().has_head(Head::MaskedLm) => {
+                let has = described(&config.model, config.head().unwrap_or(Head::Encoder));
+                return Err(InferError::NoTokens { path: path.to_owned(), has });
+            }
             Want::MaskedLm => Head::MaskedLm,
             Want::Writer => writing_head(path, &config, saved_head(&weights, &config)?)?,
             Want::AsSaved => saved_head(&weights, &config)?,
