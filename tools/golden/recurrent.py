@@ -1,4 +1,5 @@
-"""Makes tests-data/recurrent: layers of torch.nn on packed sequences and a field of pytorch-crf, values and gradients.
+"""Makes tests-data/recurrent: layers of torch.nn on packed sequences, a field of pytorch-crf and words read as characters, values and
+gradients.
 
     pip install pytorch-crf
     python tools/golden/recurrent.py tests-data/recurrent
@@ -7,6 +8,8 @@ Nothing that goes in is stored: element i of the k-th parameter (names sorted by
 a·sin(0.7·i + 1.3·k), with a = 1 for `x` and first states and 0.4 for the others. The loss is Σ y·sin(0.3·j + 1) over all elements j of
 the outputs, one sequence after the other, then the last states (`h`, and `c` of an LSTM) where a case has first ones. All is in f64,
 rounded at the end. Keys are CASE/output, CASE/gradient.NAME; of the field CASE/loss, CASE/tags, CASE/gradient.NAME.
+
+Words are filled up to all their characters, as ELMo's authors do, whether they make a difference or not.
 """
 
 import sys
@@ -83,10 +86,54 @@ def field():
     return result
 
 
+WORDS = ["The", "naïve", "cat", "The", "", "incomprehensibilities", "cat", "a"]
+MOST = 14
+
+
+def characters(activation, filters, highways, projection, size=6):
+    ids = []
+    for word in WORDS:
+        row = [258, *word.encode()[: MOST - 2], 259]
+        ids.append(row + [260] * (MOST - len(row)))
+    parameters = {"characters.weight": torch.zeros(261, size)}
+    for i, (width, count) in enumerate(filters):
+        parameters[f"filters.{i}.weight"] = torch.zeros(count, width, size)
+        parameters[f"filters.{i}.bias"] = torch.zeros(count)
+    n = sum(count for _, count in filters)
+    for i in range(highways):
+        for part in ["transform", "gate"]:
+            parameters[f"highways.{i}.{part}.weight"] = torch.zeros(n, n)
+            parameters[f"highways.{i}.{part}.bias"] = torch.zeros(n)
+    if projection:
+        parameters["projection.weight"] = torch.zeros(projection, n)
+        parameters["projection.bias"] = torch.zeros(projection)
+    parameters = {name: x.double().requires_grad_() for name, x in parameters.items()}
+    fill(parameters)
+    linear = lambda x, name: torch.nn.functional.linear(x, parameters[name + ".weight"], parameters[name + ".bias"])
+    x = torch.nn.functional.embedding(torch.tensor(ids), parameters["characters.weight"]).transpose(1, 2)
+    largest = []
+    for i in range(len(filters)):
+        weight = parameters[f"filters.{i}.weight"].transpose(1, 2)
+        largest.append(torch.nn.functional.conv1d(x, weight, parameters[f"filters.{i}.bias"]).amax(2))
+    x = activation(torch.cat(largest, 1))
+    for i in range(highways):
+        gate = torch.sigmoid(linear(x, f"highways.{i}.gate"))
+        x = gate * torch.relu(linear(x, f"highways.{i}.transform")) + (1 - gate) * x
+    if projection:
+        x = linear(x, "projection")
+    flat = x.reshape(-1)
+    (flat * torch.sin(0.3 * torch.arange(flat.numel(), dtype=torch.float64) + 1)).sum().backward()
+    result = {"output": flat.detach()}
+    result.update({f"gradient.{name}": x.grad for name, x in parameters.items()})
+    return result
+
+
 def main(directory):
     directory.mkdir(parents=True, exist_ok=True)
     results = {name: recurrent(**settings) for name, settings in CASES.items()}
     results["crf"] = field()
+    results["characters"] = characters(torch.relu, [(1, 3), (2, 5), (4, 9)], highways=2, projection=7)
+    results["characters-tanh"] = characters(torch.tanh, [(3, 11)], highways=0, projection=None)
     tensors = {
         f"{case}/{name}": x.to(torch.float32).contiguous().clone()
         for case, result in results.items()

@@ -11,6 +11,7 @@ mod batch;
 mod bert;
 pub mod blocks;
 mod boundary;
+pub mod characters;
 mod config;
 mod deberta;
 mod decoder;

@@ -1,13 +1,14 @@
-//! Recurrent layers against `torch.nn` on packed sequences, and a conditional random field against `pytorch-crf`: values and all
-//! gradients, on every kernel set. `tools/golden/recurrent.py` made the values.
+//! Recurrent layers against `torch.nn` on packed sequences, a conditional random field against `pytorch-crf`, and words read as
+//! characters against `torch`: values and all gradients, on every kernel set. `tools/golden/recurrent.py` made the values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use henson_models::characters::{CharacterCnn, CharacterSettings, Words, spell};
 use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
 use henson_tensor::{
-    Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa, Layout, Param, Parameters, Pass,
-    RecurrentState, Tape, Tensor, Training, Var,
+    Activation, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa, Layout, Param,
+    Parameters, Pass, RecurrentState, Tape, Tensor, Training, Var,
 };
 use safetensors::SafeTensors;
 
@@ -153,4 +154,55 @@ fn a_field_equals_that_of_pytorch_crf() {
         assert_close("loss", &loss.to_f32().unwrap(), &golden["loss"], 0.0, TOLERANCE);
         check_gradients("crf", isa, &parameters, &gradients);
     }
+}
+
+const WORDS: [&str; 8] = ["The", "naïve", "cat", "The", "", "incomprehensibilities", "cat", "a"];
+
+#[test]
+fn words_are_read_as_in_torch() {
+    let plain =
+        CharacterSettings { activation: Activation::Tanh, max_characters: 14, ..CharacterSettings::plain(6, (3, 11)) };
+    let whole = CharacterSettings {
+        activation: Activation::Relu,
+        filters: vec![(1, 3), (2, 5), (4, 9)],
+        highways: 2,
+        projection: Some(7),
+        ..plain.clone()
+    };
+    for (isa, (case, settings)) in Isa::available()
+        .into_iter()
+        .flat_map(|isa| [("characters", &whole), ("characters-tanh", &plain)].map(|case| (isa, case)))
+    {
+        assert_eq!(settings.problem(), None);
+        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+        let mut b = Builder::new();
+        let network = CharacterCnn::build(&mut b, settings);
+        let mut parameters = b.finish(&device, DType::F32).unwrap();
+        fill(&mut parameters);
+        let words: Vec<Vec<u32>> = WORDS.iter().map(|word| spell(word, settings.max_characters).collect()).collect();
+        let words = Words::new(&device, settings, words.iter().map(Vec::as_slice)).unwrap();
+        assert_eq!(words.types(), 6);
+        let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+        let out = network.forward(&mut pass, &words).unwrap();
+        let values = out.tensor().to_f32().unwrap();
+        assert_eq!(values.len(), WORDS.len() * settings.output());
+        let weights: Vec<f32> = (0..values.len()).map(|j| (0.3 * j as f64 + 1.0).sin() as f32).collect();
+        pass.seed_gradient(&out, &weights).unwrap();
+        pass.backward(&mut gradients).unwrap();
+        assert_close(&format!("{case}: output, {isa}"), &values, &golden(case)["output"], 0.0, TOLERANCE);
+        check_gradients(case, isa, &parameters, &gradients);
+    }
+}
+
+#[test]
+fn sizes_that_read_no_word_are_refused() {
+    let good = CharacterSettings::plain(6, (3, 11));
+    let wrong = [
+        CharacterSettings { filters: vec![], ..good.clone() },
+        CharacterSettings { filters: vec![(0, 3)], ..good.clone() },
+        CharacterSettings { max_characters: 2, ..good.clone() },
+        CharacterSettings { activation: Activation::Gelu, ..good.clone() },
+    ];
+    assert!(good.problem().is_none() && wrong.iter().all(|settings| settings.problem().is_some()));
 }

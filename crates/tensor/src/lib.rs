@@ -37,7 +37,7 @@ pub use henson_kernels::philox;
 pub use layout::Layout;
 pub use memory::Memory;
 pub use ops::{
-    BiasValues, Cache, CachedSequence, CrfParams, Directions, EmbeddingTables, FeedForwardLayers, LegalSteps,
+    BiasValues, Cache, CachedSequence, CrfParams, Directions, EmbeddingTables, FeedForwardLayers, Filters, LegalSteps,
     MixParams, Norm, Pooling, PositionTables, QueryKeyValue, RecurrentLayer, RecurrentOutput, RecurrentState,
     RelativePositions, RotaryTable, Sinusoids, XlRelations, XlTables,
 };

@@ -38,6 +38,8 @@ pub enum Init {
     Zeros,
     /// All one.
     Ones,
+    /// All this number.
+    Constant(f32),
 }
 
 /// The part of a model that a parameter belongs to, from the input up. Freezing, layer-wise rates and new heads go by it, never
@@ -289,12 +291,18 @@ impl Builder {
 
     /// Vectors of one length without gaps between them, seen as one.
     pub fn vectors(&mut self, names: &[&str], length: usize, init: Init) -> Param {
+        let starts: Vec<(&str, Init)> = names.iter().map(|name| (*name, init)).collect();
+        self.vectors_from(&starts, length)
+    }
+
+    /// The same for vectors that start in ways of their own.
+    pub fn vectors_from(&mut self, starts: &[(&str, Init)], length: usize) -> Param {
         self.align();
         let start = self.size;
-        for name in names {
-            self.push(name, [length].into(), init, false);
+        for (name, init) in starts {
+            self.push(name, [length].into(), *init, false);
         }
-        Param { start, shape: [names.len() * length].into() }
+        Param { start, shape: [starts.len() * length].into() }
     }
 
     /// A vector that is padded like [`Builder::padded_table`].
@@ -500,6 +508,7 @@ impl Parameters {
             match entry.init {
                 Init::Zeros => {}
                 Init::Ones => values.fill(1.0),
+                Init::Constant(number) => values.fill(number),
                 Init::TruncatedNormal(deviation) => draw(&mut values, (deviation, 2.0), seed, i, threads),
                 Init::TruncatedNormalAt(deviation, most) => draw(&mut values, (deviation, most), seed, i, threads),
                 Init::Normal(deviation) => draw(&mut values, (deviation, f32::INFINITY), seed, i, threads),

@@ -21,6 +21,8 @@ pub enum Kind {
     Activation,
     Attention,
     AttentionGradient,
+    Convolution,
+    ConvolutionGradient,
     LayerNorm,
     LayerNormGradient,
     Recurrent,
@@ -36,8 +38,9 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of a step.
-    pub const ALL: [Kind; 19] = [
+    pub const ALL: [Kind; 21] = [
         Kind::Embedding,
+        Kind::Convolution,
         Kind::Linear,
         Kind::Rotary,
         Kind::Attention,
@@ -53,6 +56,7 @@ impl Kind {
         Kind::AttentionGradient,
         Kind::RecurrentGradient,
         Kind::LayerNormGradient,
+        Kind::ConvolutionGradient,
         Kind::ZeroGradients,
         Kind::GradientNorm,
         Kind::Optimizer,
@@ -69,6 +73,8 @@ impl Kind {
             Kind::Activation => "activation gradient",
             Kind::Attention => "attention",
             Kind::AttentionGradient => "attention gradient",
+            Kind::Convolution => "convolution",
+            Kind::ConvolutionGradient => "convolution gradient",
             Kind::LayerNorm => "layer norm",
             Kind::LayerNormGradient => "layer norm gradient",
             Kind::Recurrent => "recurrent",

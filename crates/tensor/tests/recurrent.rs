@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use henson_tensor::{
-    Builder, Cell, CrfParams, DType, Directions, Init, Layout, LegalSteps, MixParams, Param, Pass, RecurrentLayer,
-    RecurrentState, Tape, Tensor,
+    Activation, Builder, Cell, CrfParams, DType, Directions, Filters, Init, Layout, LegalSteps, MixParams, Param, Pass,
+    RecurrentLayer, RecurrentState, Tape, Tensor,
 };
 
 const LENGTHS: [usize; 4] = [5, 1, 9, 3];
@@ -226,4 +226,52 @@ fn wrong_sizes_are_errors() {
     let error = pass.crf_loss(logits, &crf, &layout, &labels, 1.0).err().unwrap().to_string();
     assert_eq!(error, "crf: label 4 is outside of 0..4");
     assert!(pass.crf_probabilities(&x, &crf, &layout).is_err());
+}
+
+fn filters(b: &mut Builder, width: usize, count: usize, d: usize) -> Filters {
+    let weight = b.matrix(&format!("weight.{width}"), count, width * d, Init::Zeros);
+    Filters { width, weight, bias: b.vector(&format!("bias.{width}"), count, Init::Zeros) }
+}
+
+/// Steps of the differences are small beside those between the windows that these numbers have.
+#[test]
+fn words_are_read_as_characters() {
+    for activation in [Activation::Relu, Activation::Tanh] {
+        let build = |b: &mut Builder| {
+            let gates = (b.matrix("gates", 14, 7, Init::Zeros), b.vector("gates.bias", 14, Init::Zeros));
+            (input(b, "x", T, 4), [filters(b, 1, 2, 4), filters(b, 3, 5, 4)], gates)
+        };
+        check(&format!("characters, {activation:?}"), build, |(x, filters, gates), pass| {
+            let layout = Layout::new(pass.device(), &[5, 3, 7, 3], 0).unwrap();
+            let x = rows(pass, *x);
+            let y = pass.convolve_max(&x, &layout, filters, activation).unwrap();
+            let z = pass.linear(&y, gates.0, Some(gates.1), Activation::None).unwrap();
+            let out = pass.highway(&z, &y).unwrap();
+            // A second use of both.
+            vec![pass.side_by_side(&[&out, &y, &z]).unwrap(), x]
+        });
+    }
+}
+
+#[test]
+fn wrong_filters_are_errors() {
+    let device = device(1);
+    let mut b = Builder::new();
+    let good = filters(&mut b, 3, 5, 4);
+    let parameters = b.finish(&device, DType::F32).unwrap();
+    let mut tape = Tape::new();
+    let mut pass = Pass::inference(&mut tape, &parameters);
+    let x = pass.input(&Tensor::zeros(&device, [7, 4], DType::F32).unwrap()).unwrap();
+    let mut fails = |lengths: &[usize], filters: &[Filters], activation, expected: &str| {
+        let layout = Layout::new(&device, lengths, 0).unwrap();
+        let error = pass.convolve_max(&x, &layout, filters, activation).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    fails(&[3, 4], &[Filters { width: 2, ..good }], Activation::Relu, "a filter's weight");
+    fails(&[3, 4], &[], Activation::Relu, "at least one row wide");
+    fails(&[2, 5], &[good], Activation::Relu, "shorter than the widest filter");
+    fails(&[3, 3], &[good], Activation::Relu, "the input");
+    fails(&[3, 4], &[good], Activation::Gelu, "none, ReLU or tanh");
+    assert!(pass.highway(&x, &x).is_err());
+    assert!(pass.side_by_side(&[]).is_err());
 }

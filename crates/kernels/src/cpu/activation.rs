@@ -190,7 +190,7 @@ unsafe fn gelu_tanh_argument<S: Simd>(x: S::V) -> (S::V, S::V) {
 
 /// 1/(1 + e⁻ˣ).
 #[inline(always)]
-unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+pub(super) unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let one = S::splat(1.0);

@@ -63,6 +63,11 @@ impl<'a, E> Matrix<'a, E> {
     /// A row-major matrix whose rows start `row_stride` elements apart.
     pub fn strided(data: &'a [E], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert!(row_stride >= columns, "rows of {columns} overlap with the stride {row_stride}");
+        Self::overlapping(data, rows, columns, row_stride)
+    }
+
+    /// The same where rows may share elements, as windows along a sequence do.
+    pub fn overlapping(data: &'a [E], rows: usize, columns: usize, row_stride: usize) -> Self {
         let needed = rows.checked_sub(1).map_or(Some(0), |r| r.checked_mul(row_stride)?.checked_add(columns));
         assert!(needed.is_some_and(|needed| data.len() >= needed), "matrix is shorter than {rows}×{columns}");
         Self { data, rows, columns, row_stride, column_stride: 1 }

@@ -4,6 +4,7 @@
 mod activation;
 mod attention;
 mod cache;
+mod characters;
 mod crf;
 mod disentangled;
 mod embedding;
@@ -20,6 +21,7 @@ mod xl;
 
 pub use attention::{BiasValues, QueryKeyValue};
 pub use cache::{Cache, CachedSequence};
+pub use characters::Filters;
 pub use crf::{CrfParams, LegalSteps};
 pub use disentangled::{PositionTables, RelativePositions};
 pub use embedding::EmbeddingTables;
@@ -67,12 +69,14 @@ pub(crate) use with_float;
 pub(crate) enum Op {
     Activation(activation::Activated),
     Attention(attention::Recorded),
+    Convolution(characters::Convolution),
     Crf(crf::Recorded),
     Disentangled(disentangled::Recorded),
     Dropout(rows::Dropped),
     Embedding(embedding::Embedding),
     FeedForward(linear::FeedForward),
     Gather(rows::Gather),
+    Highway(characters::Highway),
     Join(rows::Joined),
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),
@@ -81,6 +85,7 @@ pub(crate) enum Op {
     Recurrent(recurrent::Recorded),
     Rotary(rotary::Rotated),
     Scale(activation::Scaled),
+    SideBySide(characters::SideBySide),
     Similarities(similarity::Similarities),
     Sum(rows::Sum),
     Table(rows::Table),
@@ -94,12 +99,14 @@ impl Op {
         match self {
             Op::Activation(op) => op.backward(back),
             Op::Attention(op) => op.backward(back),
+            Op::Convolution(op) => op.backward(back),
             Op::Crf(op) => op.backward(back),
             Op::Disentangled(op) => op.backward(back),
             Op::Dropout(op) => op.backward(back),
             Op::Embedding(op) => op.backward(back),
             Op::FeedForward(op) => op.backward(back),
             Op::Gather(op) => op.backward(back),
+            Op::Highway(op) => op.backward(back),
             Op::Join(op) => op.backward(back),
             Op::LayerNorm(op) => op.backward(back),
             Op::Linear(op) => op.backward(back),
@@ -108,6 +115,7 @@ impl Op {
             Op::Recurrent(op) => op.backward(back),
             Op::Rotary(op) => op.backward(back),
             Op::Scale(op) => op.backward(back),
+            Op::SideBySide(op) => op.backward(back),
             Op::Similarities(op) => op.backward(back),
             Op::Sum(op) => op.backward(back),
             Op::Table(op) => op.backward(back),

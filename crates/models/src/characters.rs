@@ -1,0 +1,197 @@
+//! Words read as characters (Kim et al. 2016, Peters et al. 2018): a convolution over the bytes of a word, the largest value of each
+//! filter, highway layers, and a projection. It depends on the word alone, so each word of a batch is read once.
+//!
+//! Legend: T words of U types, N characters of all types; D numbers of a character; F filters of all widths.
+
+use std::collections::HashMap;
+
+use henson_tensor::{
+    Activation, Builder, Device, EmbeddingTables, Filters, Init, Layout, Param, Pass, Result, Tensor, Var,
+};
+
+use crate::layers::Linear;
+
+/// What is no byte of a word: ids 0 to 255 are bytes.
+pub const SENTENCE_START: u32 = 256;
+/// The end of a sentence, which is a word of its own, too.
+pub const SENTENCE_END: u32 = 257;
+/// Before the bytes of every word.
+pub const WORD_START: u32 = 258;
+/// Behind them.
+pub const WORD_END: u32 = 259;
+/// What fills a word up; it has a vector that is learned, and filters see it.
+pub const PADDING: u32 = 260;
+/// How many ids there are.
+pub const CHARACTERS: usize = 261;
+
+/// The ids of a word: its start, its bytes as far as they fit, its end.
+pub fn spell(word: &str, max_characters: usize) -> impl Iterator<Item = u32> {
+    let bytes = word.bytes().take(max_characters.saturating_sub(2)).map(u32::from);
+    std::iter::once(WORD_START).chain(bytes).chain([WORD_END])
+}
+
+/// The sizes of a network that reads words.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CharacterSettings {
+    /// D.
+    pub embedding: usize,
+    /// Of each width (in characters) how many filters.
+    pub filters: Vec<(usize, usize)>,
+    /// Applied to each filter's largest value: ReLU or tanh.
+    pub activation: Activation,
+    /// Highway layers behind the filters.
+    pub highways: usize,
+    /// What a last linear layer gives, where there is one.
+    pub projection: Option<usize>,
+    /// A word's characters with its start and its end: what is longer is cut, what is shorter is filled up to it.
+    pub max_characters: usize,
+    /// Filters start between this number and its negative; without it, as `torch.nn.Conv1d` starts them.
+    pub filter_range: Option<f32>,
+}
+
+impl CharacterSettings {
+    /// Filters of one width, nothing behind them: the characters of Ma and Hovy (2016) with 30, (3, 30).
+    pub fn plain(embedding: usize, filters: (usize, usize)) -> Self {
+        Self {
+            embedding,
+            filters: vec![filters],
+            activation: Activation::Relu,
+            highways: 0,
+            projection: None,
+            max_characters: 50,
+            filter_range: None,
+        }
+    }
+
+    /// F.
+    fn all_filters(&self) -> usize {
+        self.filters.iter().map(|(_, count)| count).sum()
+    }
+
+    /// How many numbers a word gets.
+    pub fn output(&self) -> usize {
+        self.projection.unwrap_or_else(|| self.all_filters())
+    }
+
+    fn widest(&self) -> usize {
+        self.filters.iter().map(|(width, _)| *width).max().unwrap_or(0)
+    }
+
+    /// What is wrong with them, if anything.
+    pub fn problem(&self) -> Option<String> {
+        let max = self.max_characters;
+        if self.filters.is_empty() || self.filters.iter().any(|(width, count)| *width == 0 || *count == 0) {
+            return Some("there is no filter, or one of no width or number".to_owned());
+        }
+        if max < 3 || self.widest() > max {
+            return Some(format!(
+                "a word has {max} characters with its start and end, the widest filter {}",
+                self.widest()
+            ));
+        }
+        (!matches!(self.activation, Activation::Relu | Activation::Tanh))
+            .then(|| format!("filters are followed by relu or tanh, not {:?}", self.activation))
+    }
+}
+
+/// The words of a batch on a device, each type once.
+#[derive(Clone, Debug)]
+pub struct Words {
+    /// N: ids of the characters of all types.
+    characters: Tensor,
+    /// How they are divided into types.
+    types: Layout,
+    /// T: which type each word is.
+    words: Tensor,
+}
+
+impl Words {
+    /// From the ids of each word, as [`spell`] gives them.
+    ///
+    /// A word is filled up as far as it makes a difference: a window of nothing but padding says the same everywhere.
+    pub fn new<'a>(
+        device: &Device,
+        settings: &CharacterSettings,
+        words: impl IntoIterator<Item = &'a [u32]>,
+    ) -> Result<Self> {
+        let (widest, max) = (settings.widest(), settings.max_characters);
+        let mut numbers: HashMap<&[u32], u32> = HashMap::new();
+        let (mut characters, mut lengths, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for word in words {
+            let next = numbers.len() as u32;
+            let number = *numbers.entry(word).or_insert_with(|| {
+                let length = (word.len() + widest).min(max).max(word.len()).max(widest);
+                characters.extend_from_slice(word);
+                characters.resize(characters.len() + length - word.len(), PADDING);
+                lengths.push(length);
+                next
+            });
+            all.push(number);
+        }
+        Ok(Self {
+            characters: Tensor::from_slice(device, [characters.len()], &characters)?,
+            types: Layout::new(device, &lengths, 0)?,
+            words: Tensor::from_slice(device, [all.len()], &all)?,
+        })
+    }
+
+    /// U.
+    pub fn types(&self) -> usize {
+        self.types.sequences()
+    }
+}
+
+/// A network that reads words as characters.
+#[derive(Clone, Debug)]
+pub struct CharacterCnn {
+    table: Param,
+    filters: Vec<Filters>,
+    activation: Activation,
+    highways: Vec<Linear>,
+    projection: Option<Linear>,
+}
+
+impl CharacterCnn {
+    /// Lays out its parameters: `characters.weight`, `filters.i`, `highways.i.transform` and `.gate`, `projection`.
+    pub fn build(b: &mut Builder, settings: &CharacterSettings) -> Self {
+        let (d, n) = (settings.embedding, settings.all_filters());
+        let by_inputs = |inputs: usize| Init::Normal(1.0 / (inputs.max(1) as f32).sqrt());
+        let filters = |b: &mut Builder, (i, (width, count)): (usize, &(usize, usize))| {
+            let range = settings.filter_range.unwrap_or_else(|| 1.0 / ((width * d).max(1) as f32).sqrt());
+            b.at(&format!("filters.{i}"), |b| Filters {
+                width: *width,
+                weight: b.matrix("weight", *count, width * d, Init::Uniform(range)),
+                bias: b.vector("bias", *count, Init::Zeros),
+            })
+        };
+        let highway = |b: &mut Builder, i: usize| {
+            b.at(&format!("highways.{i}"), |b| Linear {
+                weight: b.side_by_side(&["transform.weight", "gate.weight"], n, n, by_inputs(n)),
+                // Closed at first: a word is what its filters gave.
+                bias: Some(b.vectors_from(&[("transform.bias", Init::Zeros), ("gate.bias", Init::Constant(-2.0))], n)),
+            })
+        };
+        Self {
+            table: b.matrix("characters.weight", CHARACTERS, d, Init::Uniform(1.0)),
+            filters: settings.filters.iter().enumerate().map(|some| filters(b, some)).collect(),
+            activation: settings.activation,
+            highways: (0..settings.highways).map(|i| highway(b, i)).collect(),
+            projection: settings.projection.map(|p| Linear::build(b, "projection", n, p, by_inputs(n))),
+        }
+    }
+
+    /// T×F, or as wide as it is projected.
+    pub fn forward(&self, pass: &mut Pass<'_>, words: &Words) -> Result<Var> {
+        let tables = EmbeddingTables { word: self.table, position: None, position_offset: 0, segment: None };
+        let x = pass.embeddings(tables, &words.characters, &words.characters, None)?;
+        let mut x = pass.convolve_max(&x, &words.types, &self.filters, self.activation)?;
+        for highway in &self.highways {
+            let gates = highway.forward(pass, &x, Activation::None)?;
+            x = pass.highway(&gates, &x)?;
+        }
+        if let Some(projection) = &self.projection {
+            x = projection.forward(pass, &x, Activation::None)?;
+        }
+        pass.gather(&x, &words.words)
+    }
+}
