@@ -12,18 +12,24 @@ use std::thread::JoinHandle;
 /// Rounds of waiting before a worker goes to sleep: some 50 µs, more than the gaps inside a training step.
 const SPINS: u32 = 20_000;
 
+/// The most workers that a state can count.
+const MOST_WORKERS: usize = (1 << 15) - 1;
+
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Workers that a loop takes at most: more threads than processors would only take turns.
+    most_seats: usize,
     /// Held while a loop runs: several threads may share a pool, one loop runs at a time.
     turn: Mutex<()>,
 }
 
 struct Shared {
-    /// generation << 32 | OPEN | workers inside. Workers enter only while the generation is open, so a loop never
-    /// waits for a worker that is asleep.
+    /// generation << 32 | OPEN | free seats << 16 | workers inside. Workers enter only while the generation is open, so a
+    /// loop never waits for a worker that is asleep; and only while a seat is free, so a loop of three tasks never waits
+    /// for fifteen workers that come to see that nothing is left.
     state: AtomicU64,
     next: AtomicUsize,
     tasks: AtomicUsize,
@@ -31,13 +37,22 @@ struct Shared {
     job: UnsafeCell<Option<*const Task<'static>>>,
     panicked: AtomicBool,
     quit: AtomicBool,
+    /// Whether there are more threads than processors. A worker that finds no seat then goes to sleep in the end, where
+    /// otherwise it stays awake for the next loop.
+    crowded: bool,
     sleepers: AtomicUsize,
     bed: Mutex<()>,
     bell: Condvar,
 }
 
 const OPEN: u64 = 1 << 31;
-const INSIDE: u64 = OPEN - 1;
+const SEAT: u64 = 1 << 16;
+const INSIDE: u64 = SEAT - 1;
+
+/// Workers that may still enter.
+fn seats(state: u64) -> u64 {
+    (state & (OPEN - 1)) / SEAT
+}
 
 // SAFETY: `job` is written only while no generation is open and no worker inside, see `Pool::run`.
 unsafe impl Sync for Shared {}
@@ -50,6 +65,12 @@ thread_local! {
 
 impl Pool {
     pub(crate) fn new(threads: usize) -> Self {
+        Self::on(threads, std::thread::available_parallelism().map_or(threads, usize::from))
+    }
+
+    /// A pool on a machine with so many processors.
+    fn on(threads: usize, processors: usize) -> Self {
+        let threads = threads.min(MOST_WORKERS);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             next: AtomicUsize::new(0),
@@ -57,18 +78,20 @@ impl Pool {
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             quit: AtomicBool::new(false),
+            crowded: threads > processors,
             sleepers: AtomicUsize::new(0),
             bed: Mutex::new(()),
             bell: Condvar::new(),
         });
-        let workers = (1..threads)
+        let workers: Vec<_> = (1..threads)
             .filter_map(|i| {
                 let shared = Arc::clone(&shared);
                 // With fewer threads than wanted (a limit of the system) the results are the same, only later.
                 std::thread::Builder::new().name(format!("henson-{i}")).spawn(move || shared.work()).ok()
             })
             .collect();
-        Self { shared, workers, turn: Mutex::new(()) }
+        let most_seats = workers.len().min(processors.saturating_sub(1).max(1));
+        Self { shared, workers, most_seats, turn: Mutex::new(()) }
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -91,10 +114,17 @@ impl Pool {
         shared.next.store(0, Ordering::Relaxed);
         shared.tasks.store(tasks, Ordering::Relaxed);
         let generation = (shared.state.load(Ordering::Relaxed) >> 32).wrapping_add(1);
-        shared.state.store(generation << 32 | OPEN, Ordering::SeqCst);
-        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+        let seats = self.most_seats.min(tasks - 1);
+        shared.state.store(generation << 32 | OPEN | (seats as u64 * SEAT), Ordering::SeqCst);
+        let asleep = shared.sleepers.load(Ordering::SeqCst);
+        let wanted = seats.saturating_sub(self.workers.len() - asleep);
+        if wanted > 0 {
             let _bed = lock(&shared.bed);
-            shared.bell.notify_all();
+            if wanted == asleep {
+                shared.bell.notify_all();
+            } else {
+                (0..wanted).for_each(|_| shared.bell.notify_one());
+            }
         }
         INSIDE_LOOP.set(true);
         let own = catch_unwind(AssertUnwindSafe(|| shared.drain(task)));
@@ -152,8 +182,16 @@ impl Shared {
         while !self.quit.load(Ordering::Relaxed) {
             let state = self.state.load(Ordering::Acquire);
             if state & OPEN != 0 && state >> 32 != seen {
+                if seats(state) == 0 {
+                    seen = state >> 32;
+                    if !self.crowded {
+                        spins = 0;
+                    }
+                    continue;
+                }
                 spins = 0;
-                if self.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                let entered = state - SEAT + 1;
+                if self.state.compare_exchange(state, entered, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                     continue;
                 }
                 seen = state >> 32;
@@ -180,7 +218,7 @@ impl Shared {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         loop {
             let state = self.state.load(Ordering::SeqCst);
-            if (state & OPEN != 0 && state >> 32 != seen) || self.quit.load(Ordering::SeqCst) {
+            if (state & OPEN != 0 && state >> 32 != seen && seats(state) > 0) || self.quit.load(Ordering::SeqCst) {
                 break;
             }
             bed = self.bell.wait(bed).unwrap_or_else(PoisonError::into_inner);
@@ -209,6 +247,30 @@ mod tests {
                 });
                 assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == round));
             }
+        }
+    }
+
+    #[test]
+    fn no_more_threads_than_seats_work_on_a_loop() {
+        // (threads, processors, tasks) and how many threads may be inside at once.
+        for (threads, processors, tasks, most) in
+            [(4, 8, 2, 2), (4, 8, 3, 3), (6, 8, 100, 6), (6, 3, 100, 3), (3, 1, 100, 2)]
+        {
+            let pool = Pool::on(threads, processors);
+            assert_eq!(pool.threads(), threads);
+            let workers = Mutex::new(std::collections::BTreeSet::new());
+            for _ in 0..50 {
+                workers.lock().unwrap().clear();
+                let done = AtomicUsize::new(0);
+                pool.run(tasks, &|_| {
+                    workers.lock().unwrap().insert(format!("{:?}", std::thread::current().id()));
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+                assert_eq!(done.into_inner(), tasks);
+                let threads = workers.lock().unwrap().len();
+                assert!(threads <= most, "{threads} of {most} threads on {tasks} tasks");
+            }
+            assert_eq!(pool.shared.state.load(Ordering::SeqCst) & (OPEN | INSIDE), 0);
         }
     }
 
