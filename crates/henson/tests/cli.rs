@@ -333,6 +333,10 @@ fn info_and_bench_describe_sizes() {
     }
     let devices = &lines(&["info", "--devices", "--json"], b"")[0];
     assert!(devices["kernels"].as_array().unwrap().iter().any(|k| k == "portable"));
+    assert!(devices["kernels"].as_array().unwrap().contains(&devices["best"]), "{devices}");
+    assert!(devices["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{devices}");
+    let count = |field: &str| devices[field].as_u64().unwrap();
+    assert!((1..=count("cores")).contains(&count("threads")) && count("cores") <= count("processors"), "{devices}");
 }
 
 #[test]

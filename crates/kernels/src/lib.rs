@@ -4,6 +4,7 @@
 //! bug of the caller, so it panics) and gives the same bits for any number of threads: output elements are divided
 //! among threads, sums never are, or only in chunks whose borders depend on the sizes alone.
 
+pub mod cores;
 pub mod cpu;
 pub mod cuda;
 pub mod memory;

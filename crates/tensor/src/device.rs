@@ -9,7 +9,7 @@ use henson_kernels::cpu::{Cpu, peak};
 
 use crate::profile::{Profile, Timer};
 use crate::recording::{CHECKED, Signature, Sizes};
-use crate::{DType, Isa, Kind, Memory, Result, Shape, Spent, Tensor, UnsupportedIsa, bf16};
+use crate::{Cores, DType, Isa, Kind, Memory, Result, Shape, Spent, Tensor, UnsupportedIsa, bf16};
 
 /// A device, shared by all that compute on it.
 #[derive(Clone)]
@@ -46,9 +46,9 @@ impl CpuDevice {
 }
 
 impl Device {
-    /// The processor; without a choice, with its best instruction set and all of its cores.
+    /// The processor; without a choice, with the instruction set that suits it best and all the cores that this process may use.
     pub fn cpu(isa: Option<Isa>, threads: Option<usize>) -> Result<Self, UnsupportedIsa> {
-        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+        let threads = threads.unwrap_or_else(|| Cores::of_this_process().threads());
         let kernels = Cpu::new(isa.unwrap_or_else(Isa::best), threads)?;
         let (memory, profile, inputs) = Default::default();
         Ok(Device::Cpu(Arc::new(CpuDevice { kernels, memory, profile, inputs })))

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use henson_checkpoint::{read_limited, write_atomic};
-use henson_tensor::{Device, Parameters};
+use henson_tensor::{Device, Isa, Parameters};
 
 use crate::error::{Result, TrainError};
 use crate::run::{ModelFiles, RunDirectory, RunRecipe, State};
@@ -42,9 +42,14 @@ impl TrainingRun {
             None => State::new(data.to_owned(), self.device.clone()),
         };
         if self.state.device != self.device {
+            // What suits a processor best may have changed since, but its kernels are still there.
+            let set = self.state.device.strip_prefix("cpu ").filter(|_| device.isa().is_some());
+            let kept = set.filter(|set| set.parse::<Isa>().is_ok());
             let text = format!(
-                "this run started on {} and resumes on {}: its last bits will differ from those of a run on one of them",
-                self.state.device, self.device
+                "this run started on {} and resumes on {}: its last bits will differ from those of a run on one of them{}",
+                self.state.device,
+                self.device,
+                kept.map_or_else(String::new, |set| format!("; `--kernels {set}` computes as it began"))
             );
             (watch.on)(Event::Warning { text: &text });
         }

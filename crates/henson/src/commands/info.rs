@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use henson_checkpoint::{Config, ModelDirectory, Weights};
 use henson_infer::{Ability, EmbedSettings, Layer, Model, SentenceFacts, SentenceKind};
 use henson_models::{Family, Head, Sizes};
-use henson_tensor::{Builder, DType, Isa};
+use henson_tensor::{Builder, Choice, Cores, DType, Isa};
 use henson_text::Tokenizer;
 use serde::Serialize;
 
@@ -411,8 +411,12 @@ fn estimate(sizes: &Sizes, parameters: usize, tokens: usize) -> Memory {
 struct DeviceFacts {
     device: &'static str,
     threads: usize,
+    processors: usize,
+    cores: usize,
+    cpu_quota: Option<f64>,
     kernels: Vec<String>,
     best: String,
+    reason: String,
 }
 
 #[derive(Serialize)]
@@ -431,9 +435,17 @@ struct LibraryFacts {
 }
 
 fn devices(json: bool) -> anyhow::Result<()> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let kernels: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
-    let facts = DeviceFacts { device: "cpu", threads, best: Isa::best().to_string(), kernels };
+    let (cores, choice) = (Cores::of_this_process(), Choice::of_this_machine());
+    let facts = DeviceFacts {
+        device: "cpu",
+        threads: cores.threads(),
+        processors: cores.processors,
+        cores: cores.cores,
+        cpu_quota: cores.quota,
+        kernels: Isa::available().iter().map(Isa::to_string).collect(),
+        best: choice.isa.to_string(),
+        reason: choice.reason,
+    };
     let found = gpu::find();
     if json {
         output::json(&facts)?;
@@ -448,8 +460,10 @@ fn devices(json: bool) -> anyhow::Result<()> {
         };
         return output::json(&CudaFacts { device: "cuda", gpus, problem, libraries: libraries.collect() });
     }
-    let DeviceFacts { best, kernels, .. } = &facts;
+    let DeviceFacts { threads, best, kernels, reason, .. } = &facts;
     output::line(&format!("cpu: {threads} threads, kernels {} (using {best})", kernels.join(", ")))?;
+    output::line(&format!("  threads: {cores}"))?;
+    output::line(&format!("  {best}: {reason}"))?;
     match &found.gpus {
         Ok(gpus) if gpus.is_empty() => output::line("cuda: the driver sees no GPU")?,
         Ok(gpus) => output::line(&format!("cuda: {}", gpus.join(", ")))?,

@@ -350,11 +350,11 @@ pub(crate) struct Machine {
     #[arg(long, value_enum, default_value = "cpu")]
     pub(crate) device: DeviceName,
 
-    /// Threads to use [default: all cores]
+    /// Threads to use [default: one per physical core that this process may use, within a container's CPU quota]
     #[arg(long, value_parser = parse_threads)]
     pub(crate) threads: Option<usize>,
 
-    /// The kernel set to use: portable, avx2, avx512, avx512bf16 [default: the best of this machine]
+    /// The kernel set to use: portable, avx2, avx512, avx512bf16 [default: by processor; `henson info --devices` shows which and why]
     #[arg(long, env = "HENSON_KERNELS", value_name = "SET", value_parser = parse_kernels)]
     pub(crate) kernels: Option<Isa>,
 }

@@ -1,4 +1,7 @@
-//! The instruction sets that kernels are compiled for, and which of them this machine has.
+//! The instruction sets that kernels are compiled for, which of them this machine has, and which of those is used.
+//!
+//! The choice follows the processor's family and never a measurement: a measured one could differ from run to run and
+//! between processes, and with it the last bits of every result.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,15 +23,15 @@ pub enum Isa {
 #[derive(Debug, thiserror::Error)]
 pub enum UnsupportedIsa {
     /// The name is none of ours.
-    #[error("unknown instruction set `{0}`: expected one of portable, avx2, avx512, avx512bf16")]
+    #[error("unknown instruction set `{0}`: expected one of {known}", known = names(&Isa::ALL))]
     Unknown(String),
     /// The machine lacks it.
-    #[error("this machine has no {wanted}; the best that it has is {best}")]
+    #[error("this machine has no {wanted}; it has {list}", list = names(.available))]
     Missing {
         /// What was asked for.
         wanted: Isa,
         /// What there is.
-        best: Isa,
+        available: Vec<Isa>,
     },
 }
 
@@ -36,9 +39,9 @@ impl Isa {
     /// All of them, the simplest first.
     pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
 
-    /// The best set of this machine.
+    /// The set that suits this machine best.
     pub fn best() -> Isa {
-        *Self::available().last().unwrap_or(&Isa::Portable)
+        Choice::of_this_machine().isa
     }
 
     /// The sets that this machine has, the simplest first.
@@ -70,7 +73,10 @@ impl Isa {
     }
 
     pub(crate) fn check(self) -> Result<(), UnsupportedIsa> {
-        if self.is_available() { Ok(()) } else { Err(UnsupportedIsa::Missing { wanted: self, best: Self::best() }) }
+        if self.is_available() {
+            return Ok(());
+        }
+        Err(UnsupportedIsa::Missing { wanted: self, available: Self::available() })
     }
 }
 
@@ -93,5 +99,138 @@ impl FromStr for Isa {
         let isa = isa.ok_or_else(|| UnsupportedIsa::Unknown(name.to_owned()))?;
         isa.check()?;
         Ok(isa)
+    }
+}
+
+/// The names of some sets, in a sentence.
+fn names(sets: &[Isa]) -> String {
+    sets.iter().map(Isa::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Who made a processor, and which one of theirs it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Processor {
+    /// The maker's name as the processor has it: `GenuineIntel`, `AuthenticAMD`; empty where it has none.
+    pub vendor: String,
+    /// The family, with its extension.
+    pub family: u32,
+    /// The model, with its extension.
+    pub model: u32,
+}
+
+impl Processor {
+    /// From the registers that CPUID gives: EBX, ECX and EDX of leaf 0, EAX of leaf 1.
+    pub fn from_cpuid([ebx, ecx, edx]: [u32; 3], signature: u32) -> Self {
+        let name: Vec<u8> = [ebx, edx, ecx].iter().flat_map(|register| register.to_le_bytes()).collect();
+        let (base, extension) = (signature >> 8 & 0xf, signature >> 20 & 0xff);
+        // As both makers' manuals have it: the extensions count only with these families.
+        let family = if base == 0xf { base + extension } else { base };
+        let high = if base == 0xf || base == 0x6 { signature >> 16 & 0xf } else { 0 };
+        let vendor = String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned();
+        Self { vendor, family, model: high << 4 | signature >> 4 & 0xf }
+    }
+
+    /// This machine's.
+    pub fn of_this_machine() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::__cpuid;
+            let (name, signature) = (__cpuid(0), __cpuid(1).eax);
+            Self::from_cpuid([name.ebx, name.ecx, name.edx], signature)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            Self { vendor: String::new(), family: 0, model: 0 }
+        }
+    }
+
+    /// Whether it has a bf16 dot product that takes longer than the two f32 multiply-adds that it replaces: Intel's server
+    /// cores with matrix tiles, which leave bf16 to those.
+    fn bf16_dot_is_slow(&self) -> bool {
+        // Sapphire Rapids, Emerald Rapids, Granite Rapids and Granite Rapids D. Cooper Lake (model 85) is not among them:
+        // it had no tiles, and its dot product is fast.
+        self.vendor == "GenuineIntel" && self.family == 6 && [0x8f, 0xcf, 0xad, 0xae].contains(&self.model)
+    }
+}
+
+impl fmt::Display for Processor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, family {}, model {}", self.vendor, self.family, self.model)
+    }
+}
+
+/// The set that is used where none is asked for, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The set.
+    pub isa: Isa,
+    /// Why it and no other, as the end of a sentence.
+    pub reason: String,
+}
+
+impl Choice {
+    /// For a processor that has these sets.
+    pub fn new(processor: &Processor, available: &[Isa]) -> Self {
+        let best = *available.last().unwrap_or(&Isa::Portable);
+        if best == Isa::Avx512Bf16 && processor.bf16_dot_is_slow() {
+            let reason =
+                format!("widens bf16 to f32, since the bf16 dot product is slow on this processor ({processor})");
+            return Self { isa: Isa::Avx512, reason };
+        }
+        Self { isa: best, reason: "the best that this processor has".to_owned() }
+    }
+
+    /// For this machine.
+    pub fn of_this_machine() -> Self {
+        Self::new(&Processor::of_this_machine(), &Isa::available())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTEL: [u32; 3] = [0x756e_6547, 0x6c65_746e, 0x4965_6e69];
+    const AMD: [u32; 3] = [0x6874_7541, 0x444d_4163, 0x6974_6e65];
+
+    /// The signatures are those that processors of each kind have in leaf 1.
+    #[test]
+    fn sets_follow_the_processor() {
+        let cases = [
+            ("Sapphire Rapids", INTEL, 0x0008_06f8, (6, 0x8f), Isa::Avx512),
+            ("Emerald Rapids", INTEL, 0x000c_06f2, (6, 0xcf), Isa::Avx512),
+            ("Granite Rapids", INTEL, 0x000a_06d1, (6, 0xad), Isa::Avx512),
+            ("Granite Rapids D", INTEL, 0x000a_06e1, (6, 0xae), Isa::Avx512),
+            ("Cooper Lake", INTEL, 0x0005_065b, (6, 0x55), Isa::Avx512Bf16),
+            ("Zen 4, server", AMD, 0x00a1_0f11, (25, 0x11), Isa::Avx512Bf16),
+            ("Zen 5, server", AMD, 0x00b0_0f21, (26, 0x02), Isa::Avx512Bf16),
+            // A model of AMD's with the same numbers as one of Intel's is another processor.
+            ("AMD's family 6", AMD, 0x0008_06f8, (6, 0x8f), Isa::Avx512Bf16),
+        ];
+        for (name, vendor, signature, numbers, expected) in cases {
+            let processor = Processor::from_cpuid(vendor, signature);
+            assert_eq!((processor.family, processor.model), numbers, "{name}");
+            assert_eq!(processor.vendor, if vendor == INTEL { "GenuineIntel" } else { "AuthenticAMD" });
+            let x86 = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+            let choice = Choice::new(&processor, &x86);
+            assert_eq!(choice.isa, expected, "{name}");
+            assert_eq!(choice.reason.contains("slow"), expected == Isa::Avx512, "{name}: {}", choice.reason);
+            // Whatever the processor, what it lacks is not chosen: a virtual machine may hide instructions.
+            for sets in 1..4 {
+                assert_eq!(Choice::new(&processor, &x86[..sets]).isa, x86[sets - 1], "{name}, {sets} sets");
+            }
+        }
+        assert_eq!(Choice::new(&Processor::from_cpuid(INTEL, 0x0008_06f8), &[]).isa, Isa::Portable);
+    }
+
+    #[test]
+    fn this_machine_uses_what_it_has() {
+        assert!(Isa::best().is_available());
+        assert!(Isa::available().contains(&Isa::best()));
+        for isa in Isa::available() {
+            assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
+        }
+        let error = "avx".parse::<Isa>().unwrap_err().to_string();
+        assert!(Isa::ALL.iter().all(|isa| error.contains(&isa.to_string())), "{error}");
     }
 }

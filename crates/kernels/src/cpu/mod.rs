@@ -32,11 +32,12 @@ pub mod rows;
 pub mod sample;
 pub mod span;
 
-pub use isa::{Isa, UnsupportedIsa};
+pub use isa::{Choice, Isa, UnsupportedIsa};
 pub use simd::Element;
 
 use std::ops::Range;
 
+use crate::cores::Cores;
 use pool::Pool;
 
 /// What every CPU kernel runs on: the instruction set to use and the threads to use it with.
@@ -54,10 +55,9 @@ impl Cpu {
         Ok(Self { isa, pool: Pool::new(threads.max(1)) })
     }
 
-    /// The best instruction set of this machine and all of its cores.
+    /// The instruction set that suits this machine best, and all the cores that this process may use.
     pub fn detect() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Self { isa: Isa::best(), pool: Pool::new(threads) }
+        Self { isa: Isa::best(), pool: Pool::new(Cores::of_this_process().threads()) }
     }
 
     /// The instruction set in use.
