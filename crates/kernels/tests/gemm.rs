@@ -103,7 +103,7 @@ fn products_match_the_reference() {
         (5, 9, 1601),
         (6, 40, 8195),
     ];
-    for cpu in &contexts() {
+    for cpu in &contexts_with_tiles() {
         for (m, n, k) in sizes {
             for form in [Form::Plain, Form::RightTransposed, Form::LeftTransposed] {
                 check::<f32, f32>(cpu, form, m, n, k);
@@ -171,18 +171,50 @@ fn check_gated<E: Element>(cpu: &Cpu, m: usize, n: usize, k: usize, gate: Activa
 fn gated_products_match_the_reference() {
     for (m, n, k) in [(1, 1, 1), (7, 33, 24), (129, 7, 33), (33, 129, 7), (100, 64, 40), (5, 9, 8195)] {
         for_all!(check_gated(m, n, k, Activation::Gelu, true));
+        check_gated::<henson_kernels::bf16>(&Cpu::new(Isa::AmxModel, 2).unwrap(), m, n, k, Activation::Gelu, true);
     }
     for gate in GATES {
         for_all!(check_gated(33, 40, 20, gate, false));
+        check_gated::<henson_kernels::bf16>(&Cpu::new(Isa::AmxModel, 1).unwrap(), 33, 40, 20, gate, false);
     }
 }
 
 #[test]
 fn every_number_of_rows_works() {
-    for cpu in &contexts() {
+    for cpu in &contexts_with_tiles() {
         for m in 1..=30 {
             check::<f32, f32>(cpu, Form::Plain, m, 40, 9);
             check::<henson_kernels::bf16, f32>(cpu, Form::Plain, m, 20, 9);
+        }
+    }
+    // Around the borders of matrix tiles, with sums that end inside of one.
+    for cpu in contexts_with_tiles().iter().filter(|cpu| [Isa::Amx, Isa::AmxModel].contains(&cpu.isa())) {
+        for m in [31, 32, 33, 47, 49, 64, 65] {
+            for (form, k) in [(Form::Plain, 96), (Form::LeftTransposed, 64), (Form::LeftTransposed, 67)] {
+                check::<henson_kernels::bf16, f32>(cpu, form, m, 65, k);
+            }
+        }
+    }
+}
+
+/// Where the processor has matrix tiles, whole products have the bits of the model.
+#[test]
+fn matrix_tiles_equal_their_model() {
+    for isa in Isa::available().into_iter().filter(|isa| *isa == Isa::Amx).chain([Isa::AmxModel]) {
+        for (m, n, k) in [(1, 5, 33), (40, 70, 200), (128, 33, 64), (12, 300, 768)] {
+            let (a, b) = (numbers::<henson_kernels::bf16>(1, m * k), numbers::<henson_kernels::bf16>(2, k * n));
+            let run = |isa, threads, left: Matrix<'_, _>| {
+                let cpu = Cpu::new(isa, threads).unwrap();
+                let mut out = poisoned::<f32>(m * n);
+                product(&cpu, left, Right::Plain(Matrix::new(&b, k, n)), &mut out, n, Finish::default());
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            for left in [Matrix::new(&a, m, k), Matrix::new(&a, k, m).transposed()] {
+                let expected = run(Isa::AmxModel, 1, left);
+                for threads in 1..=3 {
+                    assert!(run(isa, threads, left) == expected, "{isa}, {threads} threads, {m}×{n}×{k}");
+                }
+            }
         }
     }
 }
@@ -193,7 +225,7 @@ fn strided_operands_are_read_in_place() {
     let dense = |first: usize, rows: usize, columns: usize| -> Vec<f64> {
         (0..rows * columns).map(|i| f64::from(data[first + i / columns * 30 + i % columns])).collect()
     };
-    for cpu in &contexts() {
+    for cpu in &contexts_with_tiles() {
         let (a, b) = (Matrix::strided(&data[3..], 20, 8, 30), Matrix::strided(&data[11..], 8, 17, 30));
         let mut out = poisoned::<f32>(20 * 17);
         product(cpu, a, Right::Plain(b), &mut out, 17, Finish::default());

@@ -8,8 +8,11 @@
 //!
 //! A packed *unit* is 32 bits: one f32, or, with the bf16 dot product, two bf16 that are neighbours along k. Without
 //! that instruction bf16 operands are widened to f32 while packing.
+//!
+//! With matrix tiles ([`super::amx`]) a tile of results has 32×32, and panels of A are packed for them; all else is the same.
 
 use super::activation::Activation;
+use super::amx;
 use super::scratch::{self, Purpose};
 use super::simd::{Element, Simd};
 use super::{Cpu, Isa, SharedMut};
@@ -393,7 +396,9 @@ struct Sizes {
     m: usize,
     n: usize,
     k: usize,
-    /// Units along k.
+    /// Units that k fills.
+    units: usize,
+    /// Units along k: these, or with matrix tiles whole blocks, zeros at the end.
     depth: usize,
     /// Most rows of a tile.
     tile_rows: usize,
@@ -404,18 +409,23 @@ struct Sizes {
     panel_columns: usize,
     /// Columns of the output that belong to a panel of B: all of them, or half where a gate's columns stand beside the others.
     tile_columns: usize,
+    /// The matrix tiles to multiply with, if any.
+    tiles: Option<amx::Tiles>,
     isa: Isa,
 }
 
 impl Sizes {
     /// For a product of m×k and k×columns; where it is gated, n is half of the columns.
     fn of<E: Element>(isa: Isa, m: usize, columns: usize, k: usize, gated: bool) -> Self {
-        let (tile_rows, panel_columns, pairs) = tile(isa);
-        let depth = if pairs && E::IS_BF16 { k.div_ceil(2) } else { k };
+        let tiles = isa.tiles().filter(|_| E::IS_BF16);
+        let (tile_rows, panel_columns, pairs) =
+            if tiles.is_some() { (2 * amx::ROWS, amx::COLUMNS, true) } else { tile(isa) };
+        let units = if pairs && E::IS_BF16 { k.div_ceil(2) } else { k };
+        let depth = if tiles.is_some() { units.next_multiple_of(amx::UNITS) } else { units };
         let panels = m.div_ceil(tile_rows).max(1);
         let (panel_rows, longer_panels) = (m / panels, m % panels);
         let (n, tile_columns) = if gated { (columns / 2, panel_columns / 2) } else { (columns, panel_columns) };
-        Self { m, n, k, depth, tile_rows, panel_rows, longer_panels, panel_columns, tile_columns, isa }
+        Self { m, n, k, units, depth, tile_rows, panel_rows, longer_panels, panel_columns, tile_columns, tiles, isa }
     }
 
     fn m_panels(&self) -> usize {
@@ -429,6 +439,17 @@ impl Sizes {
     /// First row of a panel: rows are spread evenly, so that 16 of them are 8 + 8 and not 14 + 2.
     fn row(&self, panel: usize) -> usize {
         panel * self.panel_rows + panel.min(self.longer_panels)
+    }
+
+    /// Where a packed panel of A begins, in units.
+    fn left_at(&self, panel: usize) -> usize {
+        let rows = if self.tiles.is_some() { panel * self.row_tiles() * amx::ROWS } else { self.row(panel) };
+        rows * self.depth
+    }
+
+    /// Matrix tiles one above the other in a panel of A.
+    fn row_tiles(&self) -> usize {
+        (self.panel_rows + self.longer_panels.min(1)).div_ceil(amx::ROWS)
     }
 
     /// Units of a packed panel of B.
@@ -445,7 +466,7 @@ fn tile(isa: Isa) -> (usize, usize, bool) {
     use super::simd;
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => of::<simd::Avx512Bf16>(),
+        Isa::Avx512Bf16 | Isa::Amx => of::<simd::Avx512Bf16>(),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => of::<simd::Avx512>(),
         #[cfg(target_arch = "x86_64")]
@@ -472,6 +493,14 @@ impl<'a, E> Side<'a, E> {
     }
 }
 
+impl<E: Element> Side<'_, E> {
+    /// A pair of neighbours along k, zeros beyond it.
+    fn pair(&self, lane: usize, unit: usize, k: usize) -> u32 {
+        let half = |l: usize| if l < k { bits(self.data[lane * self.lane_stride + l * self.k_stride]) } else { 0 };
+        half(unit * 2) | half(unit * 2 + 1) << 16
+    }
+}
+
 /// Packs all panels of a right operand.
 fn pack_all<E: Element>(cpu: &Cpu, sizes: &Sizes, b: Side<'_, E>, units: &mut [u32]) {
     let panel = sizes.right_panel();
@@ -488,9 +517,90 @@ fn pack_all<E: Element>(cpu: &Cpu, sizes: &Sizes, b: Side<'_, E>, units: &mut [u
 fn pack_right<E: Element>(s: &Sizes, b: Side<'_, E>, panel: usize, out: &mut [u32]) {
     let first = panel * s.tile_columns;
     let lanes = s.tile_columns.min(s.n - first);
+    let (out, rest) = out.split_at_mut(s.units * s.panel_columns);
+    rest.fill(0);
+    let pack = if s.tiles == Some(amx::Tiles::Model) { pack_plainly } else { pack };
     pack(s.isa, b, first, lanes, s.panel_columns, 0, s.k, out);
     if s.tile_columns < s.panel_columns {
         pack(s.isa, b, s.n + first, lanes, s.panel_columns, s.tile_columns, s.k, out);
+    }
+}
+
+/// [`pack`] for the model of matrix tiles, whose instruction set knows no pairs.
+fn pack_plainly<E: Element>(
+    _: Isa,
+    side: Side<'_, E>,
+    first: usize,
+    lanes: usize,
+    width: usize,
+    at: usize,
+    k: usize,
+    out: &mut [u32],
+) {
+    for (u, row) in out.chunks_exact_mut(width).enumerate() {
+        for lane in 0..lanes {
+            row[at + lane] = side.pair(first + lane, u, k);
+        }
+    }
+}
+
+dispatch! {
+    /// Packs the rows `first..end` of A for matrix tiles: in blocks of units along k, in each block row by row, zeros beyond
+    /// k. Rows beyond the last hold anything.
+    fn pack_rows<E>(side: Side<'_, E>, first: usize, end: usize, k: usize, rows: usize, out: &mut [u32])
+        = pack_rows_body
+}
+
+/// # Safety
+/// The instruction set must be there.
+#[inline(always)]
+unsafe fn pack_rows_body<S: Simd, E: Element>(
+    side: Side<'_, E>,
+    first: usize,
+    end: usize,
+    k: usize,
+    rows: usize,
+    out: &mut [u32],
+) {
+    if k == 0 {
+        return;
+    }
+    let last = (end - 1) * side.lane_stride + (k - 1) * side.k_stride;
+    assert!(last < side.data.len() && end - first <= rows, "pack_rows: lengths differ");
+    for (block, out) in out.chunks_exact_mut(rows * amx::UNITS).enumerate() {
+        let unit = block * amx::UNITS;
+        let whole = (unit + amx::UNITS) * 2 <= k;
+        let mut row = first;
+        while row < end {
+            let to = &mut out[(row - first) * amx::UNITS..];
+            if whole && side.k_stride == 1 {
+                let from = &side.data[row * side.lane_stride + unit * 2..][..2 * amx::UNITS];
+                bytemuck::cast_slice_mut(&mut to[..amx::UNITS]).copy_from_slice(from);
+                row += 1;
+            } else if whole && S::BF16_DOT && S::LANES == amx::UNITS && row + S::LANES <= end {
+                assert!(to.len() >= S::LANES * amx::UNITS);
+                // Rows lie along memory: pairs of neighbours along k are put together, then turned.
+                // SAFETY: LANES elements from (row, 2·(unit + u)) and from the next along k on lie in the slice, since rows
+                // below `end` do, for all of k; LANES rows of as many units are there to be written.
+                unsafe {
+                    let mut block = [S::splat(0.0); 16];
+                    for (u, v) in block.iter_mut().enumerate() {
+                        let low = side.data.as_ptr().add((unit + u) * 2 * side.k_stride + row);
+                        *v = S::load_pairs(low.cast(), low.add(side.k_stride).cast(), S::LANES);
+                    }
+                    S::transpose(&mut block);
+                    for (i, v) in block.iter().enumerate() {
+                        S::store(to.as_mut_ptr().add(i * amx::UNITS).cast(), *v);
+                    }
+                }
+                row += S::LANES;
+            } else {
+                for (u, to) in to[..amx::UNITS].iter_mut().enumerate() {
+                    *to = side.pair(row, unit + u, k);
+                }
+                row += 1;
+            }
+        }
     }
 }
 
@@ -649,10 +759,10 @@ impl<O: Element> Run<'_, '_, O> {
         let group = self.group(s.m_panels(), s.depth * s.tile_rows * 4);
         self.cpu.for_each(s.m_panels().div_ceil(group), |task| {
             let panels = task * group..((task + 1) * group).min(s.m_panels());
-            let rows = s.row(panels.end) - s.row(panels.start);
-            scratch::with(Purpose::Local, rows * s.depth, |left: &mut [u32]| {
+            let units = s.left_at(panels.end) - s.left_at(panels.start);
+            scratch::with(Purpose::Local, units, |left: &mut [u32]| {
                 self.pack_left(a, panels.clone(), left);
-                tiles::<E, O>(s.isa, s, panels, left, 0..s.n_panels(), right, self.target);
+                self.tiles::<E>(panels, left, 0..s.n_panels(), right);
             });
         });
     }
@@ -669,7 +779,7 @@ impl<O: Element> Run<'_, '_, O> {
                     for (j, out) in panels.clone().zip(right.chunks_exact_mut(panel.max(1))) {
                         pack_right(s, b, j, out);
                     }
-                    tiles::<E, O>(s.isa, s, 0..s.m_panels(), left, panels, right, self.target);
+                    self.tiles::<E>(0..s.m_panels(), left, panels, right);
                 });
             });
         });
@@ -684,21 +794,34 @@ impl<O: Element> Run<'_, '_, O> {
             self.cpu.for_each(s.n_panels().div_ceil(group), |task| {
                 let panels = task * group..((task + 1) * group).min(s.n_panels());
                 let right = &right[panels.start * panel..panels.end * panel];
-                tiles::<E, O>(s.isa, s, 0..s.m_panels(), left, panels, right, self.target);
+                self.tiles::<E>(0..s.m_panels(), left, panels, right);
             });
         });
+    }
+
+    /// The tiles of some panels of A and some of B.
+    fn tiles<E: Element>(
+        &self,
+        rows: std::ops::Range<usize>,
+        left: &[u32],
+        columns: std::ops::Range<usize>,
+        right: &[u32],
+    ) {
+        match self.sizes.tiles {
+            Some(by) => matrix_tiles::<O>(self.sizes.isa, by, &self.sizes, rows, left, columns, right, self.target),
+            None => tiles::<E, O>(self.sizes.isa, &self.sizes, rows, left, columns, right, self.target),
+        }
     }
 
     /// Packs all of A for `body`.
     fn with_left<E: Element>(&self, a: Side<'_, E>, body: impl FnOnce(&[u32])) {
         let s = &self.sizes;
-        scratch::with(Purpose::Shared, s.m * s.depth, |left: &mut [u32]| {
+        scratch::with(Purpose::Shared, s.left_at(s.m_panels()), |left: &mut [u32]| {
             let shared = SharedMut::new(left);
             self.cpu.for_each(s.m_panels(), |i| {
-                let (first, end) = (s.row(i), s.row(i + 1));
                 // SAFETY: each panel is written by its own task.
-                let out = unsafe { shared.slice(first * s.depth, (end - first) * s.depth) };
-                pack(s.isa, a, first, end - first, end - first, 0, s.k, out);
+                let out = unsafe { shared.slice(s.left_at(i), s.left_at(i + 1) - s.left_at(i)) };
+                self.pack_panel(a, i, out);
             });
             body(left);
         });
@@ -707,7 +830,7 @@ impl<O: Element> Run<'_, '_, O> {
     fn pack_left<E: Element>(&self, a: Side<'_, E>, panels: std::ops::Range<usize>, left: &mut [u32]) {
         let s = &self.sizes;
         let start = s.row(panels.start);
-        if a.lane_stride == 1 {
+        if a.lane_stride == 1 && s.tiles.is_none() {
             // Rows of memory cross all panels: one walk over them, not one for each panel.
             const ROWS: usize = 32;
             let step = if s.depth < s.k { 2 } else { 1 };
@@ -723,9 +846,19 @@ impl<O: Element> Run<'_, '_, O> {
             }
             return;
         }
+        let start = s.left_at(panels.start);
         for i in panels {
-            let (first, end) = (s.row(i), s.row(i + 1));
-            let out = &mut left[(first - start) * s.depth..(end - start) * s.depth];
+            self.pack_panel(a, i, &mut left[s.left_at(i) - start..s.left_at(i + 1) - start]);
+        }
+    }
+
+    /// Packs one panel of A.
+    fn pack_panel<E: Element>(&self, a: Side<'_, E>, panel: usize, out: &mut [u32]) {
+        let s = &self.sizes;
+        let (first, end) = (s.row(panel), s.row(panel + 1));
+        if s.tiles.is_some() {
+            pack_rows(s.isa, a, first, end, s.k, s.row_tiles() * amx::ROWS, out);
+        } else {
             pack(s.isa, a, first, end - first, end - first, 0, s.k, out);
         }
     }
@@ -825,6 +958,75 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
                 multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
                 finish::<S, O>(&tile, first, end, column * sizes.tile_columns, target);
             }
+        }
+    }
+}
+
+dispatch! {
+    /// The same with matrix tiles.
+    fn matrix_tiles<O>(
+        by: amx::Tiles, sizes: &Sizes, rows: std::ops::Range<usize>, left: &[u32], columns: std::ops::Range<usize>,
+        right: &[u32], target: &Target<'_, O>,
+    ) = matrix_tiles_body
+}
+
+/// # Safety
+/// As for `tiles_body`.
+#[inline(always)]
+unsafe fn matrix_tiles_body<S: Simd, O: Element>(
+    by: amx::Tiles,
+    sizes: &Sizes,
+    rows: std::ops::Range<usize>,
+    left: &[u32],
+    columns: std::ops::Range<usize>,
+    right: &[u32],
+    target: &Target<'_, O>,
+) {
+    let (depth, start) = (sizes.depth, sizes.left_at(rows.start));
+    assert!(left.len() >= sizes.left_at(rows.end) - start && right.len() >= columns.len() * sizes.right_panel());
+    let mut sums = Sums([0.0; 3 * 14 * amx::COLUMNS]);
+    let _tiles = by.set_up();
+    for (j, column) in columns.enumerate() {
+        let b = right[j * sizes.right_panel()..].as_ptr();
+        for i in rows.clone() {
+            let (first, end) = (sizes.row(i), sizes.row(i + 1));
+            let a = left[sizes.left_at(i) - start..].as_ptr();
+            // SAFETY: the panels have `depth` units, by the assertion above; the sums have room for 32 rows.
+            unsafe {
+                target.expect::<S>(first, end, column * sizes.tile_columns);
+                by.multiply(sizes.row_tiles(), depth / amx::UNITS, a, b, sums.0.as_mut_ptr());
+                finish_matrix::<S, O>(&sums, first, end, column * sizes.tile_columns, target);
+            }
+        }
+    }
+}
+
+/// 32 rows of sums, and room to read a whole [`Tile`] from every fourteenth on.
+#[repr(align(64))]
+struct Sums([f32; 3 * 14 * amx::COLUMNS]);
+
+/// Takes the sums of matrix tiles to the output, in parts of the size that `finish` takes.
+#[inline(always)]
+unsafe fn finish_matrix<S: Simd, O: Element>(sums: &Sums, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
+    for row in (first..end).step_by(14) {
+        let rows = &sums.0[(row - first) * amx::COLUMNS..][..14 * amx::COLUMNS];
+        let until = end.min(row + 14);
+        if 2 * S::LANES == amx::COLUMNS {
+            // SAFETY: a tile is so many numbers; every fourteenth row is aligned to 64 bytes like the first.
+            unsafe { finish::<S, O>(&*rows.as_ptr().cast::<Tile>(), row, until, column, t) };
+            continue;
+        }
+        // Narrower vectors: columns in parts, and of a gated layer as many of both halves.
+        let (step, second) = if t.gated { (S::LANES, amx::COLUMNS / 2) } else { (2 * S::LANES, S::LANES) };
+        let columns = if t.gated { amx::COLUMNS / 2 } else { amx::COLUMNS };
+        for c in (0..columns.min(t.n - column)).step_by(step) {
+            let mut tile = Tile([0.0; 14 * 32]);
+            for (from, to) in rows.chunks_exact(amx::COLUMNS).zip(tile.0.chunks_exact_mut(2 * S::LANES)) {
+                to[..S::LANES].copy_from_slice(&from[c..c + S::LANES]);
+                to[S::LANES..].copy_from_slice(&from[c + second..c + second + S::LANES]);
+            }
+            // SAFETY: as for the caller.
+            unsafe { finish::<S, O>(&tile, row, until, column + c, t) };
         }
     }
 }
@@ -1019,6 +1221,37 @@ unsafe fn put<S: Simd, E: Element>(out: &mut [E], v: S::V) {
             E::store::<S>(out.as_mut_ptr(), v);
         } else {
             E::store_part::<S>(out.as_mut_ptr(), out.len(), v);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    /// Rows for matrix tiles, packed by every set of instructions that this machine has, against their definition. The sets
+    /// with tiles are few, but what packs for them is in others as well.
+    #[test]
+    fn rows_for_matrix_tiles_are_packed_alike_by_all_sets() {
+        for (rows, k) in [(1_usize, 1_usize), (5, 31), (16, 32), (17, 33), (32, 96), (31, 130), (32, 64)] {
+            let first = 2;
+            let data: Vec<bf16> = (0..(first + rows) * (k + 3)).map(|i| bf16::from_f32(i as f32)).collect();
+            let depth = k.div_ceil(2).next_multiple_of(amx::UNITS);
+            let room = rows.next_multiple_of(amx::ROWS);
+            let along_k = Side { data: &data, lane_stride: k + 3, k_stride: 1 };
+            let along_rows = Side { data: &data, lane_stride: 1, k_stride: first + rows };
+            for side in [along_k, along_rows] {
+                for isa in Isa::available() {
+                    let mut out = vec![u32::MAX; room * depth];
+                    pack_rows(isa, side, first, first + rows, k, room, &mut out);
+                    for (at, unit) in out.iter().enumerate() {
+                        let (block, row, u) = (at / (room * 16), at / 16 % room, at % 16);
+                        let expected = if row < rows { side.pair(first + row, block * 16 + u, k) } else { u32::MAX };
+                        assert_eq!(*unit, expected, "{isa}: unit {u} of block {block}, row {row} of {rows}, k {k}");
+                    }
+                }
+            }
         }
     }
 }

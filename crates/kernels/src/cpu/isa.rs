@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::amx;
+
 /// A set of instructions that every kernel is compiled for. Later ones include the earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
@@ -17,6 +19,10 @@ pub enum Isa {
     Avx512,
     /// 512-bit vectors and the bf16 dot product.
     Avx512Bf16,
+    /// The same, with matrix tiles for products of bf16.
+    Amx,
+    /// A model of those tiles in plain Rust, for tests: it is there on any machine, but never used unasked.
+    AmxModel,
 }
 
 /// An instruction set was asked for that this machine does not have, or whose name is unknown.
@@ -36,8 +42,8 @@ pub enum UnsupportedIsa {
 }
 
 impl Isa {
-    /// All of them, the simplest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    /// All but the model, the simplest first.
+    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// The set that suits this machine best.
     pub fn best() -> Isa {
@@ -60,15 +66,26 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq");
             match self {
-                Isa::Portable => true,
+                Isa::Portable | Isa::AmxModel => true,
                 Isa::Avx2 => avx2,
                 Isa::Avx512 => avx512,
                 Isa::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+                Isa::Amx => Isa::Avx512Bf16.is_available() && amx::available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            self == Isa::Portable
+            matches!(self, Isa::Portable | Isa::AmxModel) || self == Isa::Amx && amx::available()
+        }
+    }
+
+    /// The matrix tiles that products of bf16 use.
+    pub(crate) fn tiles(self) -> Option<amx::Tiles> {
+        match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => Some(amx::Tiles::Processor),
+            Isa::AmxModel => Some(amx::Tiles::Model),
+            _ => None,
         }
     }
 
@@ -87,6 +104,8 @@ impl fmt::Display for Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
+            Isa::Amx => "amx",
+            Isa::AmxModel => "amxmodel",
         })
     }
 }
@@ -171,7 +190,8 @@ pub struct Choice {
 impl Choice {
     /// For a processor that has these sets.
     pub fn new(processor: &Processor, available: &[Isa]) -> Self {
-        let best = *available.last().unwrap_or(&Isa::Portable);
+        // Matrix tiles are used only where they are asked for: they were never run on a processor that has them.
+        let best = *available.iter().rfind(|isa| **isa != Isa::Amx).unwrap_or(&Isa::Portable);
         if best == Isa::Avx512Bf16 && processor.bf16_dot_is_slow() {
             let reason =
                 format!("widens bf16 to f32, since the bf16 dot product is slow on this processor ({processor})");

@@ -12,6 +12,7 @@ mod scratch;
 
 pub mod activation;
 pub mod adafactor;
+mod amx;
 pub mod attention;
 pub mod cast;
 pub mod convolution;

@@ -216,7 +216,7 @@ macro_rules! dispatch {
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::cpu::Isa::Avx512Bf16 => avx512_bf16 $(::<$($g),+>)? ($($arg),*),
+                    $crate::cpu::Isa::Avx512Bf16 | $crate::cpu::Isa::Amx => avx512_bf16 $(::<$($g),+>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::cpu::Isa::Avx512 => avx512 $(::<$($g),+>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]

@@ -23,6 +23,11 @@ pub fn contexts() -> Vec<Cpu> {
     sets.flat_map(|isa| [1, 2].map(|threads| Cpu::new(isa, threads).unwrap())).collect()
 }
 
+/// The same and the model of matrix tiles, which is slow.
+pub fn contexts_with_tiles() -> Vec<Cpu> {
+    contexts().into_iter().chain([Cpu::new(Isa::AmxModel, 2).unwrap()]).collect()
+}
+
 pub fn tolerance<E: Element>() -> f64 {
     if E::IS_BF16 { TOLERANCE_BF16 } else { TOLERANCE_F32 }
 }
