@@ -29,7 +29,8 @@ pub(crate) static FAMILY: Family = Family {
     heads: heads!(Pooler, Encoder, PreTraining, MaskedLm, SpanBoundary),
     causal: Some("LMHeadModel"),
     endings: &[],
-    // The paper's sizes, and the smaller ones of Turc et al. 2019.
+    // The paper's sizes with the smaller ones that have names; then all 24 of Turc et al. (2019) by layers and width, a head
+    // for every 64 columns.
     sizes: &[
         ("bert-tiny", || of_size(2, 128, 2)),
         ("bert-mini", || of_size(4, 256, 4)),
@@ -37,6 +38,30 @@ pub(crate) static FAMILY: Family = Family {
         ("bert-medium", || of_size(8, 512, 8)),
         ("bert-base", || of_size(12, 768, 12)),
         ("bert-large", || of_size(24, 1024, 16)),
+        ("bert-L2-H128", || of_size(2, 128, 2)),
+        ("bert-L2-H256", || of_size(2, 256, 4)),
+        ("bert-L2-H512", || of_size(2, 512, 8)),
+        ("bert-L2-H768", || of_size(2, 768, 12)),
+        ("bert-L4-H128", || of_size(4, 128, 2)),
+        ("bert-L4-H256", || of_size(4, 256, 4)),
+        ("bert-L4-H512", || of_size(4, 512, 8)),
+        ("bert-L4-H768", || of_size(4, 768, 12)),
+        ("bert-L6-H128", || of_size(6, 128, 2)),
+        ("bert-L6-H256", || of_size(6, 256, 4)),
+        ("bert-L6-H512", || of_size(6, 512, 8)),
+        ("bert-L6-H768", || of_size(6, 768, 12)),
+        ("bert-L8-H128", || of_size(8, 128, 2)),
+        ("bert-L8-H256", || of_size(8, 256, 4)),
+        ("bert-L8-H512", || of_size(8, 512, 8)),
+        ("bert-L8-H768", || of_size(8, 768, 12)),
+        ("bert-L10-H128", || of_size(10, 128, 2)),
+        ("bert-L10-H256", || of_size(10, 256, 4)),
+        ("bert-L10-H512", || of_size(10, 512, 8)),
+        ("bert-L10-H768", || of_size(10, 768, 12)),
+        ("bert-L12-H128", || of_size(12, 128, 2)),
+        ("bert-L12-H256", || of_size(12, 256, 4)),
+        ("bert-L12-H512", || of_size(12, 512, 8)),
+        ("bert-L12-H768", || of_size(12, 768, 12)),
     ],
     parse: |value| Ok(ModelConfig::Bert(serde_json::from_value(value)?)),
 };
@@ -297,6 +322,39 @@ pub(crate) fn network_and_head(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// google-research's table of its 24 models, in millions of parameters (with the heads of pre-training); those that have names are the same.
+    #[test]
+    fn miniatures_are_those_of_turc_et_al() {
+        let table = [
+            (2, [4.4, 9.7, 22.8, 39.2]),
+            (4, [4.8, 11.3, 29.1, 53.4]),
+            (6, [5.2, 12.8, 35.4, 67.5]),
+            (8, [5.6, 14.4, 41.7, 81.7]),
+            (10, [6.0, 16.0, 48.0, 95.9]),
+            (12, [6.4, 17.6, 54.3, 110.1]),
+        ];
+        for (layers, row) in table {
+            for (hidden, millions) in [128, 256, 512, 768].into_iter().zip(row) {
+                let name = format!("bert-L{layers}-H{hidden}");
+                let config = Family::config_of_size(&name).unwrap();
+                let mut b = Builder::new();
+                Model::build(&mut b, &config, Head::PreTraining).unwrap();
+                let count: usize = b.entries().iter().map(|entry| entry.stored_shape().elements()).sum();
+                assert!((count as f64 / 1e6 - millions).abs() < 0.1, "{name}: {count}");
+                assert_eq!(config.sizes().num_attention_heads, hidden / 64, "{name}");
+            }
+        }
+        for (name, same) in [
+            ("bert-tiny", "bert-L2-H128"),
+            ("bert-mini", "bert-L4-H256"),
+            ("bert-small", "bert-L4-H512"),
+            ("bert-medium", "bert-L8-H512"),
+            ("bert-base", "bert-L12-H768"),
+        ] {
+            assert_eq!(Family::config_of_size(name).unwrap(), Family::config_of_size(same).unwrap());
+        }
+    }
 
     #[test]
     fn unknown_keys_survive_and_contradictions_are_named() {

@@ -76,9 +76,12 @@ impl Family {
         found.map(|(_, config)| config()).ok_or_else(|| ConfigError::Size(name.to_owned()))
     }
 
-    /// The names of all sizes, for messages.
+    /// The names of all sizes, for messages; those of a grid of layers and widths by its corners alone.
     pub fn size_names() -> String {
-        let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.sizes).map(|(name, _)| *name).collect();
+        let names = FAMILIES.iter().flat_map(|family| family.sizes).map(|(name, _)| *name);
+        let (grid, mut names): (Vec<&str>, Vec<&str>) = names.partition(|name| name.contains("-L"));
+        let corners = grid.first().zip(grid.last()).map(|(first, last)| format!("{first} to {last}"));
+        names.extend(corners.as_deref());
         names.join(", ")
     }
 
