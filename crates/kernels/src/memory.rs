@@ -1,8 +1,11 @@
 //! Memory for numbers: aligned to a cache line, zeroed once, and on huge pages where it is large. A product of a large
 //! vocabulary touches tens of megabytes in strides; with 4 KiB pages it would wait for page tables.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,13 +29,19 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Memory full of zeros, or nothing where there is none left.
     pub fn new(bytes: usize) -> Option<Self> {
-        let large = bytes >= 2 * HUGE;
-        let layout = Layout::from_size_align(bytes.max(LINE), if large { HUGE } else { LINE }).ok()?;
+        Self::with_pages(bytes, bytes >= 2 * HUGE)
+    }
+
+    fn with_pages(bytes: usize, huge: bool) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes.max(LINE), if huge { HUGE } else { LINE }).ok()?;
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        if large {
-            advise_huge_pages(start, bytes);
+        let start = NonNull::new(unsafe { alloc(layout) })?;
+        // Pages are given out when they are first written: the advice has to come before the zeros, and `alloc_zeroed` would write them.
+        if huge {
+            advise_huge_pages(start, layout.size());
         }
+        // SAFETY: just allocated with this size.
+        unsafe { start.as_ptr().write_bytes(0, layout.size()) };
         Some(Self { start, layout })
     }
 
@@ -51,6 +60,51 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated by `new` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Numbers in a [`Buffer`] of their own: where all threads read them in order, lines that a vector register takes whole and huge pages
+/// are worth some of the time that a `Vec` costs.
+pub struct Numbers<T> {
+    buffer: Buffer,
+    len: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: bytemuck::Pod> Numbers<T> {
+    /// So many zeros. Ends the process where there is no memory, as `vec![]` does.
+    pub fn zeros(len: usize) -> Self {
+        const { assert!(align_of::<T>() <= LINE) };
+        let bytes = len.saturating_mul(size_of::<T>());
+        // A last page of which half is used is a huge one, too.
+        let rounded = if bytes % HUGE >= HUGE / 2 { bytes.saturating_add(HUGE - bytes % HUGE) } else { bytes };
+        let buffer = Buffer::with_pages(rounded, rounded >= HUGE).unwrap_or_else(|| {
+            let layout = Layout::from_size_align(bytes.min(isize::MAX as usize / 2), LINE);
+            handle_alloc_error(layout.unwrap_or(Layout::new::<T>()))
+        });
+        Self { buffer, len, kind: PhantomData }
+    }
+}
+
+impl<T: bytemuck::Pod> Deref for Numbers<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the buffer has `len` numbers, of which any bits are one, is aligned for them, and nobody else has its address.
+        unsafe { std::slice::from_raw_parts(self.buffer.start.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: bytemuck::Pod> DerefMut for Numbers<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and it is borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.start.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T> fmt::Debug for Numbers<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Numbers").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -156,6 +210,55 @@ mod tests {
         drop(second);
         pool.trim();
         assert_eq!(pool.held(), 0);
+    }
+
+    /// KiB of huge pages in the mapping that an address is in.
+    #[cfg(target_os = "linux")]
+    fn huge_kib(address: usize) -> usize {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in text.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let hex = |number: &str| usize::from_str_radix(number, 16).ok();
+            if let Some((start, end)) = range.and_then(|(start, end)| Some((hex(start)?, hex(end)?))) {
+                inside = (start..end).contains(&address);
+            } else if let (true, Some(kib)) = (inside, line.strip_prefix("AnonHugePages:")) {
+                return kib.trim().trim_end_matches(" kB").parse().unwrap();
+            }
+        }
+        0
+    }
+
+    /// Advised before it was written, memory has the huge pages that the system gives; where a plain try gets none, nothing is tested.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn large_buffers_have_huge_pages() {
+        const BYTES: usize = 16 << 20;
+        let layout = Layout::from_size_align(BYTES, HUGE).unwrap();
+        // SAFETY: the layout has a size; the memory is written within it and given back with it.
+        let plain = unsafe {
+            let start = NonNull::new(alloc(layout)).unwrap();
+            advise_huge_pages(start, BYTES);
+            start.as_ptr().write_bytes(1, BYTES);
+            let kib = huge_kib(start.as_ptr().addr());
+            dealloc(start.as_ptr(), layout);
+            kib
+        };
+        let (buffer, numbers) = (Buffer::new(BYTES).unwrap(), Numbers::<u32>::zeros((BYTES - HUGE / 3) / 4));
+        for address in [buffer.start().as_ptr().addr(), numbers.as_ptr().addr()] {
+            assert!(huge_kib(address) >= plain / 2, "{} of {plain} KiB", huge_kib(address));
+        }
+    }
+
+    #[test]
+    fn numbers_are_zero_and_aligned() {
+        for len in [0, 1, 1000, 3 << 20] {
+            let mut numbers = Numbers::<u32>::zeros(len);
+            assert!(numbers.iter().all(|x| *x == 0) && numbers.len() == len);
+            assert!(numbers.as_ptr().addr().is_multiple_of(if len > 1000 { HUGE } else { LINE }));
+            numbers.fill(7);
+            assert_eq!(numbers.iter().map(|x| *x as usize).sum::<usize>(), 7 * len);
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::amx;
 use super::scratch::{self, Purpose};
 use super::simd::{Element, Simd};
 use super::{Cpu, Isa, SharedMut};
+use crate::memory::Numbers;
 
 /// The definition, in f64.
 pub mod reference {
@@ -147,7 +148,7 @@ impl<'a, E> Right<'a, E> {
 /// A right operand in the order in which the product reads it.
 #[derive(Debug)]
 pub struct Packed {
-    units: Vec<u32>,
+    units: Numbers<u32>,
     k: usize,
     columns: usize,
     gated: bool,
@@ -168,7 +169,7 @@ impl Packed {
 
     fn for_finish<E: Element>(cpu: &Cpu, matrix: Matrix<'_, E>, gated: bool) -> Self {
         let sizes = Sizes::of::<E>(cpu.isa(), 0, matrix.columns, matrix.rows, gated);
-        let mut units = vec![0; sizes.n_panels() * sizes.right_panel()];
+        let mut units = Numbers::zeros(sizes.n_panels() * sizes.right_panel());
         pack_all(cpu, &sizes, Side::right(matrix), &mut units);
         Self { units, k: matrix.rows, columns: matrix.columns, gated, isa: cpu.isa(), bf16: E::IS_BF16 }
     }

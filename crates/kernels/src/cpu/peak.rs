@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::simd::{Element, Simd};
 use super::{Cpu, SharedMut};
+use crate::memory::Numbers;
 
 /// Multiply-add chains that are under way at a time: enough to hide the latency, few enough for the registers.
 const CHAINS: usize = 12;
@@ -55,7 +56,8 @@ pub fn bytes_per_second(cpu: &Cpu) -> f64 {
 /// Bytes per second that memory gives when all threads add up a large buffer.
 pub fn bytes_read_per_second(cpu: &Cpu) -> f64 {
     const PART: usize = 1 << 18;
-    let from = vec![1.0_f32; 192 * PART];
+    let mut from = Numbers::<f32>::zeros(192 * PART);
+    from.fill(1.0);
     let mut best = 0.0f64;
     for _ in 0..6 {
         let start = Instant::now();
