@@ -202,10 +202,38 @@ dispatch! {
     fn dots<E>(query: &[E], rows: &[E], stride: usize, scale: f32, out: &mut [f32]) = dots_body
 }
 
+/// Numbers of a query that are widened once for all rows.
+const WIDENED: usize = 128;
+
 /// # Safety
 /// The instruction set must be there.
 #[inline(always)]
 unsafe fn dots_body<S: Simd, E: Element>(query: &[E], rows: &[E], stride: usize, scale: f32, out: &mut [f32]) {
+    let d = query.len();
+    let mut wide = [0.0; WIDENED];
+    if E::IS_BF16 && d <= WIDENED {
+        for c in (0..d).step_by(S::LANES) {
+            // SAFETY: c < d, the length of both.
+            unsafe { write::<S, f32>(&mut wide[..d], c, read::<S, E>(query, c)) };
+        }
+        // SAFETY: as for the caller.
+        unsafe { dots_of::<S, f32, E>(&wide[..d], rows, stride, scale, out) };
+    } else {
+        // SAFETY: as for the caller.
+        unsafe { dots_of::<S, E, E>(query, rows, stride, scale, out) };
+    }
+}
+
+/// # Safety
+/// As for `dots_body`.
+#[inline(always)]
+unsafe fn dots_of<S: Simd, Q: Element, E: Element>(
+    query: &[Q],
+    rows: &[E],
+    stride: usize,
+    scale: f32,
+    out: &mut [f32],
+) {
     let d = query.len();
     for (j, out) in out.iter_mut().enumerate() {
         let row = &rows[j * stride..][..d];
@@ -213,7 +241,7 @@ unsafe fn dots_body<S: Simd, E: Element>(query: &[E], rows: &[E], stride: usize,
         unsafe {
             let mut sums = [S::splat(0.0); 2];
             for (i, c) in (0..d).step_by(S::LANES).enumerate() {
-                sums[i % 2] = S::mul_add(read::<S, E>(query, c), read::<S, E>(row, c), sums[i % 2]);
+                sums[i % 2] = S::mul_add(read::<S, Q>(query, c), read::<S, E>(row, c), sums[i % 2]);
             }
             *out = scale * S::sum(S::add(sums[0], sums[1]));
         }
