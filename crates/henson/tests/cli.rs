@@ -319,6 +319,21 @@ fn info_and_bench_describe_sizes() {
             info["groups"].as_array().unwrap().iter().map(|group| group["name"].as_str().unwrap()).collect();
         assert_eq!((&info["decoder_layers"], names), (&layers, groups), "{size}");
     }
+    let memory = |size: &str, seq: &str| {
+        lines(&["info", size, "--batch", "1", "--seq", seq, "--json"], b"")[0]["memory_mib"].clone()
+    };
+    let (small, large) = (memory("t5-small", "100"), memory("t5-small", "200"));
+    let mib = |memory: &Value, key: &str| memory[key].as_f64().unwrap();
+    // 100 tokens more to read and to write: six layers of each kind, and a row of logits for each token written.
+    let grown = mib(&large, "train_f32") - mib(&small, "train_f32");
+    let per_token = (6 * (8 * 512 + 2 * 2048) + 2 * 512 + 6 * 2 * 512) + (6 * (12 * 512 + 2 * 2048) + 2 * 512) + 32128;
+    assert!((grown - 400.0 * f64::from(per_token + 3 * 2048) / 1_048_576.0).abs() < 0.2, "{grown}");
+    // Two moments of 60.5 million numbers, less means of rows and columns.
+    let saved = mib(&small, "train_f32") - mib(&small, "train_adafactor_f32");
+    assert!((455.0..461.7).contains(&saved), "{saved}");
+    // Keys and values of six layers, of 512 columns each, for 100 tokens of the source and 100 that are written.
+    assert_eq!((mib(&small, "cache_f32"), mib(&small, "cache_bf16")), (4.7, 2.3));
+    assert!(memory("bert-base", "100")["cache_f32"].is_null());
     let model = model("token");
     let info = &lines(&["info", model.path().to_str().unwrap(), "--json"], b"")[0];
     assert_eq!(info["architecture"], "BertForTokenClassification");

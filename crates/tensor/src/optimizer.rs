@@ -27,6 +27,25 @@ pub enum Method {
     Adafactor(Adafactor),
 }
 
+impl Method {
+    /// Numbers that it keeps of parameters.
+    pub fn state<'e>(&self, entries: impl IntoIterator<Item = &'e Entry>) -> usize {
+        let of = |entry: &Entry| {
+            let len = entry.shape.elements();
+            match self {
+                Self::Adafactor(rule) => rule.moment(sides(entry)).kept(len),
+                _ => 2 * len,
+            }
+        };
+        entries.into_iter().map(of).sum()
+    }
+}
+
+/// The rows and columns of a matrix.
+fn sides(entry: &Entry) -> Option<[usize; 2]> {
+    entry.shape.sizes().try_into().ok()
+}
+
 /// The state of an optimizer: two moments for every parameter, or what Adafactor keeps.
 pub struct Optimizer {
     method: Method,
@@ -78,11 +97,7 @@ impl Optimizer {
                     let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
                     return Err(TensorError::Unsupported { operation: "adafactor", why });
                 }
-                let sides = parameters.entries().iter().map(|entry| match *entry.shape.sizes() {
-                    [rows, columns] => Some([rows, columns]),
-                    _ => None,
-                });
-                let segments: Vec<_> = segments.iter().copied().zip(sides).collect();
+                let segments: Vec<_> = segments.iter().copied().zip(parameters.entries().iter().map(sides)).collect();
                 let plan = adafactor::Plan::new(rule, &segments, shape.elements());
                 let numbers = zeros([plan.state_len().max(1)].into())?;
                 State::Factored { plan, numbers }

@@ -25,7 +25,7 @@ pub mod tensorboard;
 mod trainer;
 mod update;
 
-pub use cost::{TrainingMemory, memory};
+pub use cost::{Footprint, TokenCounts};
 pub use error::{Result, TrainError};
 pub use life::TrainingRun;
 pub use losses::{EQUAL, LossNames, LossWeights, Losses};

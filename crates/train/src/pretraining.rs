@@ -16,6 +16,7 @@ use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::cost::{Footprint, TokenCounts};
 use crate::error::{Result, TrainError};
 use crate::life::TrainingRun;
 use crate::losses::{EQUAL, LossNames};
@@ -94,7 +95,8 @@ pub struct Plan {
     corpus: Arc<Corpus>,
     held_out: Option<Arc<Corpus>>,
     instances: Vec<Arc<Instances>>,
-    parameters: usize,
+    footprint: Footprint,
+    generator_footprint: Option<Footprint>,
     /// The directory to start from.
     start: Option<Start>,
     /// The generator that the model is trained with.
@@ -190,8 +192,9 @@ impl Plan {
         config.set_head(head);
         config.check()?;
         let mut builder = Builder::new();
-        build(&mut builder, &config.model, generator.as_ref(), head)?;
-        let parameters = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
+        let model = build(&mut builder, &config.model, generator.as_ref(), head)?;
+        let footprint = Footprint::new(&model, builder.entries());
+        let generator_footprint = model.generator().map(|generator| Footprint::new(generator, &[]));
         let max_tokens = config.model.sizes().max_tokens;
 
         let template = tokenizer.template();
@@ -218,7 +221,19 @@ impl Plan {
             let settings = phase.instances.clone();
             instances.push(Arc::new(Instances::new(Arc::clone(&corpus), template.clone(), settings, seed)?));
         }
-        Ok(Self { recipe, config, phases, tokenizer, corpus, held_out, instances, parameters, start, generator })
+        Ok(Self {
+            recipe,
+            config,
+            phases,
+            tokenizer,
+            corpus,
+            held_out,
+            instances,
+            footprint,
+            generator_footprint,
+            start,
+            generator,
+        })
     }
 
     /// Updates in all.
@@ -266,7 +281,26 @@ impl Plan {
 
     /// Numbers of the model, without making it.
     pub fn parameters(&self) -> usize {
-        self.parameters
+        self.footprint.parameters()
+    }
+
+    /// Bytes that the largest part of any step takes, about.
+    pub fn memory(&self) -> u64 {
+        let recipe = &self.recipe;
+        let (method, dtype) = (recipe.optimizer().method, recipe.dtype.into());
+        let of_phase = |phase: &ResolvedPhase| {
+            let counts = token_counts(phase);
+            match &self.generator_footprint {
+                // Both keep what they need; only the generator has logits of the vocabulary.
+                Some(generator) => {
+                    let detector = TokenCounts { predicted: 0, ..counts };
+                    let drawn = generator.step(counts, dtype, recipe.recompute);
+                    self.footprint.training(detector, method, dtype, recipe.recompute) + drawn
+                }
+                None => self.footprint.training(counts, method, dtype, recipe.recompute),
+            }
+        };
+        self.phases.iter().map(of_phase).max().unwrap_or(0)
     }
 
     /// What is saved beside the weights.
@@ -616,6 +650,22 @@ fn check_streams(objective: Objective, model: &ModelConfig) -> Result<()> {
     };
     let got = serde_json::to_value(objective).ok().and_then(|name| Some(name.as_str()?.to_owned()));
     Err(TrainError::setting("objective", got.unwrap_or_default(), expected))
+}
+
+/// Tokens of a part of a step, at most.
+fn token_counts(phase: &ResolvedPhase) -> TokenCounts {
+    let instances = &phase.instances;
+    let sequences = phase.batch_size / phase.accumulation;
+    let (sources, targets) = (sequences * instances.sequence_length, sequences * instances.longest_target());
+    let masked = (sources as f64 * instances.mask_probability) as usize;
+    let (sources, predicted) = match instances.objective {
+        // What is predicted stands in the batch once more.
+        Objective::Permutation => (sources + masked, masked),
+        objective if objective.masks() => (sources, masked),
+        _ if targets > 0 => (sources, targets),
+        _ => (sources, sources),
+    };
+    TokenCounts { sources, targets, predicted }
 }
 
 fn head(objective: Objective) -> Head {

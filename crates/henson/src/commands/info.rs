@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use henson_checkpoint::{Config, ModelDirectory, Weights};
 use henson_infer::{Ability, EmbedSettings, Layer, Model, SentenceFacts, SentenceKind};
-use henson_models::{Family, Head, Sizes};
-use henson_tensor::{Builder, Choice, Cores, DType, Isa};
+use henson_models::{Family, Head, ModelConfig};
+use henson_tensor::{Adafactor, Builder, Choice, Cores, DType, Isa, Method};
 use henson_text::Tokenizer;
+use henson_train::{Footprint, TokenCounts};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
@@ -282,8 +283,15 @@ struct Facts<'a> {
 struct Memory {
     train_f32: f64,
     train_bf16: f64,
+    train_adafactor_f32: f64,
+    train_adafactor_bf16: f64,
     infer_f32: f64,
     infer_bf16: f64,
+    /// Keys and values of these tokens, where the model can write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_f32: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_bf16: Option<f64>,
 }
 
 impl<'a> Facts<'a> {
@@ -297,7 +305,8 @@ impl<'a> Facts<'a> {
     ) -> anyhow::Result<Self> {
         let config = &config.model;
         let mut builder = Builder::new();
-        henson_models::Model::build(&mut builder, config, head)?;
+        let built = henson_models::Model::build(&mut builder, config, head)?;
+        let footprint = Footprint::new(&built, builder.entries());
         let sizes = config.sizes();
         let mut groups =
             ["embeddings", "encoder", "decoder", "pooler", "head"].map(|name| Group { name, parameters: 0 });
@@ -338,7 +347,7 @@ impl<'a> Facts<'a> {
             groups,
             batch: flags.batch,
             seq: flags.seq,
-            memory_mib: estimate(&sizes, parameters, flags.batch * flags.seq),
+            memory_mib: estimate(&footprint, config, head, flags.batch * flags.seq),
             files,
             built_in,
         })
@@ -367,9 +376,16 @@ impl<'a> Facts<'a> {
             output::line(&format!("  {:<11}{:>14}  {share:>5.1}%", group.name, thousands(group.parameters)))?;
         }
         let m = &self.memory_mib;
-        output::line(&format!("memory for {}×{} tokens (estimate)     f32       bf16", self.batch, self.seq))?;
-        output::line(&format!("  training, AdamW                {:>8.0} MiB {:>6.0} MiB", m.train_f32, m.train_bf16))?;
-        output::line(&format!("  inference                      {:>8.0} MiB {:>6.0} MiB", m.infer_f32, m.infer_bf16))?;
+        let targets = if self.decoder_layers.is_some() { ", and as many written" } else { "" };
+        output::line(&format!("memory for {}×{} tokens{targets} (estimate), f32 and bf16", self.batch, self.seq))?;
+        let line =
+            |what: &str, [f32, bf16]: [f64; 2]| output::line(&format!("  {what:<31}{f32:>8.0} MiB {bf16:>8.0} MiB"));
+        line("training, AdamW", [m.train_f32, m.train_bf16])?;
+        line("training, Adafactor", [m.train_adafactor_f32, m.train_adafactor_bf16])?;
+        line("inference", [m.infer_f32, m.infer_bf16])?;
+        if let (Some(f32), Some(bf16)) = (m.cache_f32, m.cache_bf16) {
+            line("keys and values while writing", [f32, bf16])?;
+        }
         if let Some(files) = &self.files {
             let dtypes: Vec<String> = files.dtypes.iter().map(|(dtype, n)| format!("{n} {dtype}")).collect();
             output::line(&format!("weights: {} tensors ({})", files.tensors, dtypes.join(", ")))?;
@@ -395,15 +411,32 @@ impl<'a> Facts<'a> {
     }
 }
 
-fn estimate(sizes: &Sizes, parameters: usize, tokens: usize) -> Memory {
+/// Estimates for sources of so many tokens, and as many that an encoder-decoder writes.
+fn estimate(footprint: &Footprint, config: &ModelConfig, head: Head, tokens: usize) -> Memory {
+    let targets = if config.targets().is_some() { tokens } else { 0 };
+    // Models that write predict every token, others a share of them.
+    let predicted = match head {
+        _ if targets > 0 => targets,
+        Head::MaskedLm if config.sizes().causal => tokens,
+        _ => (0.15 * tokens as f64) as usize,
+    };
+    let counts = TokenCounts { sources: tokens, targets, predicted };
     let mib = |bytes: u64| (bytes as f64 / (1 << 20) as f64 * 10.0).round() / 10.0;
-    let memory = |dtype| henson_train::memory(sizes, parameters, tokens, 0.15, dtype, false);
-    let (f32, bf16) = (memory(DType::F32), memory(DType::Bf16));
+    let both = |bytes: &dyn Fn(DType) -> u64| [DType::F32, DType::Bf16].map(|dtype| mib(bytes(dtype)));
+    let train = |method| both(&|dtype| footprint.training(counts, method, dtype, false));
+    let ([train_f32, train_bf16], adafactor) = (train(Method::AdamW), Method::Adafactor(Adafactor::default()));
+    let [train_adafactor_f32, train_adafactor_bf16] = train(adafactor);
+    let [infer_f32, infer_bf16] = both(&|dtype| footprint.inference(counts, dtype));
+    let cache = |dtype| footprint.cache(counts, dtype).map(mib);
     Memory {
-        train_f32: mib(f32.training),
-        train_bf16: mib(bf16.training),
-        infer_f32: mib(f32.inference),
-        infer_bf16: mib(bf16.inference),
+        train_f32,
+        train_bf16,
+        train_adafactor_f32,
+        train_adafactor_bf16,
+        infer_f32,
+        infer_bf16,
+        cache_f32: cache(DType::F32),
+        cache_bf16: cache(DType::Bf16),
     }
 }
 

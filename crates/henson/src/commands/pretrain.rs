@@ -4,12 +4,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use henson_data::Objective;
 use henson_models::ModelConfig;
 use henson_tensor::{DType, Device};
 use henson_train::metrics::{Prediction, Sample};
 use henson_train::report::{self, numbers::metric};
-use henson_train::{Event, Outcome, Plan, Precision, Recipe, Task, Watch, memory};
+use henson_train::{Event, Outcome, Plan, Precision, Recipe, Task, Watch};
 use serde::Serialize;
 
 use crate::flags::pretrain::Pretrain;
@@ -141,32 +140,6 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
     Ok(recipe)
 }
 
-/// Bytes that the largest part of any step takes.
-fn needed(plan: &Plan) -> u64 {
-    let of_phase = |phase: &henson_train::ResolvedPhase| {
-        let (source, target) = (phase.instances.sequence_length, phase.instances.longest_target());
-        let tokens = phase.batch_size / phase.accumulation * (source + target);
-        let share = phase.instances.mask_probability;
-        let (tokens, predicted) = match (phase.instances.objective, target) {
-            // What is predicted stands in the batch once more.
-            (Objective::Permutation, _) => ((tokens as f64 * (1.0 + share)) as usize, share),
-            (objective, _) if objective.masks() => (tokens, share),
-            (_, 0) => (tokens, 1.0),
-            (_, target) => (tokens, target as f64 / (source + target) as f64),
-        };
-        let recipe = &plan.recipe;
-        let needs = |config: &ModelConfig, parameters, predicted| {
-            memory(&config.sizes(), parameters, tokens, predicted, recipe.dtype.into(), recipe.recompute).training
-        };
-        match plan.generator() {
-            // Both keep what they need; only the generator has logits of the vocabulary.
-            Some(generator) => needs(&plan.config.model, plan.parameters(), 0.0) + needs(generator, 0, predicted),
-            None => needs(&plan.config.model, plan.parameters(), predicted),
-        }
-    };
-    plan.phases.iter().map(of_phase).max().unwrap_or(0)
-}
-
 /// The kernel would kill us without a word: better to say it before.
 fn check_memory(plan: &Plan, device: &Device) -> anyhow::Result<()> {
     let available = match device {
@@ -176,7 +149,7 @@ fn check_memory(plan: &Plan, device: &Device) -> anyhow::Result<()> {
         }),
         Device::Cuda(cuda) => Some(cuda.gpu().memory() as u64),
     };
-    let needed = needed(plan);
+    let needed = plan.memory();
     if let Some(available) = available.filter(|available| needed > *available) {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         anyhow::bail!(
@@ -251,7 +224,7 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
         held_out_documents: plan.held_out().map_or(0, henson_data::Corpus::documents),
         steps: plan.steps(),
         tokens: plan.most_tokens(),
-        memory_mib: (needed(plan) as f64 / (1 << 20) as f64).round(),
+        memory_mib: (plan.memory() as f64 / (1 << 20) as f64).round(),
         tokens_per_s: speed.map(f64::round),
         seconds: speed.map(|speed| (plan.most_tokens() as f64 / speed).round()),
     };

@@ -97,6 +97,14 @@ impl Default for Rule {
 }
 
 impl Rule {
+    /// What is kept of a tensor's moment, given the sides of a matrix.
+    pub fn moment(&self, sides: Option<[usize; 2]>) -> Moment {
+        match sides {
+            Some([rows, columns]) if rows.min(columns) >= self.min_side.max(1) => Moment::Factored { rows, columns },
+            _ => Moment::Whole,
+        }
+    }
+
     /// β₂ of a step, counted from 1.
     pub fn beta(&self, step: u64) -> f64 {
         1.0 - (step as f64).powf(-self.decay_rate)
@@ -128,6 +136,16 @@ pub enum Moment {
     },
     /// A number for each.
     Whole,
+}
+
+impl Moment {
+    /// Numbers that are kept of a tensor of so many.
+    pub fn kept(self, len: usize) -> usize {
+        match self {
+            Self::Factored { rows, columns } => rows + columns,
+            Self::Whole => len,
+        }
+    }
 }
 
 /// A tensor, and where its state lies.
@@ -199,16 +217,13 @@ impl Plan {
         let (tensors, parts, chunks, stripes) = (vec![], vec![], vec![], vec![]);
         let mut plan = Self { rule, tensors, parts, chunks, stripes, len, state: 0, columns: 0 };
         for (number, (segment, sides)) in segments.iter().enumerate() {
-            let moment = match *sides {
-                Some([rows, columns]) if rows.min(columns) >= rule.min_side.max(1) => {
+            let moment = rule.moment(*sides);
+            let width = match moment {
+                Moment::Factored { rows, columns } => {
                     assert_eq!(rows * columns, segment.len, "adafactor: a matrix of {rows}×{columns}");
-                    Moment::Factored { rows, columns }
+                    columns
                 }
-                _ => Moment::Whole,
-            };
-            let (width, kept) = match moment {
-                Moment::Factored { rows, columns } => (columns, rows + columns),
-                Moment::Whole => (1, segment.len),
+                Moment::Whole => 1,
             };
             let step = (CHUNK / width).max(1) * width;
             let starts = (0..segment.len).step_by(step);
@@ -223,7 +238,7 @@ impl Plan {
                 plan.columns += columns;
             }
             plan.tensors.push(Tensor { segment: *segment, moment, state: plan.state });
-            plan.state += kept;
+            plan.state += moment.kept(segment.len);
         }
         plan
     }
