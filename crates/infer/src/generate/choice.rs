@@ -64,24 +64,30 @@ pub(crate) fn best_of(scores: &[f32], count: usize, found: &mut Vec<Scored>) {
     }
 }
 
-/// Draws a token: `sequence` is its number among those of its prompt, `place` the token's among the new ones. `kept` is room.
-pub(crate) fn draw(sampling: &Sampling, scores: &[f32], (sequence, place): (u32, u32), kept: &mut Vec<Scored>) -> u32 {
+/// Draws a token: `sequence` is its number among those of its prompt, `place` the token's among the new ones. `kept` and `weights` are
+/// room.
+pub(crate) fn draw(
+    sampling: &Sampling,
+    scores: &[f32],
+    (sequence, place): (u32, u32),
+    (kept, weights): (&mut Vec<Scored>, &mut Vec<f64>),
+) -> u32 {
     candidates(sampling, scores, kept);
     let most = kept.iter().fold(f32::NEG_INFINITY, |most, (_, score)| most.max(*score));
-    let weight = |score: f32| f64::from(score - most).exp();
-    let all: f64 = kept.iter().map(|(_, score)| weight(*score)).sum();
+    weights.clear();
+    weights.extend(kept.iter().map(|(_, score)| f64::from(score - most).exp()));
+    let all: f64 = weights.iter().sum();
     let words = philox(sampling.seed, [place, sequence, 0, STREAM]);
     let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
     let mut left = bits as f64 / (1_u64 << 53) as f64 * all;
     let mut last = 0;
-    for (id, score) in kept.iter() {
-        let weight = weight(*score);
-        if weight > 0.0 {
+    for ((id, _), weight) in kept.iter().zip(weights) {
+        if *weight > 0.0 {
             last = *id;
-            if left < weight {
+            if left < *weight {
                 break;
             }
-            left -= weight;
+            left -= *weight;
         }
     }
     last

@@ -11,6 +11,8 @@
 mod beams;
 mod choice;
 mod files;
+mod job;
+mod next;
 mod processors;
 mod settings;
 mod stream;
@@ -20,7 +22,8 @@ mod text;
 mod writer;
 
 pub(crate) use files::Keys;
+pub use job::{Event, EventKind, FinishReason, Job, StopCheck, Ticket, TokenScore, Written};
 pub use settings::{EarlyStopping, GenerateSettings, Sampling};
 pub use stream::TextStream;
 pub use text::{GenerateEvent, Generated};
-pub use writer::{Event, EventKind, FinishReason, Job, StopCheck, Ticket, TokenScore, Writer, WriterLimits, Written};
+pub use writer::{Writer, WriterLimits};

@@ -121,7 +121,7 @@ fn draws_are_distributed_as_they_should() {
         (Sampling { top_k: 0, ..Sampling::default() }, 0..8),
         (Sampling { top_k: 4, temperature: 0.7, ..Sampling::default() }, 0..8),
     ] {
-        let mut kept = vec![];
+        let (mut kept, mut weights) = (vec![], vec![]);
         candidates(&sampling, &row, &mut kept);
         let all: f64 = kept.iter().map(|(_, score)| f64::from(*score).exp()).sum();
         let expected: Vec<(u32, f64)> = kept.iter().map(|(id, score)| (*id, f64::from(*score).exp() / all)).collect();
@@ -131,7 +131,7 @@ fn draws_are_distributed_as_they_should() {
             let mut counts = [0_u32; 8];
             for i in 0..20_000 {
                 let place = if across { (i, 3) } else { (3, i) };
-                counts[draw(&Sampling { seed: 11, ..sampling }, &row, place, &mut kept) as usize] += 1;
+                counts[draw(&Sampling { seed: 11, ..sampling }, &row, place, (&mut kept, &mut weights)) as usize] += 1;
             }
             let square = |(id, p): &(u32, f64)| {
                 let wanted = p * 20_000.0;
@@ -145,7 +145,7 @@ fn draws_are_distributed_as_they_should() {
     // Another seed, another sequence.
     let of = |seed| {
         let sampling = Sampling { seed, top_k: 0, ..Sampling::default() };
-        (0..50).map(|i| draw(&sampling, &row, (0, i), &mut vec![])).collect::<Vec<_>>()
+        (0..50).map(|i| draw(&sampling, &row, (0, i), (&mut vec![], &mut vec![]))).collect::<Vec<_>>()
     };
     assert!(of(1) != of(2) && of(1) == of(1));
 }

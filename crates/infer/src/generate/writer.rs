@@ -13,13 +13,10 @@ use henson_models::{Batch, Decoder, DecoderCache, Model, NewTokens, Sequence, Wr
 use henson_tensor::{CachedSequence, Parameters, Pass, Tape, Tensor};
 
 use super::GenerateSettings;
-use super::beams::{Beams, Finished, Step};
-use super::choice::{Scored, best, best_of, draw};
-use super::processors::{Begun, Marks, process};
+use super::beams::Beams;
+use super::job::{Active, Event, Job, Need, PAGE, State, Ticket, need, pages_of};
+use super::next::{Choice, Room, Row};
 use crate::{InferError, Result};
-
-/// Tokens of a page of the cache.
-const PAGE: usize = 32;
 
 /// Prompts are read in parts of so many tokens. Where a part ends depends on the prompt alone.
 const PART: usize = 512;
@@ -44,81 +41,6 @@ impl Default for WriterLimits {
     }
 }
 
-/// What shall be written.
-pub struct Job<'a> {
-    /// What is continued; of an encoder-decoder, the source.
-    pub prompt: Vec<u32>,
-    /// The first tokens that an encoder-decoder's decoder reads, by default its start token; for others, more of the prompt.
-    pub start: Vec<u32>,
-    /// How.
-    pub settings: GenerateSettings,
-    /// What else ends a sequence. [`GenerateSettings::stop`] is a matter of texts, which a writer does not know.
-    pub stop: Option<StopCheck<'a>>,
-}
-
-/// Whether new tokens end a sequence.
-pub type StopCheck<'a> = Box<dyn Fn(&[u32]) -> bool + Send + 'a>;
-
-/// A job in a [`Writer`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
-
-/// Something that happened to a sequence.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Event {
-    /// The job.
-    pub ticket: Ticket,
-    /// Which of the job's sequences.
-    pub sequence: usize,
-    /// What.
-    pub kind: EventKind,
-}
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq)]
-pub enum EventKind {
-    /// A token was chosen. Not of a beam search, where nothing is certain before its end.
-    Token(TokenScore),
-    /// The sequence is done.
-    Finished(Written),
-}
-
-/// A token that was chosen.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenScore {
-    /// Its id.
-    pub id: u32,
-    /// ln P that the model gave it, before anything was changed by settings.
-    pub logprob: f32,
-    /// The likeliest tokens with theirs, as many as were asked for.
-    pub alternatives: Vec<(u32, f32)>,
-}
-
-/// A sequence that is done.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Written {
-    /// The new tokens, an end token included.
-    pub ids: Vec<u32>,
-    /// The sum of ln P of its tokens, over their number to the power of the length penalty. A beam search adds what it compares: with
-    /// penalties and forced tokens counted in.
-    pub score: f32,
-    /// Why it ended.
-    pub why: FinishReason,
-}
-
-/// Why a sequence ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// An end token.
-    EndOfText,
-    /// As long as it may get.
-    Length,
-    /// A stop string.
-    Stop,
-    /// The model's numbers were not finite.
-    NotFinite,
-}
-
 /// Writes for many jobs at once; see the module.
 pub struct Writer<'a> {
     model: &'a Model,
@@ -133,86 +55,6 @@ pub struct Writer<'a> {
     reserved: Need,
     tickets: u64,
     room: Room,
-}
-
-/// Buffers that serve every choice.
-#[derive(Default)]
-struct Room {
-    marks: Marks,
-    scores: Vec<f32>,
-    found: Vec<Scored>,
-    best: Vec<Vec<Scored>>,
-}
-
-/// What a job needs in the worst case.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Need {
-    pages: usize,
-    source_pages: usize,
-    streams: usize,
-}
-
-impl Need {
-    fn parts(self) -> [usize; 3] {
-        [self.pages, self.source_pages, self.streams]
-    }
-
-    fn plus(self, other: Need) -> Need {
-        let Need { pages, source_pages, streams } = other;
-        let sum = |a: usize, b: usize| a.saturating_add(b);
-        Need {
-            pages: sum(self.pages, pages),
-            source_pages: sum(self.source_pages, source_pages),
-            streams: sum(self.streams, streams),
-        }
-    }
-
-    fn minus(self, other: Need) -> Need {
-        let Need { pages, source_pages, streams } = other;
-        Need {
-            pages: self.pages - pages,
-            source_pages: self.source_pages - source_pages,
-            streams: self.streams - streams,
-        }
-    }
-
-    fn within(self, room: Need) -> bool {
-        self.parts().iter().zip(room.parts()).all(|(need, room)| *need <= room)
-    }
-}
-
-/// A job on its way.
-struct Active<'a> {
-    ticket: Ticket,
-    /// The source of an encoder-decoder; empty for others.
-    source: Vec<u32>,
-    /// What the decoder begins with.
-    begun: Vec<u32>,
-    settings: GenerateSettings,
-    stop: Option<StopCheck<'a>>,
-    /// The most tokens of the decoder.
-    limit: usize,
-    need: Need,
-    source_place: Option<CachedSequence>,
-    state: State,
-}
-
-enum State {
-    /// So much of its beginning was read, into one place of the cache.
-    Reading(usize, Option<CachedSequence>),
-    /// Sequences that go their own ways.
-    Lines(Vec<Line>),
-    /// A beam search, with the places of its running sequences.
-    Beams(Beams, Vec<CachedSequence>),
-    Done,
-}
-
-/// A sequence of a greedy search, or one that is drawn.
-struct Line {
-    number: usize,
-    place: CachedSequence,
-    tokens: Vec<u32>,
-    log_probability: f64,
 }
 
 impl<'a> Writer<'a> {
@@ -533,15 +375,6 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What the model says about the next token of a sequence.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    /// V.
-    logits: &'a [f32],
-    /// The logarithm of the sum of their exponentials; not finite where they are not.
-    log_sum: f32,
-}
-
 impl fmt::Debug for Writer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waiting, running) = self.jobs();
@@ -587,179 +420,6 @@ impl Composed {
     }
 }
 
-/// What a choice of tokens works with.
-struct Choice<'w> {
-    cache: &'w mut DecoderCache,
-    room: &'w mut Room,
-    events: &'w mut Vec<Event>,
-}
-
-impl Choice<'_> {
-    /// The first tokens of a job's sequences, which all come from the same row.
-    fn first_tokens(&mut self, job: &Active<'_>, place: CachedSequence, rows: &[Row<'_>]) -> Result<State> {
-        let Some(row) = rows.first() else { return Ok(State::Done) };
-        let mut lines: Vec<Line> = vec![];
-        // The last one takes the place of what was read, the others continue it.
-        for number in 0..job.settings.return_sequences {
-            let mut tokens = Vec::with_capacity(job.limit);
-            tokens.extend_from_slice(&job.begun);
-            let line = Line { number, place, tokens, log_probability: 0.0 };
-            lines.extend(self.token(job, line, *row));
-        }
-        let living = lines.len();
-        for line in lines.iter_mut().take(living.saturating_sub(1)) {
-            line.place = self.cache.written.fork(place)?;
-        }
-        if living == 0 {
-            self.cache.written.leave(place);
-            return Ok(State::Done);
-        }
-        Ok(State::Lines(lines))
-    }
-
-    /// The next tokens of sequences that go their own ways.
-    fn lines(&mut self, job: &Active<'_>, lines: Vec<Line>, rows: &[Row<'_>]) -> State {
-        let mut living = Vec::with_capacity(lines.len());
-        for (line, row) in lines.into_iter().zip(rows) {
-            let place = line.place;
-            match self.token(job, line, *row) {
-                Some(line) => living.push(line),
-                None => self.cache.written.leave(place),
-            }
-        }
-        if living.is_empty() { State::Done } else { State::Lines(living) }
-    }
-
-    /// Chooses a token; gives the sequence back unless it ends.
-    fn token(&mut self, job: &Active<'_>, mut line: Line, row: Row<'_>) -> Option<Line> {
-        let (settings, Row { logits, log_sum: all }) = (&job.settings, row);
-        if !all.is_finite() {
-            self.finished(job, line, FinishReason::NotFinite);
-            return None;
-        }
-        let begun = Begun { tokens: &line.tokens, first: job.begun.len(), limit: job.limit };
-        let scores = if begun.is_changed_by(settings) {
-            self.room.scores.clear();
-            self.room.scores.extend_from_slice(logits);
-            process(settings, begun, &mut self.room.marks, &mut self.room.scores);
-            self.room.scores.as_slice()
-        } else {
-            logits
-        };
-        let place = (line.number as u32, (line.tokens.len() - job.begun.len()) as u32);
-        let id = match &settings.sampling {
-            Some(sampling) => draw(sampling, scores, place, &mut self.room.found),
-            None => best(scores),
-        };
-        let logprob = logits[id as usize] - all;
-        let alternatives = settings.logprobs.map_or_else(Vec::new, |count| {
-            best_of(logits, count, &mut self.room.found);
-            self.room.found.iter().map(|(id, logit)| (*id, logit - all)).collect()
-        });
-        line.tokens.push(id);
-        line.log_probability += f64::from(logprob);
-        let kind = EventKind::Token(TokenScore { id, logprob, alternatives });
-        self.events.push(Event { ticket: job.ticket, sequence: line.number, kind });
-        let new = &line.tokens[job.begun.len()..];
-        let why = if settings.end.contains(&id) {
-            FinishReason::EndOfText
-        } else if job.stop.as_ref().is_some_and(|stop| stop(new)) {
-            FinishReason::Stop
-        } else if line.tokens.len() >= job.limit {
-            FinishReason::Length
-        } else {
-            return Some(line);
-        };
-        self.finished(job, line, why);
-        None
-    }
-
-    fn finished(&mut self, job: &Active<'_>, line: Line, why: FinishReason) {
-        let ids = line.tokens[job.begun.len()..].to_vec();
-        let divisor = (ids.len().max(1) as f64).powf(f64::from(job.settings.length_penalty));
-        let score = (line.log_probability / divisor) as f32;
-        let kind = EventKind::Finished(Written { ids, score, why });
-        self.events.push(Event { ticket: job.ticket, sequence: line.number, kind });
-    }
-
-    /// A step of a beam search.
-    fn beams(
-        &mut self,
-        job: &Active<'_>,
-        mut beams: Beams,
-        places: Vec<CachedSequence>,
-        rows: &[Row<'_>],
-    ) -> Result<State> {
-        let settings = &job.settings;
-        let wanted = Beams::wanted(settings);
-        self.room.best.resize_with(rows.len(), Vec::new);
-        let mut finite = true;
-        let Room { marks, scores, best, .. } = &mut *self.room;
-        for ((row, beam), best) in rows.iter().zip(&beams.running).zip(best) {
-            finite &= row.log_sum.is_finite();
-            scores.clear();
-            scores.extend(row.logits.iter().map(|logit| logit - row.log_sum));
-            let begun = Begun { tokens: &beam.tokens, first: job.begun.len(), limit: job.limit };
-            process(settings, begun, marks, scores);
-            best_of(scores, wanted, best);
-        }
-        let stops = |new: &[u32]| job.stop.as_ref().is_some_and(|stop| stop(new));
-        let step = Step { settings, first: job.begun.len(), limit: job.limit, stops: &stops };
-        if !finite || beams.step(&step, &self.room.best) {
-            places.into_iter().for_each(|place| self.cache.written.leave(place));
-            self.end_search(job, beams, finite);
-            return Ok(State::Done);
-        }
-        let places = self.follow(&beams, places)?;
-        Ok(State::Beams(beams, places))
-    }
-
-    fn end_search(&mut self, job: &Active<'_>, beams: Beams, finite: bool) {
-        let (first, wanted) = (job.begun.len(), job.settings.return_sequences);
-        let ended = if finite { beams.into_finished(wanted) } else { vec![] };
-        let lost = (ended.len()..wanted).map(|_| {
-            let tokens = job.begun.clone();
-            Finished { tokens, score: f32::NEG_INFINITY, why: FinishReason::NotFinite }
-        });
-        for (sequence, ended) in ended.iter().cloned().chain(lost).enumerate() {
-            let Finished { tokens, score, why } = ended;
-            let kind = EventKind::Finished(Written { ids: tokens[first..].to_vec(), score, why });
-            self.events.push(Event { ticket: job.ticket, sequence, kind });
-        }
-    }
-
-    /// Places for the running sequences, each of which continues one of those before: the first takes its place, others get copies.
-    /// Places that nobody continues are free before any copy is made, so that there are never more than beams.
-    fn follow(&mut self, beams: &Beams, places: Vec<CachedSequence>) -> Result<Vec<CachedSequence>> {
-        // At the first step all continue the one that was read.
-        let parents = || beams.running.iter().map(|beam| beam.parent.min(places.len() - 1));
-        for (i, place) in places.iter().enumerate() {
-            if parents().all(|parent| parent != i) {
-                self.cache.written.leave(*place);
-            }
-        }
-        let mut next = Vec::with_capacity(beams.running.len());
-        for (i, parent) in parents().enumerate() {
-            let taken = parents().take(i).any(|earlier| earlier == parent);
-            let place = places[parent];
-            next.push(if taken { self.cache.written.fork(place)? } else { place });
-        }
-        Ok(next)
-    }
-}
-
 fn last(tokens: &[u32]) -> &[u32] {
     &tokens[tokens.len().saturating_sub(1)..]
-}
-
-fn pages_of(tokens: usize) -> usize {
-    tokens.div_ceil(PAGE)
-}
-
-/// The last token of a sequence is never read. Its sequences share the full pages of what they begin with.
-fn need(source: usize, begun: usize, new: usize, settings: &GenerateSettings) -> Need {
-    let shared = begun / PAGE;
-    let own = pages_of(begun + new - 1) - shared;
-    let streams = settings.sequences();
-    Need { pages: shared.saturating_add(own.saturating_mul(streams)), source_pages: pages_of(source), streams }
 }
