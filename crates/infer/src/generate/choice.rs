@@ -5,6 +5,8 @@
 //!
 //! Legend: V tokens of the vocabulary.
 
+use std::cmp::Ordering;
+
 use henson_tensor::philox::philox;
 
 use super::Sampling;
@@ -13,7 +15,10 @@ use super::Sampling;
 const STREAM: u32 = 0x6765_6e65;
 
 /// Likeliest tokens that are sorted at a time to find those that reach a probability.
-const SORTED_AT_A_TIME: usize = 64;
+const SORTED_AT_A_TIME: usize = 512;
+
+/// What sums of weights differ by at most, relative to them, if they are added in another order: V times half a last place, and more.
+const ROUNDING: f64 = 1e-8;
 
 /// Scores that are compared with the least of the best ones at a time.
 const CHUNK: usize = 64;
@@ -75,7 +80,7 @@ pub(crate) fn draw(
     candidates(sampling, scores, kept);
     let most = kept.iter().fold(f32::NEG_INFINITY, |most, (_, score)| most.max(*score));
     weights.clear();
-    weights.extend(kept.iter().map(|(_, score)| f64::from(score - most).exp()));
+    weights.extend(kept.iter().map(|(_, score)| weight(*score, most)));
     let all: f64 = weights.iter().sum();
     let words = philox(sampling.seed, [place, sequence, 0, STREAM]);
     let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
@@ -119,27 +124,73 @@ pub(crate) fn candidates(sampling: &Sampling, scores: &[f32], kept: &mut Vec<Sco
 
 /// Keeps the likeliest until they reach a probability together; of equal ones the later ids, as a stable sort from the least does.
 fn keep_probable(top_p: f32, kept: &mut Vec<Scored>) {
-    let order = |a: &Scored, b: &Scored| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));
     let most = kept.iter().fold(f32::NEG_INFINITY, |most, (_, score)| most.max(*score));
-    let weight = |score: f32| f64::from(score - most).exp();
-    let all: f64 = kept.iter().map(|(_, score)| weight(*score)).sum();
-    let (mut sorted, mut mass, mut count) = (0, 0.0, 0);
-    'all: while sorted < kept.len() {
-        // Most of the probability is in few tokens, so they are sorted in growing parts.
+    let all: f64 = kept.iter().map(|(_, score)| weight(*score, most)).sum();
+    let target = f64::from(top_p) * all;
+    // Most of the probability is in few tokens. Where it is not, sorting them would take longer than all else.
+    let count = sorted_until(kept, most, target, SORTED_AT_A_TIME)
+        .or_else(|| divided_until(kept, most, target))
+        .or_else(|| sorted_until(kept, most, target, usize::MAX));
+    kept.truncate(count.unwrap_or(kept.len()));
+}
+
+fn weight(score: f32, most: f32) -> f64 {
+    f64::from(score - most).exp()
+}
+
+/// The likeliest first, of equal ones the later ids.
+fn order(a: &Scored, b: &Scored) -> Ordering {
+    b.1.total_cmp(&a.1).then(b.0.cmp(&a.0))
+}
+
+/// How many of the likeliest reach the target, by sorting them in growing parts; none where `limit` of them do not.
+fn sorted_until(kept: &mut [Scored], most: f32, target: f64, limit: usize) -> Option<usize> {
+    let (mut sorted, mut mass) = (0, 0.0);
+    while sorted < kept.len() && sorted < limit {
         let rest = &mut kept[sorted..];
         let part = SORTED_AT_A_TIME.max(sorted).min(rest.len());
         if part < rest.len() {
             rest.select_nth_unstable_by(part - 1, order);
         }
         rest[..part].sort_unstable_by(order);
-        for (_, score) in &rest[..part] {
-            if count > 0 && mass >= f64::from(top_p) * all {
-                break 'all;
+        for (i, (_, score)) in rest[..part].iter().enumerate() {
+            mass += weight(*score, most);
+            if mass >= target {
+                return Some(sorted + i + 1);
             }
-            mass += weight(*score);
-            count += 1;
         }
         sorted += part;
     }
-    kept.truncate(count);
+    (sorted == kept.len()).then_some(sorted)
+}
+
+/// The same number by halving: those that count are in front then, and few are sorted. None where the rounding of sums in another order
+/// could decide.
+fn divided_until(kept: &mut [Scored], most: f32, target: f64) -> Option<usize> {
+    let slack = ROUNDING * target;
+    let (mut low, mut high, mut mass) = (0, kept.len(), 0.0);
+    while high - low > SORTED_AT_A_TIME {
+        let middle = low + (high - low) / 2;
+        kept[low..high].select_nth_unstable_by(middle - low, order);
+        let with = mass + kept[low..middle].iter().map(|(_, score)| weight(*score, most)).sum::<f64>();
+        if (with - target).abs() <= slack {
+            return None;
+        }
+        if with > target {
+            high = middle;
+        } else {
+            (low, mass) = (middle, with);
+        }
+    }
+    kept[low..high].sort_unstable_by(order);
+    for (i, (_, score)) in kept[low..high].iter().enumerate() {
+        mass += weight(*score, most);
+        if (mass - target).abs() <= slack {
+            return None;
+        }
+        if mass > target {
+            return Some(low + i + 1);
+        }
+    }
+    None
 }

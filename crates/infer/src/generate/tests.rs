@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use henson_tensor::philox::Stream;
 use serde_json::Value;
 
 use super::choice::{best_of, candidates, draw};
@@ -109,6 +110,37 @@ fn best_scores_with_ties() {
             let mut found = vec![];
             best_of(&all, count, &mut found);
             assert_eq!(found, expected, "{kind} {count}");
+        }
+    }
+}
+
+/// However flat the scores are and however many tie, top-p keeps what a sort of all keeps.
+#[test]
+fn probable_tokens_are_those_of_a_sort() {
+    let mut draws = Stream::new(7, 1, 0);
+    for (spread, step, count) in
+        [(0.0, 1.0, 4096), (0.5, 0.0, 5000), (3.0, 0.0, 5000), (12.0, 0.0, 3000), (2.0, 0.25, 4000)]
+    {
+        let score = |x: f32| if step > 0.0 { (x * spread / step).round() * step } else { x * spread };
+        let row: Vec<f32> = (0..count).map(|_| score(draws.below(1 << 20) as f32 / (1 << 20) as f32)).collect();
+        let mut sorted: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0)));
+        let weight = |score: f32| f64::from(score - sorted[0].1).exp();
+        let all: f64 = row.iter().map(|score| weight(*score)).sum();
+        for top_p in [0.01_f32, 0.25, 0.5, 0.9, 0.95, 0.999] {
+            let (mut mass, mut expected) = (0.0, vec![]);
+            for (id, score) in &sorted {
+                if !expected.is_empty() && mass >= f64::from(top_p) * all {
+                    break;
+                }
+                mass += weight(*score);
+                expected.push(*id);
+            }
+            expected.sort_unstable();
+            let mut kept = vec![];
+            candidates(&Sampling { top_k: 0, top_p, ..Sampling::default() }, &row, &mut kept);
+            let found: Vec<u32> = kept.iter().map(|(id, _)| *id).collect();
+            assert!(found == expected, "{spread} {step} {top_p}: {} for {}", found.len(), expected.len());
         }
     }
 }
