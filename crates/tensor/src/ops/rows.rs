@@ -88,7 +88,8 @@ impl Pass<'_> {
         let y = self.var(out);
         if let Some(out) = y.slot() {
             let [a, b] = places;
-            self.record(Op::Join(Joined { terms: [first.slot(), second.slot()], places: [a.clone(), b.clone()], out }));
+            let (terms, places) = ([first.slot(), second.slot()], [a.clone(), b.clone()]);
+            self.record(Op::Join(Joined { terms, places, columns: h, out }));
         }
         Ok(y)
     }
@@ -377,6 +378,8 @@ impl Table {
 pub(crate) struct Joined {
     terms: [Option<Slot>; 2],
     places: [Tensor; 2],
+    /// H: the gradient may come in the shape that its rows were used in.
+    columns: usize,
     out: Slot,
 }
 
@@ -387,15 +390,15 @@ impl Joined {
             if term.is_none() {
                 continue;
             }
-            let mut dx = Tensor::empty(back.device(), [places.shape().elements(), dy.columns()], dy.dtype())?;
+            let mut dx = Tensor::empty(back.device(), [places.shape().elements(), self.columns], dy.dtype())?;
             let timer = back.device().timer(Kind::Rows, 0, &[&dx, &dx]);
             match back.device() {
                 Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
-                    let (dy, h) = (dy.slice::<E>(), dy.columns());
+                    let (dy, h) = (dy.slice::<E>(), self.columns);
                     kernels::gather(&cpu.kernels, dy, h, places.slice(), dx.slice_mut());
                 }),
                 Device::Cuda(cuda) => {
-                    cuda_kernels::gather(&cuda.gpu, dy.on_gpu(), dy.columns(), places.on_gpu(), dx.on_gpu())?;
+                    cuda_kernels::gather(&cuda.gpu, dy.on_gpu(), self.columns, places.on_gpu(), dx.on_gpu())?;
                 }
             }
             drop(timer);
