@@ -5,6 +5,7 @@
 //! holds no date. Names, recipes and samples are foreign text; all of it goes through `html::Text` or into a block of
 //! JSON without any `<`, and the page itself allows no other script than its own.
 
+mod figures;
 mod html;
 pub mod numbers;
 mod page;
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 use crate::metrics::{self, Eval, Line, Log, LogError, Train};
 
+pub use figures::{FigurePage, Plot, Series, Table};
 pub use page::render;
 
 /// The largest small file (recipe, config, results) that is read.

@@ -57,16 +57,21 @@ pub fn render(runs: &[Run]) -> String {
     }
     // The text of a data block ends at `</script`, and goes astray at `<!--`: without any `<` it does neither.
     let json = serde_json::to_string(&data).unwrap_or_default().replace('<', "\\u003c");
+    assemble(&title, &header(&title, runs), &sections, &json, SCRIPT)
+}
+
+/// A whole page of its parts: HTML, a block of JSON, and the script that draws it.
+pub(super) fn assemble(title: &str, header: &str, sections: &str, json: &str, script: &str) -> String {
     fill(TEMPLATE, |name| match name {
         "mark" => MARK.to_owned(),
-        "hash" => hash(SCRIPT),
-        "title" => format!("{} · henson", Text(&title)),
+        "hash" => hash(script),
+        "title" => format!("{} · henson", Text(title)),
         "style" => STYLE.to_owned(),
-        "header" => header(&title, runs),
-        "sections" => std::mem::take(&mut sections),
+        "header" => header.to_owned(),
+        "sections" => sections.to_owned(),
         "version" => env!("CARGO_PKG_VERSION").to_owned(),
-        "data" => json.clone(),
-        "script" => SCRIPT.to_owned(),
+        "data" => json.to_owned(),
+        "script" => script.to_owned(),
         other => unreachable!("the template names {other}"),
     })
 }
@@ -549,13 +554,13 @@ fn number_table(out: &mut String, title: &str, head: &[&str], rows: impl Iterato
 }
 
 /// Tables scroll by themselves, so that the page never does sideways; by keyboard too.
-fn begin_table(out: &mut String, caption: &str) {
+pub(super) fn begin_table(out: &mut String, caption: &str) {
     let caption = Text(caption);
     line!(out, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table>");
     line!(out, "<caption class=\"unseen\">{caption}</caption>");
 }
 
-fn end_table(out: &mut String) {
+pub(super) fn end_table(out: &mut String) {
     line!(out, "</table></div>");
 }
 
