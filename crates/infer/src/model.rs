@@ -95,8 +95,33 @@ impl Model {
             return Err(InferError::MoreLayers { path: path.to_owned(), count, first });
         }
         parameters.keep_packed();
+        Self::with_parameters(path, &directory, config, network, parameters, report)
+    }
+
+    /// The encoder of a directory with random weights instead of its own, which need not be there: what its architecture and its
+    /// tokenizer give without any training.
+    pub fn open_untrained(path: &Path, device: &Device, dtype: DType, seed: u64) -> Result<Self> {
+        let directory = ModelDirectory::open(&Files::encoder(path)?)?;
+        let config = Self::read_config(&directory)?;
+        let mut builder = Builder::new();
+        let network = models::Model::build(&mut builder, &config.model, Head::Encoder)?;
+        let mut parameters = builder.finish(device, dtype)?;
+        parameters.initialise(seed)?;
+        parameters.keep_packed();
+        Self::with_parameters(path, &directory, config, network, parameters, LoadReport::default())
+    }
+
+    /// With the tokenizer and what other files say.
+    fn with_parameters(
+        path: &Path,
+        directory: &ModelDirectory,
+        config: Config,
+        network: models::Model,
+        parameters: Parameters,
+        report: LoadReport,
+    ) -> Result<Self> {
         let files = Files::open(path)?;
-        let mut tokenizer = Tokenizer::open(&folder)?;
+        let mut tokenizer = Tokenizer::open(directory.path())?;
         if files.lower_cases()? {
             tokenizer = tokenizer.lower_casing()?;
         }
@@ -109,7 +134,7 @@ impl Model {
             });
         }
         let activation = files.activation(&directory.config()?)?;
-        let generation = Keys::of_directory(&directory)?;
+        let generation = Keys::of_directory(directory)?;
         Ok(Self { path: path.to_owned(), config, network, parameters, tokenizer, report, activation, generation })
     }
 

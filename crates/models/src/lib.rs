@@ -30,6 +30,7 @@ mod mpnet;
 mod naming;
 mod openai_gpt;
 mod post_norm;
+pub mod probe;
 pub mod recurrent;
 mod roberta;
 mod streams;

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batches;
 mod error;
 mod example;
 mod features;
@@ -26,6 +27,7 @@ mod passages;
 mod predict;
 mod predictions;
 mod prepare;
+mod probe;
 mod ranking;
 mod read;
 mod retrieval;
@@ -50,6 +52,11 @@ pub use passages::{PassageLength, PassagePlace, SourcedPassage, passages_of};
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, instances};
+pub use probe::{
+    BestHead, ControlScore, Counted, Cumulative, Direction, EdgeExample, EdgeSet, EdgeTarget, HeadResults,
+    HeadSettings, ProbeEnded, ProbePlan, ProbeRecipe, ProbeResults, ProbeScore, ProbeTask, Relation, compare_heads,
+    probe, read_edges,
+};
 pub use ranking::RankLoss;
 pub use read::{Files, Paths, Reading, Trained, read};
 pub use retrieval::{Collection, Passage, read_passages};

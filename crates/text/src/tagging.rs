@@ -103,9 +103,8 @@ impl WordWindows {
     /// Finds where each word is read.
     fn new(pieces: &Pieces, windows: Vec<Features>, words: &[Range<usize>]) -> Self {
         let mut first_pieces = vec![None; words.len()];
-        for (piece, &(start, end)) in pieces.offsets.iter().enumerate() {
-            let word = word_at(words, start);
-            if words.get(word).is_some_and(|word| word.start < end) && first_pieces[word].is_none() {
+        for (piece, word) in words_of_pieces(&pieces.offsets, words).into_iter().enumerate() {
+            if let Some(word) = word.filter(|word| first_pieces[*word].is_none()) {
                 first_pieces[word] = Some(piece);
             }
         }
@@ -183,6 +182,14 @@ impl Tokenizer {
         let windows = template.windows_of(&pieces, start..end, max_length, (room / 2).max(1))?;
         Ok(WordWindows::new(&pieces, windows, &words[own]))
     }
+}
+
+/// The word that each piece belongs to: the first that it touches, if it touches any.
+pub fn words_of_pieces(offsets: &[(usize, usize)], words: &[Range<usize>]) -> Vec<Option<usize>> {
+    let word = |&(start, end): &(usize, usize)| {
+        Some(word_at(words, start)).filter(|word| words.get(*word).is_some_and(|word| word.start < end))
+    };
+    offsets.iter().map(word).collect()
 }
 
 /// The first word that ends behind a byte: the one that a piece which begins there touches first, if it touches any.

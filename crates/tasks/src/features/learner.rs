@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use henson_kernels::philox::Stream;
 use henson_models::recurrent::WordTagger;
 use henson_tensor::{Bits, DType, Device, Layout, Parameters, Pass, Tape, Tensor};
 use henson_train::{Engine, Evaluation, Result, Schedule, Task, TrainError, Underway, metrics};
@@ -10,13 +9,11 @@ use serde_json::Value;
 
 use super::layers::Vectors;
 use super::train::TaggerPlan;
+use crate::batches::ShuffledBatches;
 use crate::example::{Set, Target};
 use crate::finetune::{Found, chosen_by, degenerate};
 use crate::predictions::Prediction;
 use crate::score::score;
-
-/// Numbers the stream of shuffles among all uses of the seed.
-const SHUFFLE: u32 = 0x7a68;
 
 /// Sentences that are evaluated at a time.
 const TOGETHER: usize = 64;
@@ -27,11 +24,8 @@ pub(super) struct TaggerLearner<'a> {
     /// The tags of the words that have vectors.
     tags: Vec<Vec<u32>>,
     dev: Option<(&'a Set, Vec<Vectors>)>,
-    batch_size: usize,
-    seed: u64,
+    batches: ShuffledBatches,
     schedule: Schedule,
-    /// The order of an epoch.
-    order: Option<(u64, Vec<usize>)>,
     /// The last evaluation.
     pub(super) found: Option<Found>,
 }
@@ -39,29 +33,13 @@ pub(super) struct TaggerLearner<'a> {
 impl<'a> TaggerLearner<'a> {
     pub(super) fn new(plan: &'a TaggerPlan, train: Vec<Vectors>, dev: Option<Vec<Vectors>>) -> Self {
         let tags = plan.train.examples.iter().zip(&train).map(|(example, own)| tags_of(&example.target, own)).collect();
-        Self {
-            train,
-            tags,
-            dev: plan.dev.as_ref().zip(dev),
-            batch_size: plan.recipe.batch_size,
-            seed: plan.recipe.seed,
-            schedule: plan.schedule(),
-            order: None,
-            found: None,
-        }
+        let batches = ShuffledBatches::new(plan.recipe.seed, train.len(), plan.recipe.batch_size);
+        Self { train, tags, dev: plan.dev.as_ref().zip(dev), batches, schedule: plan.schedule(), found: None }
     }
 
     /// The sentences of a step, without those that have no word to be tagged.
     fn batch(&mut self, step: u64) -> Vec<usize> {
-        let count = self.train.len();
-        let steps = count.div_ceil(self.batch_size).max(1) as u64;
-        let epoch = step / steps;
-        if self.order.as_ref().is_none_or(|(of, _)| *of != epoch) {
-            self.order = Some((epoch, order(self.seed, epoch, count)));
-        }
-        let order = self.order.as_ref().map(|(_, order)| order.as_slice()).unwrap_or_default();
-        let some = order.chunks(self.batch_size).nth((step % steps) as usize).unwrap_or_default();
-        some.iter().copied().filter(|i| !self.tags[*i].is_empty()).collect()
+        self.batches.of_step(step).iter().copied().filter(|i| !self.tags[*i].is_empty()).collect()
     }
 
     /// What a tagger says about the dev sentences, and how right that is.
@@ -198,16 +176,6 @@ pub(super) fn tell(
 
 /// What a tagger computes in, whatever its encoder does.
 pub(super) const DTYPE: DType = DType::F32;
-
-/// The order of an epoch.
-fn order(seed: u64, epoch: u64, count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..count).collect();
-    let mut draws = Stream::new(seed, SHUFFLE, epoch);
-    for i in (1..count).rev() {
-        order.swap(i, draws.below(i as u32 + 1) as usize);
-    }
-    order
-}
 
 /// The tags of the words that have vectors.
 fn tags_of(target: &Target, vectors: &Vectors) -> Vec<u32> {

@@ -580,16 +580,16 @@ pub(crate) fn read_both(
     if train.labels.len() < train.task.form.fewest_labels {
         return Err(TaskError::FewLabels { path: train.path, found: format!("the labels {}", listed(&train.labels)) });
     }
-    thin(&mut train, limit);
+    thin(&mut train.examples, limit);
     Ok((train, dev))
 }
 
 /// Keeps so many examples alone, evenly spaced.
-pub(crate) fn thin(train: &mut Set, limit: Option<usize>) {
-    if let Some(limit) = limit.filter(|limit| *limit < train.examples.len()) {
-        let total = train.examples.len();
+pub(crate) fn thin<T>(examples: &mut Vec<T>, limit: Option<usize>) {
+    if let Some(limit) = limit.filter(|limit| *limit < examples.len()) {
+        let total = examples.len();
         let mut index = 0;
-        train.examples.retain(|_| {
+        examples.retain(|_| {
             index += 1;
             index * limit / total > (index - 1) * limit / total
         });

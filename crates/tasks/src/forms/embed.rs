@@ -248,7 +248,7 @@ impl Steps for Embed {
             None => keep_alike(train, recipe)?,
             Some(loss) => keep_for(loss, train, recipe)?,
         }
-        thin(train, recipe.limit);
+        thin(&mut train.examples, recipe.limit);
         check_parts(train, recipe)?;
         check_partners(train, dropout)
     }

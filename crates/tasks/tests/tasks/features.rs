@@ -18,7 +18,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 /// A golden model with the golden vocabulary.
-fn encoder() -> TempDir {
+pub(crate) fn encoder() -> TempDir {
     let directory = TempDir::new().unwrap();
     for name in ["config.json", "model.safetensors"] {
         fs::copy(data("bert-golden/model").join(name), directory.path().join(name)).unwrap();

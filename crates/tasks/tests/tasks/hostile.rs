@@ -1,7 +1,7 @@
 //! Whatever bytes a file has: an answer or an error, and never a panic. What is read can be written and read again.
 
 use henson_data::tables::TableFormat;
-use henson_tasks::{Files, Input, Reading, Set, TASKS, Target, read, read_predictions};
+use henson_tasks::{Files, Input, ProbeTask, Reading, Set, TASKS, Target, read, read_edges, read_predictions};
 use proptest::prelude::*;
 
 use crate::support::Place;
@@ -52,6 +52,11 @@ fn content() -> impl Strategy<Value = Vec<u8>> {
         ", \"span1_text\": \"A\"}, ",
         "{\"sentence1\": \"é\", \"sentence2\": \"b\", \"start1\": 0, \"end1\": ",
         ", \"start2\": 0, \"end2\": 1, ",
+        "\"targets\": [{\"span1\": [0, 1], \"label\": \"x\"}]}\n",
+        "\"a é b\", ",
+        "{\"span1\": [1, 3], \"span2\": [0, 1], \"label\": [\"x\"]}",
+        "1\ta\t_\tX\t_\t_\t2\tdet\t_\t_\n",
+        "2\tb\t_\tX\t_\t_\t0\troot\t_\t_\n",
         "{\"idx\": 1, \"passage\": {\"text\": \"é.\", \"questions\": [",
         "{\"question\": \"q\", \"idx\": 0, \"answers\": [{\"text\": \"a\", \"idx\": 0, \"label\": ",
         "{\"idx\": 1, \"passage\": {\"text\": \"é.\", \"entities\": [{\"start\": 0, \"end\": ",
@@ -124,6 +129,32 @@ proptest! {
                 promises(&set);
                 let _ = read_predictions(&path, &mut set);
             }
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    /// Spans lie within their texts, and labels are known.
+    #[test]
+    fn no_bytes_break_a_reader_of_targets(
+        bytes in content(),
+        task in prop::sample::select(vec![
+            ProbeTask::Edges, ProbeTask::Edges, ProbeTask::Dependencies, ProbeTask::Dependencies, ProbeTask::Pos, ProbeTask::Entities,
+        ]),
+        skip_bad in any::<bool>(),
+    ) {
+        let place = Place::new();
+        let path = place.file("x.conllu", &bytes);
+        match read_edges(task, &path, &Files { skip_bad, ..Files::default() }) {
+            Ok(set) => for example in &set.examples {
+                prop_assert!(!example.targets.is_empty());
+                for target in &example.targets {
+                    for span in [Some(&target.first), target.second.as_ref()].into_iter().flatten() {
+                        prop_assert!(span.start < span.end && span.end <= example.words.len());
+                    }
+                    prop_assert_eq!(target.second.is_some(), set.pairs);
+                    prop_assert!(target.labels.iter().all(|label| (*label as usize) < set.labels.len()));
+                }
+            },
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }

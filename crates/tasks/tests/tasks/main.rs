@@ -10,6 +10,7 @@ mod finetune;
 mod hostile;
 mod metrics;
 mod predictions;
+mod probe;
 mod rank;
 mod readers;
 mod sentences;
