@@ -236,3 +236,117 @@ fn every_mistake_gets_a_clear_word() {
     }
     encoder.fails(1, "perplexity", &text, &[], &["masked-LM head is needed", "cls.predictions"]);
 }
+
+/// Our own sentences in the layout of lm-diagnostics, in words that the golden model knows.
+const CPRAG: &str = "item\tcontext_s1\tcontext_s2\texpected\twithin_category\tbetween_category\tconstraint\n\
+0\tthe old man was with the cat.\tthe child ran by the\tcat\tdog\tpuppet\tH\n\
+1\tjim was in the new walk.\tthe woman sat on the\tdog\tcat\tman\tL\n\
+2\twho are the small men?\tthe child was a\tpuppet\tpuppeteer\tdog\tL\n";
+
+const ROLES: &str = "item\tcontext\texpected\texp_cloze\ttarget\ttgt_cloze\ttgt_cloze(strict)\n\
+7-b\tjim was with the man who the dog was \tby|in the\t0.2\tplay\t0.1\t0\n\
+7-a\tjim was with the dog who the man was\twith\t0.5\tplay\t0.4\t0.4\n\
+9-a\tthe woman was in the walk who the cat was\tsee\t0.3\tsing\t0.3\t0.3\n\
+9-b\tthe cat was in the walk who the woman was\tplay\t0.4\tsing\t0\t0\n";
+
+const SIMPLE: &str = "item\tcontext_aff\tcontext_neg\ttarget_aff\ttarget_neg\n\
+0\tjim is (a|an)\tjim is not (a|an)\tman\tdog\n1\ta puppet is (a|an)\ta puppet is not (a|an)\told\tcat\n";
+
+const NATURAL: &str = "item\tcontext_aff\tcontext_neg\ttarget_aff\ttarget_neg\tlicensing\n\
+0\tthe new puppets are\tthe new puppets are not\tnew\told\tY\n1\tthe small dog was\tthe small dog was not\tsmall\told\tN\n";
+
+/// The probability of each word at the mask, by `fill`, in the order of their likelihood.
+fn filled(place: &Place, context: &str) -> Vec<(String, f64)> {
+    let text = format!("{context} [MASK].");
+    let arguments = ["fill", "--model", place.0.path().to_str().unwrap(), "--json", "-k", "1000", &text];
+    let output = Command::new(env!("CARGO_BIN_EXE_henson")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let filled: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let candidates = filled["masks"][0]["predictions"].as_array().unwrap().iter();
+    candidates.map(|c| (c["token"].as_str().unwrap().to_owned(), c["probability"].as_f64().unwrap())).collect()
+}
+
+#[test]
+fn diagnostics_are_what_fill_predicts() {
+    let place = Place::new(false);
+    let get = |found: &Value, part: &str, condition: &str, key: &str, value: f64| -> (u64, u64) {
+        let shares = found[part].as_array().unwrap();
+        let same = |share: &&Value| share["condition"] == condition && share[key].as_f64() == Some(value);
+        let share = shares.iter().find(same).unwrap_or_else(|| panic!("{condition} {value} in {found}"));
+        (share["right"].as_u64().unwrap(), share["count"].as_u64().unwrap())
+    };
+    let probability = |context: &str, word: &str| {
+        filled(&place, context).iter().find(|(token, _)| token == word).unwrap_or_else(|| panic!("{word}")).1
+    };
+    let rank = |context: &str, word: &str| filled(&place, context).iter().position(|(token, _)| token == word).unwrap();
+
+    let found = place.json("diagnostics", &place.file("cprag.tsv", CPRAG.as_bytes()), &[]);
+    assert_eq!((&found["set"], &found["items"]), (&json!("CPRAG-102"), &json!(3)));
+    assert_eq!(found["out_of_vocabulary"], json!(["puppeteer"]));
+    let contexts = [
+        ("the old man was with the cat. the child ran by the", ["cat", "dog", "puppet"]),
+        ("jim was in the new walk. the woman sat on the", ["dog", "cat", "man"]),
+    ];
+    let likeliest = contexts.iter().filter(|(context, words)| {
+        let p = words.map(|word| probability(context, word));
+        p[0] > p[1] && p[0] > p[2]
+    });
+    let likeliest = likeliest.count() as u64;
+    assert_eq!(get(&found, "sensitivity", "expected word likeliest, all", "threshold", 0.0), (likeliest, 2));
+    let third = ("who are the small men? the child was a", ["puppet", "", ""]);
+    let hits = |top: usize| contexts.iter().chain([&third]).filter(|(c, words)| rank(c, words[0]) < top).count() as u64;
+    assert_eq!(get(&found, "accuracy", "all", "k", 1.0), (hits(1), 3));
+    assert_eq!(get(&found, "accuracy", "all", "k", 5.0), (hits(5), 3));
+    let means = found["probabilities"].as_array().unwrap();
+    let of_first = means.iter().find(|mean| mean["condition"] == "expected, high constraint").unwrap();
+    near(&of_first["mean"], probability(contexts[0].0, "cat"));
+
+    let found = place.json("diagnostics", &place.file("role.tsv", ROLES.as_bytes()), &[]);
+    assert_eq!((&found["set"], &found["items"]), (&json!("ROLE-88"), &json!(2)));
+    let pairs = [
+        ("jim was with the dog who the man was", "jim was with the man who the dog was", "play"),
+        ("the woman was in the walk who the cat was", "the cat was in the walk who the woman was", "sing"),
+    ];
+    let fits = pairs.iter().filter(|(a, b, word)| probability(a, word) > probability(b, word)).count() as u64;
+    assert_eq!(get(&found, "sensitivity", "target likelier where it fits", "threshold", 0.0), (fits, 2));
+    // Of "in the" the first word counts.
+    let of_b = ["by", "in"].iter().any(|word| rank(pairs[0].1, word) < 5);
+    let others = [(pairs[0].0, "with"), (pairs[1].0, "see"), (pairs[1].1, "play")];
+    let hits = others.iter().filter(|(context, word)| rank(context, word) < 5).count() as u64 + u64::from(of_b);
+    assert_eq!(get(&found, "accuracy", "all", "k", 5.0), (hits, 4));
+
+    let found = place.json("diagnostics", &place.file("simple.tsv", SIMPLE.as_bytes()), &[]);
+    assert_eq!(found["set"], "NEG-136-SIMP");
+    // The article is as the target needs it, and so the contexts of one item differ.
+    let truth =
+        [("jim is not a", "dog", "jim is not a", "man"), ("a puppet is not a", "cat", "a puppet is not an", "old")];
+    let right = truth.iter().filter(|t| probability(t.0, t.1) > probability(t.2, t.3)).count() as u64;
+    assert_eq!(get(&found, "sensitivity", "true word likelier, negative, all", "threshold", 0.0), (right, 2));
+
+    let found = place.json("diagnostics", &place.file("natural.tsv", NATURAL.as_bytes()), &[]);
+    assert_eq!(found["set"], "NEG-136-NAT");
+    let licensed = probability("the new puppets are", "new") > probability("the new puppets are", "old");
+    let found_right = get(&found, "sensitivity", "true word likelier, affirmative, licensed", "threshold", 0.0);
+    assert_eq!(found_right, (u64::from(licensed), 1));
+    let text = place.eval("diagnostics", &place.file("role.tsv", ROLES.as_bytes()), &[]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains("target likelier where it fits"));
+}
+
+#[test]
+fn mistakes_in_diagnostics_are_named() {
+    let place = Place::new(false);
+    let fails = |content: &str, parts: &[&str]| {
+        place.fails(1, "diagnostics", &place.file("x.tsv", content.as_bytes()), &[], &[&["x.tsv"], parts].concat());
+    };
+    fails("a\tb\n1\t2\n", &["line 1", "unknown columns", "CPRAG-102", "licensing"]);
+    fails("", &["no items"]);
+    fails(&CPRAG.replace("\tH\n", "\tM\n"), &["line 2", "constraint is \"M\"", "H or L"]);
+    fails(&CPRAG.replace("\tpuppet\tH", ""), &["line 2", "expected 7 columns"]);
+    fails(&ROLES.replace("7-b", "7-c"), &["line 2", "-a or -b"]);
+    fails(&ROLES.replace("7-b", "8-b"), &["item", "has no"]);
+    fails(&ROLES.replace("0.5", "much"), &["line 3", "exp_cloze", "from 0 to 1"]);
+    fails(&NATURAL.replace("\tY", "\tyes"), &["line 2", "licensing is \"yes\"", "Y or N"]);
+    let data = place.file("role.tsv", ROLES.as_bytes());
+    place.fails(1, "diagnostics", &data, &["--limit", "3"], &["--limit", "do not apply"]);
+    Place::new(true).fails(1, "diagnostics", &data, &[], &["left to right"]);
+}

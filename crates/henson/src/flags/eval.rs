@@ -14,6 +14,8 @@ use super::{Compute, LengthFlags, ModelName, Values, among, parse_count};
 perplexity  FILE has one text per line (blank lines are skipped). The loss is the mean of -ln P over all tokens.\n\
 blimp       FILE has one JSON object per line with sentence_good, sentence_bad, UID, linguistics_term and field, as in \
 BLiMP's own files. A pair is right where sentence_good is the likelier one; a tie is wrong.\n\
+diagnostics FILE is CPRAG-102, ROLE-88 or a part of NEG-136 (Ettinger 2020), a tsv as in github.com/aetting/lm-diagnostics: how often a masked LM \
+has the word that people expect among its first 1 and 5 predictions, and finds it likelier than others.\n\
 retrieval   FILE is a directory as BEIR has it: corpus.jsonl, queries.jsonl, qrels/test.tsv. Passages are ranked by the vectors of a \
 sentence model.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
@@ -21,7 +23,7 @@ a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, p
 sources with one or several references (BLEU and chrF as sacreBLEU has them, ROUGE as rouge-score, wer, per). \
 --predictions, or what a fine-tuned --model predicts, is \
 scored by the official definitions; several models with commas between them are averaged.\n\n\
-Without --model, perplexity and blimp measure henson-12m, and embed henson-12m-sentences; the others need --model or \
+Without --model, perplexity, blimp and diagnostics measure henson-12m, and embed henson-12m-sentences; the others need --model or \
 --predictions.\n\n\
 A masked LM scores a text by its pseudo-log-likelihood, each token masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
@@ -34,7 +36,7 @@ henson eval --task squad2 --predictions predictions.json --null-odds null_odds.j
 henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
 pub(crate) struct Eval {
     /// What to measure, see below [default: what --model was fine-tuned for]
-    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp", "retrieval"]).map(|name| Task::named(&name)))]
+    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp", "diagnostics", "retrieval"]).map(|name| Task::named(&name)))]
     pub(crate) task: Option<Task>,
 
     #[command(flatten)]
@@ -110,6 +112,8 @@ pub(crate) enum Task {
     Perplexity,
     /// Minimal pairs: which of two sentences is English
     Blimp,
+    /// What is expected at the end of a sentence: common sense, roles, negation
+    Diagnostics,
     /// How well an encoder finds what is relevant
     Retrieval,
     /// How well labels are predicted
@@ -122,6 +126,7 @@ impl Task {
         match henson_tasks::Task::named(name) {
             Some(task) => Self::Labelled(task),
             None if name == "blimp" => Self::Blimp,
+            None if name == "diagnostics" => Self::Diagnostics,
             None if name == "retrieval" => Self::Retrieval,
             None => Self::Perplexity,
         }

@@ -1,6 +1,7 @@
 //! `henson eval`: one file a task.
 
 mod blimp;
+mod diagnostics;
 mod perplexity;
 mod predictions;
 mod retrieval;
@@ -25,6 +26,7 @@ pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
     match flags.task {
         Some(Task::Perplexity) => perplexity::run(flags, model_of(flags)?),
         Some(Task::Blimp) => blimp::run(flags, model_of(flags)?),
+        Some(Task::Diagnostics) => diagnostics::run(flags, model_of(flags)?),
         Some(Task::Retrieval) => {
             model_of(flags)?;
             retrieval::run(flags)
