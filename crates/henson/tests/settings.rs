@@ -97,7 +97,9 @@ fn all_settings_are_listed() {
 /// The tables of the documents are what `settings --markdown` prints. With HENSON_UPDATE_DOCS=1 the test writes them.
 #[test]
 fn documents_have_the_same_list() {
-    for (document, recipe) in [("recipes", "pretrain"), ("finetuning", "finetune"), ("finetuning", "tagger")] {
+    for (document, recipe) in
+        [("recipes", "pretrain"), ("finetuning", "finetune"), ("finetuning", "tagger"), ("probing", "probe")]
+    {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/{document}.md"));
         let text = std::fs::read_to_string(&path).unwrap();
         let table = works(&["settings", recipe, "--markdown"]);

@@ -19,6 +19,7 @@ pub(crate) mod info;
 mod mine;
 mod predict;
 pub(crate) mod pretrain;
+mod probe;
 mod report;
 mod rerank;
 mod search;
@@ -40,6 +41,7 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Finetune(flags) => finetune::run(&flags),
         Command::Predict(flags) => predict::run(&flags),
         Command::Eval(flags) => eval::run(&flags),
+        Command::Probe(flags) => probe::run(&flags),
         Command::Report(flags) => report::run(&flags),
         Command::Ablate(flags) => ablate::run(&flags),
         Command::Fill(flags) => fill::run(&flags),

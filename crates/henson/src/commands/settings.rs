@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use henson_tasks::{FineTuneRecipe, TaggerRecipe};
+use henson_tasks::{FineTuneRecipe, ProbeRecipe, TaggerRecipe};
 use henson_train::{Recipe, Setting, settings};
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ pub(crate) fn help() -> String {
     groups().iter().map(text).collect::<Vec<_>>().join("\n")
 }
 
-fn groups() -> [Group; 3] {
+fn groups() -> [Group; 4] {
     [
         Group {
             recipe: RecipeName::Pretrain,
@@ -65,6 +65,7 @@ fn groups() -> [Group; 3] {
             title: "henson finetune --frozen with --layers, --head or --crf",
             settings: settings::<TaggerRecipe>(),
         },
+        Group { recipe: RecipeName::Probe, name: "probe", title: "henson probe", settings: settings::<ProbeRecipe>() },
     ]
 }
 

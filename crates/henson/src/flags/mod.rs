@@ -9,6 +9,7 @@ pub(crate) mod finetune;
 pub(crate) mod generate;
 pub(crate) mod labelled;
 pub(crate) mod pretrain;
+pub(crate) mod probe;
 pub(crate) mod report;
 pub(crate) mod search;
 pub(crate) mod serve;
@@ -60,6 +61,8 @@ lists all."
     Predict(finetune::Predict),
     /// Score a model or its predictions: GLUE, SQuAD and other labelled data, perplexity of a text, minimal pairs
     Eval(eval::Eval),
+    /// Probe what the layers of an encoder know: parts of speech, chunks, entities, dependencies, any labelled spans
+    Probe(probe::Probe),
     /// Show training runs as one page, side by side
     Report(report::Report),
     /// Run a set of recipes and tabulate what they gave

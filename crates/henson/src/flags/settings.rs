@@ -73,6 +73,8 @@ pub(crate) enum RecipeName {
     Finetune,
     /// Those of `henson finetune --frozen` with --layers, --head or --crf
     Tagger,
+    /// Those of `henson probe`
+    Probe,
 }
 
 #[derive(Args, Debug)]
