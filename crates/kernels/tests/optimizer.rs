@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use henson_kernels::bf16;
 use henson_kernels::cpu::cast::to_bf16;
-use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw, lamb, reference, stable_adamw};
+use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw, lamb, reference, sgd, stable_adamw};
 use henson_kernels::cpu::{Cpu, Isa};
 
 const SETTINGS: Settings = Settings {
@@ -44,6 +44,25 @@ fn torch_adamw(p: &mut f64, g: f64, m: &mut f64, v: &mut f64, settings: &Setting
     let step_size = settings.learning_rate / (1.0 - settings.beta1.powi(step));
     let denominator = v.sqrt() / (1.0 - settings.beta2.powi(step)).sqrt() + settings.epsilon;
     *p -= step_size * *m / denominator;
+}
+
+#[test]
+fn gradient_descent_follows_its_reference() {
+    let (segments, len) = segments();
+    let (start, g) = (numbers::<f32>(1, len), numbers::<f32>(2, len));
+    let mut expected = exact(&start);
+    reference::sgd(&mut expected, &exact(&g), &segments, &SETTINGS);
+    for cpu in &contexts() {
+        let (mut p, mut copy) = (start.clone(), poisoned::<bf16>(len));
+        sgd(cpu, &Plan::new(&segments, len), &mut p, &g, &SETTINGS, Some(&mut copy));
+        assert_close("parameters", cpu, &p, &expected);
+        for Segment { start, len, .. } in &segments {
+            let all = *start..start + len;
+            let rounded: Vec<bf16> = p[all.clone()].iter().map(|p| bf16::from_f32(*p)).collect();
+            assert_eq!(copy[all], rounded);
+        }
+        assert!(copy[0].is_nan() && p[0] == start[0], "what lies in no segment is not touched");
+    }
 }
 
 #[test]

@@ -37,6 +37,13 @@ fn reference_has_the_right_gradients() {
         weighted(&reference::segment_mean(&x[0], h, &offsets), &w)
     });
 
+    let w = exact(&numbers::<f32>(5, 4 * h));
+    let mut gradient = vec![0.0; t * h];
+    reference::segment_max_gradient(&x, &w, h, &offsets, &mut gradient);
+    check_gradients("segment_max", std::slice::from_ref(&x), &[gradient], |x| {
+        weighted(&reference::segment_max(&x[0], h, &offsets), &w)
+    });
+
     let w = exact(&numbers::<f32>(4, t * h));
     let gradient = reference::l2_normalise_gradient(&x, &w, h);
     check_gradients("l2_normalise", &[x], &[gradient], |x| weighted(&reference::l2_normalise(&x[0], h), &w));
@@ -98,6 +105,15 @@ fn check<E: Element>(cpu: &Cpu, t: usize, h: usize) {
     expected.iter_mut().zip(exact(&dx)).for_each(|(d, x)| *d += x);
     rows::segment_mean_gradient(cpu, &dy, h, &offsets, &mut dx, false);
     assert_close("segment_mean's gradient to what is there", cpu, &dx, &expected);
+
+    let (x_and_more, mut expected) = (numbers::<E>(9, (t + 1) * h), vec![0.0; (t + 1) * h]);
+    reference::segment_max_gradient(&exact(&x_and_more), &exact(&dy), h, &offsets, &mut expected);
+    let mut dx = poisoned::<E>((t + 1) * h);
+    rows::segment_max_gradient(cpu, &x_and_more, &dy, h, &offsets, &mut dx, true);
+    assert_close("segment_max's gradient", cpu, &dx, &expected);
+    rows::segment_max_gradient(cpu, &x_and_more, &dy, h, &offsets, &mut dx, false);
+    expected.iter_mut().for_each(|d| *d *= 2.0);
+    assert_close("segment_max's gradient to what is there", cpu, &dx, &expected);
 
     let mut dy = numbers::<E>(8, t * h);
     let expected = reference::l2_normalise_gradient(&wide, &exact(&dy), h);

@@ -23,6 +23,8 @@ pub enum Method {
     StableAdamW,
     /// AdamW with a trust ratio per tensor, for very large batches (You et al. 2020).
     Lamb,
+    /// Plain gradient descent, which keeps nothing. On a CPU.
+    Sgd,
     /// Adam's second moment alone, of matrices only by rows and columns (Shazeer and Stern 2018). On a CPU.
     Adafactor(Adafactor),
 }
@@ -55,6 +57,7 @@ pub struct Optimizer {
 }
 
 enum State {
+    Nothing { plan: Plan },
     Moments { plan: Plan, first: Tensor, second: Tensor },
     Factored { plan: adafactor::Plan, numbers: Tensor },
 }
@@ -102,6 +105,13 @@ impl Optimizer {
                 let numbers = zeros([plan.state_len().max(1)].into())?;
                 State::Factored { plan, numbers }
             }
+            Method::Sgd => {
+                if let Device::Cuda(_) = parameters.device() {
+                    let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
+                    return Err(TensorError::Unsupported { operation: "sgd", why });
+                }
+                State::Nothing { plan: Plan::new(&segments, shape.elements()) }
+            }
             _ => {
                 let plan = Plan::new(&segments, shape.elements());
                 State::Moments { plan, first: zeros(shape)?, second: zeros(shape)? }
@@ -113,6 +123,7 @@ impl Optimizer {
     /// The names and shapes of what is kept of a parameter, for a checkpoint.
     pub fn kept(&self, entry: &Entry) -> Vec<(&'static str, Shape)> {
         match &self.state {
+            State::Nothing { .. } => Vec::new(),
             State::Moments { .. } => vec![(FIRST, entry.shape), (SECOND, entry.shape)],
             State::Factored { plan, .. } => match tensor_of(plan, entry).map(|tensor| tensor.moment) {
                 Some(Moment::Factored { rows, columns }) => vec![(ROWS, [rows].into()), (COLUMNS, [columns].into())],
@@ -142,6 +153,7 @@ impl Optimizer {
         let mut kept = self.kept(entry).into_iter();
         let place = kept.clone().position(|(own, _)| own == name).ok_or_else(none)?;
         match &self.state {
+            State::Nothing { .. } => Err(none()),
             State::Moments { first, second, .. } => Ok([first, second][place].view(entry.start, entry.shape)),
             State::Factored { plan, numbers } => {
                 let start = tensor_of(plan, entry).ok_or_else(none)?.state;
@@ -177,6 +189,17 @@ impl Optimizer {
         let (p, g) = (parameters.flat(), gradients.flat());
         let (plan, first, second) = match &mut self.state {
             State::Moments { plan, first, second } => (plan, first, second),
+            State::Nothing { plan } => {
+                let Device::Cpu(cpu) = parameters.device() else {
+                    return Err(TensorError::Unsupported { operation: "sgd", why: "it is computed on a CPU alone" });
+                };
+                let moved = [p, p, g, copy.unwrap_or(p)];
+                let _timer = parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 4 } else { 3 }]);
+                let (mut p, mut copy) = (p.clone(), copy.cloned());
+                let copy = copy.as_mut().map(|copy| copy.slice_mut());
+                kernels::sgd(&cpu.kernels, plan, p.slice_mut(), g.slice(), &update, copy);
+                return Ok(Reading::one(norm.unwrap_or(0.0)));
+            }
             State::Factored { plan, numbers } => {
                 // Rows and columns, both sums of squares, the step: gradients are read four times.
                 let moved = [p, p, p, g, g, g, g, copy.unwrap_or(p)];
@@ -194,7 +217,7 @@ impl Optimizer {
                 let kernel = match self.method {
                     Method::StableAdamW => kernels::stable_adamw,
                     Method::Lamb => kernels::lamb,
-                    Method::AdamW | Method::Adafactor(_) => kernels::adamw,
+                    Method::AdamW | Method::Sgd | Method::Adafactor(_) => kernels::adamw,
                 };
                 let (mut p, mut copy) = (p.clone(), copy.cloned());
                 kernel(
@@ -292,8 +315,8 @@ impl OnGpu {
         let kernel = match method {
             Method::StableAdamW => cuda_kernels::stable_adamw,
             Method::Lamb => cuda_kernels::lamb,
-            // An Adafactor is not made on a GPU.
-            Method::AdamW | Method::Adafactor(_) => cuda_kernels::adamw,
+            // The last two are not made on a GPU.
+            Method::AdamW | Method::Sgd | Method::Adafactor(_) => cuda_kernels::adamw,
         };
         let (p, g, first, second) = (p.on_gpu(), g.on_gpu(), first.on_gpu(), second.on_gpu());
         Ok(kernel(gpu, &self.plan, p, g, first, second, factors, copy.map(Tensor::on_gpu))?)

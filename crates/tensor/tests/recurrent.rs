@@ -115,6 +115,25 @@ fn mixtures_of_layers() {
     });
 }
 
+#[test]
+fn sequences_are_attended_to() {
+    let of_queries = [2, 4, 1, 3];
+    let build = |b: &mut Builder| {
+        let (queries, keys, values) = (input(b, "q", 10, 6), input(b, "k", T, 6), input(b, "x", T, 7));
+        (queries, keys, values, b.vector("v", 6, Init::Zeros))
+    };
+    check("additive attention", build, |(queries, keys, values, v), pass| {
+        let layout = Layout::new(pass.device(), &LENGTHS, 3).unwrap();
+        let of_queries = Layout::new(pass.device(), &of_queries, 3).unwrap();
+        let [queries, keys, values] = [*queries, *keys, *values].map(|x| rows(pass, x));
+        let attended = pass.additive_attention(Some((&queries, &of_queries)), &keys, *v, &values, &layout).unwrap();
+        // Without queries it is a pooling.
+        let pooled = pass.additive_attention(None, &keys, *v, &values, &layout).unwrap();
+        let both = pass.beside(&keys, &values).unwrap();
+        vec![attended, pooled, pass.maxima(&values, &layout).unwrap(), both]
+    });
+}
+
 fn field(b: &mut Builder, k: usize) -> CrfParams {
     CrfParams {
         start_transitions: b.vector("start", k, Init::Zeros),
@@ -221,6 +240,13 @@ fn wrong_sizes_are_errors() {
     let state = RecurrentState { hidden, cell: None };
     let error = pass.recurrent(&x, &good, &layout, Some(&state)).err().unwrap().to_string();
     assert!(error.contains("a state and a cell"), "{error}");
+    let v = crf.start_transitions;
+    let (keys, values) = (pass.input(&tensor([3, 4])).unwrap(), pass.input(&tensor([3, 5])).unwrap());
+    let other = Layout::new(&device, &[2, 1], 0).unwrap();
+    assert!(pass.additive_attention(None, &values, v, &values, &layout).is_err());
+    assert!(pass.additive_attention(None, &keys, v, &short, &layout).is_err());
+    let error = pass.additive_attention(Some((&keys, &other)), &keys, v, &values, &layout).err().unwrap().to_string();
+    assert!(error.contains("different numbers of sequences"), "{error}");
     let logits = pass.input(&tensor([3, 4])).unwrap();
     let labels = Tensor::from_slice(&device, [3], &[0u32, 4, 1]).unwrap();
     let error = pass.crf_loss(logits, &crf, &layout, &labels, 1.0).err().unwrap().to_string();

@@ -12,6 +12,7 @@ mod scratch;
 
 pub mod activation;
 pub mod adafactor;
+pub mod additive;
 mod amx;
 pub mod attention;
 pub mod cast;

@@ -1,4 +1,4 @@
-//! AdamW, StableAdamW and LAMB over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
+//! AdamW, StableAdamW, LAMB and plain gradient descent over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
 //! [`Plan`] says which part is whose. The bf16 copy that the model computes with is refreshed in the same pass.
 //!
 //! With `bias_correction` AdamW is `torch.optim.AdamW` (Loshchilov and Hutter 2019); without it is that of the BERT paper
@@ -48,6 +48,17 @@ pub mod reference {
             let direction = direction(p, &g[all], m, v, segment, settings);
             for i in 0..p.len() {
                 p[i] -= settings.learning_rate * f64::from(segment.rate) * direction[i];
+            }
+        }
+    }
+
+    /// One step of gradient descent: p −= learning rate·(g + decay·p).
+    pub fn sgd(p: &mut [f64], g: &[f64], segments: &[Segment], settings: &Settings) {
+        for segment in segments {
+            let decay = if segment.decay { settings.weight_decay } else { 0.0 };
+            for i in segment.start..segment.start + segment.len {
+                let direction = g[i] * settings.gradient_scale + decay * p[i];
+                p[i] -= settings.learning_rate * f64::from(segment.rate) * direction;
             }
         }
     }
@@ -253,6 +264,33 @@ pub fn adamw(
             let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
             let copy = buffers.copy.as_ref().map(|c| c.slice(start, len));
             adamw_chunk(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v, copy);
+        }
+    });
+}
+
+/// One step of plain gradient descent over all segments of the plan, which keeps nothing; `copy`, where given, gets the new parameters
+/// in bf16.
+pub fn sgd(
+    cpu: &Cpu,
+    plan: &Plan,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    settings: &Settings,
+    copy: Option<&mut [bf16]>,
+) {
+    let lengths = [parameters.len(), gradients.len(), copy.as_ref().map_or(plan.len, |c| c.len())];
+    assert!(lengths == [plan.len; 3], "optimizer: lengths {lengths:?} for a plan of {}", plan.len);
+    let (parameters, copy) = (SharedMut::new(parameters), copy.map(SharedMut::new));
+    cpu.for_each(plan.chunks.len(), |i| {
+        let Chunk { start, len, segment } = plan.chunks[i];
+        let Factors { decay, rate, gradient_scale, .. } = Factors::new(settings, &plan.segments[segment]);
+        // SAFETY: chunks are disjoint, since segments are.
+        let (p, copy) = unsafe { (parameters.slice(start, len), copy.as_ref().map(|copy| copy.slice(start, len))) };
+        for (p, g) in p.iter_mut().zip(&gradients[start..start + len]) {
+            *p -= rate * (g * gradient_scale + decay * *p);
+        }
+        if let Some(copy) = copy {
+            copy.iter_mut().zip(&*p).for_each(|(copy, p)| *copy = bf16::from_f32(*p));
         }
     });
 }

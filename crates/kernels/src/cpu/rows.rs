@@ -59,6 +59,18 @@ pub mod reference {
         }
     }
 
+    /// The gradient of [`segment_max`] at `x`, added to `dx`: the first of the largest gets it.
+    pub fn segment_max_gradient(x: &[f64], dy: &[f64], h: usize, offsets: &[u32], dx: &mut [f64]) {
+        for (i, ends) in offsets.windows(2).enumerate() {
+            for c in 0..h {
+                let rows = ends[0] as usize..ends[1] as usize;
+                if let Some(t) = rows.reduce(|best, t| if x[t * h + c] > x[best * h + c] { t } else { best }) {
+                    dx[t * h + c] += dy[i * h + c];
+                }
+            }
+        }
+    }
+
     /// The gradient of [`l2_normalise`] at `x`: what of `dy` stands at right angles to the row, divided by its length.
     pub fn l2_normalise_gradient(x: &[f64], dy: &[f64], h: usize) -> Vec<f64> {
         let row = |(x, dy): (&[f64], &[f64])| {
@@ -330,6 +342,39 @@ unsafe fn spread_body<S: Simd, E: Element, O: Element>(dy: &[E], dx: &mut [O], a
             }
         }
     }
+}
+
+/// The gradient of [`segment_max`] at `x`: in each column the first of a sequence's largest gets that of the sequence. It is added
+/// to `dx`, or written over it, with zeros everywhere else.
+pub fn segment_max_gradient<E: Element, D: Element>(
+    cpu: &Cpu,
+    x: &[E],
+    dy: &[D],
+    h: usize,
+    offsets: &[u32],
+    dx: &mut [E],
+    zero_first: bool,
+) {
+    let segments = offsets.len().saturating_sub(1);
+    assert!(h > 0 && dx.len() == x.len() && dy.len() == segments * h, "pooling's gradient: lengths differ");
+    assert!(offsets.windows(2).all(|w| w[0] <= w[1]), "pooling's gradient: offsets descend");
+    assert!(offsets.last().is_none_or(|end| *end as usize <= dx.len() / h), "pooling's gradient: offsets end outside");
+    if zero_first {
+        fill_zero(cpu, dx);
+    }
+    let dx = SharedMut::new(dx);
+    cpu.for_each(segments, |i| {
+        let (start, end) = (offsets[i] as usize, offsets[i + 1] as usize);
+        // SAFETY: sequences do not overlap.
+        let dx = unsafe { dx.slice(start * h, (end - start) * h) };
+        let x = &x[start * h..end * h];
+        for (c, dy) in dy[i * h..(i + 1) * h].iter().enumerate() {
+            let column = (c..x.len()).step_by(h);
+            if let Some(at) = column.reduce(|best, at| if x[at].to_f32() > x[best].to_f32() { at } else { best }) {
+                dx[at] = E::from_f32(dx[at].to_f32() + dy.to_f32());
+            }
+        }
+    });
 }
 
 /// The gradient of [`l2_normalise`] at `x`: what of `dy` stands at right angles to the row, divided by its length. It takes

@@ -9,12 +9,19 @@
 
 use henson_kernels::cpu::attention::cache::{Pages, append, attend};
 use henson_kernels::cpu::attention::{Attention, Bias, View, Window};
+use henson_kernels::cpu::rows::gather;
 use henson_kernels::cuda::attention::cache as cuda_kernels;
 use henson_kernels::cuda::attention::general::Columns;
 
 use super::attention::{BiasValues, check};
+use super::recurrent::RecurrentState;
 use super::with_float;
 use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
+
+const NO_STATES: TensorError = TensorError::Unsupported {
+    operation: "cache",
+    why: "states of recurrent layers are not kept on a GPU yet: choose the device cpu",
+};
 
 /// The keys and values of a model's layers.
 #[derive(Debug)]
@@ -254,6 +261,17 @@ impl Cache {
         self.layers.get(layer).ok_or(TensorError::Index { operation, what, index, end })
     }
 
+    /// The row of the last token of each sequence selected, or of the last one before those of `new`.
+    fn state_rows(&self, new: Option<&Layout>) -> Vec<Option<usize>> {
+        let row = |(i, length): (usize, &u32)| {
+            let new = new.map_or(0, |layout| layout.offsets()[i + 1] - layout.offsets()[i]);
+            let place = length.checked_sub(new + 1)? as usize;
+            let page = self.pages[self.page_offsets[i] as usize + place / self.page_size] as usize;
+            Some(page * self.page_size + place % self.page_size)
+        };
+        self.lengths.iter().enumerate().map(row).collect()
+    }
+
     /// Whether the layout is that of the sequences selected; the tokens of which are their last ones, or those `apart`.
     fn check_layout(&self, layout: &Layout, apart: bool) -> Result<()> {
         let mut counts = layout.offsets().windows(2).map(|w| w[1] - w[0]).zip(&self.lengths);
@@ -295,6 +313,109 @@ impl Pass<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Keeps the state of a recurrent layer (B×C, of one direction) at the last token of each sequence that the cache was extended
+    /// for, in the place of keys and values.
+    pub fn keep_state(&mut self, cache: &mut Cache, layer: usize, state: &RecurrentState) -> Result<()> {
+        let Device::Cpu(_) = self.device() else { return Err(NO_STATES) };
+        let rows = cache.state_rows(None);
+        let both = [Some(&state.hidden), state.cell.as_ref()];
+        for (mut to, from) in cache.layer(layer)?.clone().into_iter().zip(both) {
+            let Some(from) = from.map(Var::tensor) else { continue };
+            let width = to.columns();
+            from.check_shape("cache", "the state", [rows.len(), width])?;
+            from.check_dtype("cache", "the state", to.dtype())?;
+            with_float!(to.dtype(), E => {
+                let to = to.slice_mut::<E>();
+                for (row, from) in rows.iter().zip(from.slice::<E>().chunks_exact(width)) {
+                    let Some(row) = row else { continue };
+                    to[row * width..(row + 1) * width].copy_from_slice(from);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// The state of a recurrent layer that was kept at the last token of each sequence selected, or at the last one before those of
+    /// `new`; zeros where there is none. `cells`: whether it has such, as an LSTM's.
+    pub fn kept_state(
+        &mut self,
+        cache: &Cache,
+        layer: usize,
+        new: Option<&Layout>,
+        cells: bool,
+    ) -> Result<RecurrentState> {
+        let Device::Cpu(_) = self.device() else { return Err(NO_STATES) };
+        if let Some(new) = new {
+            cache.check_layout(new, false)?;
+        }
+        let rows = cache.state_rows(new);
+        let read = |from: &Tensor| -> Result<Var> {
+            let width = from.columns();
+            let mut out = Tensor::zeros(self.device(), [rows.len(), width], from.dtype())?;
+            with_float!(from.dtype(), E => {
+                let (out, from) = (out.slice_mut::<E>(), from.slice::<E>());
+                for (row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
+                    let Some(row) = row else { continue };
+                    out.copy_from_slice(&from[row * width..(row + 1) * width]);
+                }
+            });
+            Ok(Var::without_gradient(out))
+        };
+        let [hidden, cell] = cache.layer(layer)?;
+        Ok(RecurrentState { hidden: read(hidden)?, cell: if cells { Some(read(cell)?) } else { None } })
+    }
+
+    /// [`Pass::kept_state`] before new tokens, where sequences without any before them begin with rows of `first`.
+    pub fn kept_state_or(
+        &mut self,
+        cache: &Cache,
+        layer: usize,
+        new: &Layout,
+        first: &RecurrentState,
+    ) -> Result<RecurrentState> {
+        let state = self.kept_state(cache, layer, Some(new), first.cell.is_some())?;
+        let rows = cache.state_rows(Some(new));
+        let chosen = |own: &Var, first: &Var| -> Result<Var> {
+            let (mut out, width) = (super::copy(self.device(), own.tensor())?, own.tensor().columns());
+            first.tensor().check_shape("cache", "the first state", out.shape())?;
+            with_float!(out.dtype(), E => {
+                let (out, first) = (out.slice_mut::<E>(), first.tensor().slice::<E>());
+                for (i, _) in rows.iter().enumerate().filter(|(_, row)| row.is_none()) {
+                    out[i * width..(i + 1) * width].copy_from_slice(&first[i * width..(i + 1) * width]);
+                }
+            });
+            Ok(Var::without_gradient(out))
+        };
+        let cell = match (&state.cell, &first.cell) {
+            (Some(own), Some(first)) => Some(chosen(own, first)?),
+            _ => None,
+        };
+        Ok(RecurrentState { hidden: chosen(&state.hidden, &first.hidden)?, cell })
+    }
+
+    /// Keys and values of all tokens of the sequences selected, one after the other, and how they are divided.
+    pub fn cached_rows(&mut self, cache: &Cache, layer: usize) -> Result<([Var; 2], Layout)> {
+        let Device::Cpu(cpu) = self.device() else { return Err(NO_STATES) };
+        let lengths: Vec<usize> = cache.lengths.iter().map(|length| *length as usize).collect();
+        let layout = Layout::new(self.device(), &lengths, 0)?;
+        let page_size = cache.page_size;
+        let row = |(i, place): (usize, usize)| {
+            let page = cache.pages[cache.page_offsets[i] as usize + place / page_size] as usize;
+            (page * page_size + place % page_size) as u32
+        };
+        let places = lengths.iter().enumerate().flat_map(|(i, length)| (0..*length).map(move |place| (i, place)));
+        let rows: Vec<u32> = places.map(row).collect();
+        let read = |from: &Tensor| -> Result<Var> {
+            let mut out = Tensor::empty(self.device(), [rows.len(), from.columns()], from.dtype())?;
+            with_float!(from.dtype(), E => {
+                gather(&cpu.kernels, from.slice::<E>(), from.columns(), &rows, out.slice_mut::<E>());
+            });
+            Ok(Var::without_gradient(out))
+        };
+        let [keys, values] = cache.layer(layer)?;
+        Ok(([read(keys)?, read(values)?], layout))
     }
 
     /// What new tokens attend to among all of their sequences' tokens in the cache: N×A·D. `from` begins with the queries; the

@@ -2,6 +2,7 @@
 //! and the backward next to it.
 
 mod activation;
+mod additive;
 mod attention;
 mod cache;
 mod characters;
@@ -68,6 +69,8 @@ pub(crate) use with_float;
 /// A recorded operation.
 pub(crate) enum Op {
     Activation(activation::Activated),
+    Additive(additive::Recorded),
+    Beside(rows::Beside),
     Attention(attention::Recorded),
     Convolution(characters::Convolution),
     Crf(crf::Recorded),
@@ -80,6 +83,7 @@ pub(crate) enum Op {
     Join(rows::Joined),
     LayerNorm(layer_norm::LayerNorm),
     Linear(linear::Linear),
+    Maxima(rows::Maxima),
     Means(rows::Means),
     Mix(mix::Recorded),
     Recurrent(recurrent::Recorded),
@@ -98,6 +102,8 @@ impl Op {
     pub(crate) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         match self {
             Op::Activation(op) => op.backward(back),
+            Op::Additive(op) => op.backward(back),
+            Op::Beside(op) => op.backward(back),
             Op::Attention(op) => op.backward(back),
             Op::Convolution(op) => op.backward(back),
             Op::Crf(op) => op.backward(back),
@@ -110,6 +116,7 @@ impl Op {
             Op::Join(op) => op.backward(back),
             Op::LayerNorm(op) => op.backward(back),
             Op::Linear(op) => op.backward(back),
+            Op::Maxima(op) => op.backward(back),
             Op::Means(op) => op.backward(back),
             Op::Mix(op) => op.backward(back),
             Op::Recurrent(op) => op.backward(back),

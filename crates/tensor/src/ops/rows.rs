@@ -94,6 +94,33 @@ impl Pass<'_> {
         Ok(y)
     }
 
+    /// The columns of two values side by side: T×A and T×B → T×(A + B). Not on a GPU yet.
+    pub fn beside(&mut self, first: &Var, second: &Var) -> Result<Var> {
+        let Device::Cpu(_) = self.device() else {
+            let why = "columns are not put side by side on a GPU yet: choose the device cpu";
+            return Err(TensorError::Unsupported { operation: "beside", why });
+        };
+        let (t, dtype) = (first.tensor().rows(), first.tensor().dtype());
+        let [a, b] = [first, second].map(|x| x.tensor().columns());
+        second.tensor().check_shape("beside", "the second", [t, b])?;
+        second.tensor().check_dtype("beside", "the second", dtype)?;
+        let mut out = Tensor::empty(self.device(), [t, a + b], dtype)?;
+        let timer = self.device().timer(Kind::Rows, 0, &[&out, &out]);
+        with_float!(dtype, E => {
+            let rows = first.tensor().slice::<E>().chunks_exact(a).zip(second.tensor().slice::<E>().chunks_exact(b));
+            for (out, (x, y)) in out.slice_mut::<E>().chunks_exact_mut(a + b).zip(rows) {
+                out[..a].copy_from_slice(x);
+                out[a..].copy_from_slice(y);
+            }
+        });
+        drop(timer);
+        let y = self.var(out);
+        if let Some(out) = y.slot() {
+            self.record(Op::Beside(Beside { terms: [first, second].map(|x| (x.slot(), x.tensor().columns())), out }));
+        }
+        Ok(y)
+    }
+
     /// Numbers that no gradient is wanted of, such as what was computed in an earlier pass.
     pub fn constant(&mut self, numbers: &Tensor) -> Result<Var> {
         self.reads(&numbers.shape());
@@ -184,7 +211,20 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::means`] and [`Pass::unit_means`].
+    /// The largest of each sequence's rows (T×H), column by column, in their dtype: B×H. On a GPU, for inference alone.
+    pub fn maxima(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
+        let exact = self.pooled(x, layout, Pooling::Max)?;
+        let largest = cast(self.device(), &exact, x.tensor().dtype())?;
+        drop(exact);
+        let y = self.var(largest);
+        if let Some(out) = y.slot() {
+            self.record(Op::Maxima(Maxima { x: x.clone(), layout: layout.clone(), out }));
+        }
+        Ok(y)
+    }
+
+    /// One vector a sequence (B×H), in f32; for inference. In training, see [`Pass::means`], [`Pass::maxima`] and
+    /// [`Pass::unit_means`].
     pub fn pool(&mut self, x: &Var, layout: &Layout, pooling: Pooling) -> Result<Tensor> {
         if self.is_training() {
             return Err(TensorError::Unsupported { operation: "pool", why: "it has no backward" });
@@ -324,6 +364,31 @@ impl Gather {
     }
 }
 
+/// Recorded maxima.
+pub(crate) struct Maxima {
+    x: Var,
+    layout: Layout,
+    out: Slot,
+}
+
+impl Maxima {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let Some(slot) = self.x.slot() else { return Ok(()) };
+        let Device::Cpu(cpu) = back.device() else {
+            let why = "the largest of a sequence has no gradient on a GPU yet: choose the device cpu, or the mean";
+            return Err(TensorError::Unsupported { operation: "maxima", why });
+        };
+        let (mut dx, accumulate) = back.target(slot, self.x.tensor())?;
+        let _timer = back.device().timer(Kind::Rows, 0, &[self.x.tensor(), &dx]);
+        with_float!(dx.dtype(), E => {
+            let (x, dy, h, offsets) = (self.x.tensor().slice::<E>(), dy.slice::<E>(), dx.columns(), self.layout.offsets());
+            kernels::segment_max_gradient(&cpu.kernels, x, dy, h, offsets, dx.slice_mut::<E>(), !accumulate);
+        });
+        Ok(())
+    }
+}
+
 /// Recorded means.
 pub(crate) struct Means {
     x: Var,
@@ -403,6 +468,37 @@ impl Joined {
             }
             drop(timer);
             back.add(term, dx)?;
+        }
+        Ok(())
+    }
+}
+
+/// Recorded columns side by side.
+pub(crate) struct Beside {
+    /// With their columns.
+    terms: [(Option<Slot>, usize); 2],
+    out: Slot,
+}
+
+impl Beside {
+    pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = back.take(self.out) else { return Ok(()) };
+        let (t, both) = (dy.rows(), dy.columns());
+        let mut start = 0;
+        for (term, columns) in self.terms {
+            if term.is_some() {
+                let mut dx = Tensor::empty(back.device(), [t, columns], dy.dtype())?;
+                let timer = back.device().timer(Kind::Rows, 0, &[&dx, &dx]);
+                with_float!(dy.dtype(), E => {
+                    let rows = dy.slice::<E>().chunks_exact(both);
+                    for (dx, dy) in dx.slice_mut::<E>().chunks_exact_mut(columns).zip(rows) {
+                        dx.copy_from_slice(&dy[start..start + columns]);
+                    }
+                });
+                drop(timer);
+                back.add(term, dx)?;
+            }
+            start += columns;
         }
         Ok(())
     }
