@@ -47,6 +47,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("config", &name.replace('/', "-"), &std::fs::read(golden.join(name).join("config.json"))?)?;
     }
 
+    write("vectors", "glove", b"the 0.5 -1\n. . . 1 2\n")?;
+    write("vectors", "text", b"2 2\nthe 0.5 -1\nof 1 2\n")?;
+    write("vectors", "binary", b"2 1\nthe \0\0\x80?\nof \0\0\0@\n")?;
+
     let models = here.join("../crates/text/tests/data/sentencepiece");
     for name in ["unigram-rules", "unigram-bytes", "bpe-symbols", "bpe-suffix", "bpe-unused"] {
         write("sentencepiece", name, &std::fs::read(models.join(format!("{name}.model")))?)?;

@@ -46,6 +46,8 @@ mod task_tokens;
 mod template;
 mod tokenizer;
 mod training;
+mod vectors;
+mod whole_words;
 mod windows;
 mod work;
 
@@ -62,4 +64,6 @@ pub use tagging::{TagSet, WordWindows, join_words, split_words, words_of_pieces}
 pub use template::{Slot, Template};
 pub use tokenizer::{Kind, Pieces, Tokenizer, Word};
 pub use training::{SpecialSet, Trained, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train};
+pub use vectors::WordVectors;
+pub use whole_words::WordUnit;
 pub use windows::{QuestionSettings, QuestionWindows, Stride};

@@ -101,7 +101,9 @@ pub struct WordWindows {
 
 impl WordWindows {
     /// Finds where each word is read.
-    fn new(pieces: &Pieces, windows: Vec<Features>, words: &[Range<usize>]) -> Self {
+    fn new(pieces: &Pieces, mut windows: Vec<Features>, words: &[Range<usize>]) -> Self {
+        // Of a text without words, where nothing stands around one.
+        windows.retain(|window| !window.is_empty());
         let mut first_pieces = vec![None; words.len()];
         for (piece, word) in words_of_pieces(&pieces.offsets, words).into_iter().enumerate() {
             if let Some(word) = word.filter(|word| first_pieces[*word].is_none()) {
@@ -145,7 +147,7 @@ impl Tokenizer {
         max_length: usize,
         stride: Option<Stride>,
     ) -> Result<WordWindows, TextError> {
-        let pieces = self.encode(text)?;
+        let pieces = self.pieces_of_words(text, words)?;
         let template = self.template();
         let windows = match stride {
             None => vec![template.single(&pieces, max_length)?],
@@ -167,7 +169,7 @@ impl Tokenizer {
         own: Range<usize>,
         max_length: usize,
     ) -> Result<WordWindows, TextError> {
-        let pieces = self.encode(text)?;
+        let pieces = self.pieces_of_words(text, words)?;
         let template = self.template();
         let room = max_length.saturating_sub(template.single_specials());
         let before = |word: usize| pieces.offsets.partition_point(|(start, _)| word_at(words, *start) < word);
