@@ -7,7 +7,8 @@ gradients.
 Nothing that goes in is stored: element i of the k-th parameter (names sorted by bytes, the input `x` and first states among them) is
 a·sin(0.7·i + 1.3·k), with a = 1 for `x` and first states and 0.4 for the others. The loss is Σ y·sin(0.3·j + 1) over all elements j of
 the outputs, one sequence after the other, then the last states (`h`, and `c` of an LSTM) where a case has first ones. All is in f64,
-rounded at the end. Keys are CASE/output, CASE/gradient.NAME; of the field CASE/loss, CASE/tags, CASE/gradient.NAME.
+rounded at the end. The outputs of attentions and poolings come as they are in the script. Keys are CASE/output,
+CASE/gradient.NAME; of the field CASE/loss, CASE/tags, CASE/gradient.NAME.
 
 Words are filled up to all their characters, as ELMo's authors do, whether they make a difference or not.
 """
@@ -121,7 +122,89 @@ def characters(activation, filters, highways, projection, size=6):
         x = gate * torch.relu(linear(x, f"highways.{i}.transform")) + (1 - gate) * x
     if projection:
         x = linear(x, "projection")
-    flat = x.reshape(-1)
+    return finish(parameters, [x])
+
+
+def attention(score):
+    """Queries over the sequences of x: additive (Bahdanau et al. 2015), or multiplicative as in Luong et al. (2015)."""
+    of_queries, width = [2, 3, 1, 4], 6
+    sizes = {"x": (sum(LENGTHS), INPUT), "q": (sum(of_queries), INPUT)}
+    if score == "additive":
+        sizes.update(keys=(width, INPUT), queries=(width, INPUT), v=(width,))
+    if score == "general":
+        sizes.update(queries=(INPUT, INPUT))
+    parameters = {name: torch.zeros(size, dtype=torch.float64, requires_grad=True) for name, size in sizes.items()}
+    fill(parameters)
+    outputs = []
+    for x, q in zip(torch.split(parameters["x"], LENGTHS), torch.split(parameters["q"], of_queries)):
+        if score == "additive":
+            both = (q @ parameters["queries"].T)[:, None, :] + (x @ parameters["keys"].T)[None, :, :]
+            scores = torch.tanh(both) @ parameters["v"]
+        elif score == "general":
+            scores = (q @ parameters["queries"].T) @ x.T
+        else:
+            scores = q @ x.T
+        outputs.append(torch.softmax(scores, -1) @ x)
+    return finish(parameters, outputs)
+
+
+def pooling():
+    """Sequences of x as one vector: by learned weights, by their largest, by their mean."""
+    sizes = {"x": (sum(LENGTHS), INPUT), "weight": (6, INPUT), "bias": (6,), "v": (6,)}
+    parameters = {name: torch.zeros(size, dtype=torch.float64, requires_grad=True) for name, size in sizes.items()}
+    fill(parameters)
+    sequences = torch.split(parameters["x"], LENGTHS)
+    scores = [torch.tanh(x @ parameters["weight"].T + parameters["bias"]) @ parameters["v"] for x in sequences]
+    learned = [torch.softmax(s, 0) @ x for s, x in zip(scores, sequences)]
+    return finish(parameters, learned + [x.max(0).values for x in sequences] + [x.mean(0) for x in sequences])
+
+
+SOURCES, TARGETS, VOCABULARY = [4, 1, 6], [3, 5, 2], 11
+
+
+def seq2seq(cell, score, bidirectional, layers=2, width=5, hidden=8):
+    """An encoder-decoder with attention (Luong et al. 2015, section 3): its logits. Token i of a stream is 7·i mod 11."""
+    kind = torch.nn.LSTM if cell == "lstm" else torch.nn.GRU
+    units = hidden // 2 if bidirectional else hidden
+    encoder = kind(width, units, layers, bidirectional=bidirectional).double()
+    decoder = kind(width, hidden, layers).double()
+    sizes = {"model.shared.weight": (VOCABULARY, width), "lm_head.weight": (VOCABULARY, hidden), "lm_head.bias": (VOCABULARY,)}
+    if score != "none":
+        sizes.update({"model.attention.combine.weight": (hidden, 2 * hidden), "model.attention.combine.bias": (hidden,)})
+    if score == "general":
+        sizes["model.attention.score.weight"] = (hidden, hidden)
+    if score == "additive":
+        sizes.update({f"model.attention.{name}.weight": (hidden, hidden) for name in ("query", "key")})
+        sizes["model.attention.score.weight"] = (hidden,)
+    p = {name: torch.zeros(size, dtype=torch.float64, requires_grad=True) for name, size in sizes.items()}
+    p.update({f"model.encoder.{name}": x for name, x in encoder.named_parameters()})
+    p.update({f"model.decoder.{name}": x for name, x in decoder.named_parameters()})
+    fill(p)
+    tokens = lambda lengths: torch.split(torch.arange(sum(lengths)) * 7 % VOCABULARY, lengths)
+    outputs = []
+    for source, target in zip(tokens(SOURCES), tokens(TARGETS)):
+        read = torch.cat([torch.zeros(1, dtype=torch.long), target[:-1]])
+        memory, last = encoder(p["model.shared.weight"][source][:, None])
+        join = lambda x: torch.cat([x[0::2], x[1::2]], -1) if bidirectional else x
+        last = tuple(map(join, last)) if cell == "lstm" else join(last)
+        states, _ = decoder(p["model.shared.weight"][read][:, None], last)
+        memory, states = memory[:, 0], states[:, 0]
+        if score != "none":
+            if score == "additive":
+                queries = states @ p["model.attention.query.weight"].T
+                both = queries[:, None] + (memory @ p["model.attention.key.weight"].T)[None]
+                scores = torch.tanh(both) @ p["model.attention.score.weight"]
+            else:
+                queries = states @ p["model.attention.score.weight"].T if score == "general" else states
+                scores = queries @ memory.T
+            both = torch.cat([torch.softmax(scores, -1) @ memory, states], -1)
+            states = torch.tanh(both @ p["model.attention.combine.weight"].T + p["model.attention.combine.bias"])
+        outputs.append(states @ p["lm_head.weight"].T + p["lm_head.bias"])
+    return finish(p, outputs)
+
+
+def finish(parameters, outputs):
+    flat = torch.cat([y.reshape(-1) for y in outputs])
     (flat * torch.sin(0.3 * torch.arange(flat.numel(), dtype=torch.float64) + 1)).sum().backward()
     result = {"output": flat.detach()}
     result.update({f"gradient.{name}": x.grad for name, x in parameters.items()})
@@ -134,6 +217,10 @@ def main(directory):
     results["crf"] = field()
     results["characters"] = characters(torch.relu, [(1, 3), (2, 5), (4, 9)], highways=2, projection=7)
     results["characters-tanh"] = characters(torch.tanh, [(3, 11)], highways=0, projection=None)
+    results.update({f"attention-{score}": attention(score) for score in ("additive", "general", "dot")})
+    results["pooling"] = pooling()
+    for cell, score, both in [("lstm", "general", True), ("gru", "additive", True), ("lstm", "dot", False), ("gru", "none", False)]:
+        results[f"seq2seq-{cell}-{score}"] = seq2seq(cell, score, both)
     tensors = {
         f"{case}/{name}": x.to(torch.float32).contiguous().clone()
         for case, result in results.items()

@@ -57,6 +57,18 @@ pub(crate) trait FamilyConfig {
     fn targets(&self) -> Option<TargetReading> {
         None
     }
+    /// Whether a token head's labels are scored together, by a conditional random field.
+    fn scores_jointly(&self) -> bool {
+        false
+    }
+    /// Whether `transformers` has classes for it, so that what is saved opens there.
+    fn in_transformers(&self) -> bool {
+        true
+    }
+    /// What words are read with, where the family reads whole words and so a task's own vocabulary.
+    fn word_vocabulary(&self) -> Option<WordVocabulary> {
+        None
+    }
     /// Lays out the parameters of a model; `head` is one of the family's.
     fn build(&self, b: &mut Builder, head: Head) -> Model;
     /// The generator that a discriminator of this config is trained with, where the family has such pairs: so many times its width,
@@ -79,6 +91,13 @@ pub struct SpecialIds {
     pub end: u32,
     /// Padding, where there is such a token.
     pub padding: Option<u32>,
+}
+
+/// What a family that reads whole words needs of a vocabulary, which is made from the texts of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WordVocabulary {
+    /// Numbers of a word's vector.
+    pub width: usize,
 }
 
 /// How an encoder-decoder reads what it writes: a token behind the one that it shall give.
@@ -313,6 +332,21 @@ impl ModelConfig {
     /// How much of a sequence is remembered for the next, where the network can.
     pub fn memory(&self) -> Option<MemorySettings> {
         self.own().memory()
+    }
+
+    /// Whether a token head's labels are scored together, by a conditional random field.
+    pub fn scores_jointly(&self) -> bool {
+        self.own().scores_jointly()
+    }
+
+    /// Whether `transformers` has classes for it; a family of our own has defaults of its own for all sizes.
+    pub fn in_transformers(&self) -> bool {
+        self.own().in_transformers()
+    }
+
+    /// What words are read with, where the family reads whole words: such a model is made together with the vocabulary of a task.
+    pub fn word_vocabulary(&self) -> Option<WordVocabulary> {
+        self.own().word_vocabulary()
     }
 
     /// How targets are read, where it is an encoder-decoder.

@@ -156,7 +156,7 @@ impl<S: Stack> EncoderDecoder<S> {
     }
 }
 
-fn source_of(source: &mut Option<Cache>) -> Result<&mut Cache> {
+pub(crate) fn source_of(source: &mut Option<Cache>) -> Result<&mut Cache> {
     let why = "the cache was made for a network that reads no source";
     source.as_mut().ok_or(TensorError::Unsupported { operation: "decode", why })
 }

@@ -3,7 +3,7 @@
 //!
 //! Legend: B sequences, T tokens in the flat batch, H hidden, V vocabulary, P predicted tokens.
 
-use henson_tensor::{Activation, Builder, Init, Layout, Norm, Param, Pass, Result, Tensor, Var};
+use henson_tensor::{Activation, Builder, CrfParams, Init, Layout, Norm, Param, Pass, Result, Tensor, Var};
 
 use crate::boundary::BoundaryHead;
 use crate::layers::{Linear, layer_norm};
@@ -130,6 +130,11 @@ impl Classifier {
             SequencePooling::First => pass.first_tokens(last, layout),
             SequencePooling::Last => pass.last_tokens(last, layout),
             SequencePooling::Mean => pass.means(last, layout),
+            SequencePooling::Max => pass.maxima(last, layout),
+            SequencePooling::Attention { dense, v } => {
+                let keys = dense.forward(pass, last, Activation::None)?;
+                pass.additive_attention(None, &keys, v, last, layout)
+            }
         }
     }
 
@@ -167,12 +172,19 @@ impl Classifier {
 }
 
 /// How the tokens of a sequence become the one vector that is classified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum SequencePooling {
     First,
     /// The only one that has seen all others where tokens see what stands before them alone.
     Last,
     Mean,
+    /// The largest of each column.
+    Max,
+    /// A mean by the softmax of v·tanh(dense(token)).
+    Attention {
+        dense: Linear,
+        v: Param,
+    },
 }
 
 /// What gives the vocabulary's logits: a transformation, then the word embeddings once more, and a bias; of models that write, the
@@ -201,7 +213,7 @@ impl SequencePooling {
         match self {
             Self::First => Some(layout.starts()),
             Self::Last => Some(layout.ends()),
-            Self::Mean => None,
+            Self::Mean | Self::Max | Self::Attention { .. } => None,
         }
     }
 }
@@ -277,6 +289,8 @@ pub(crate) struct HeadParts {
     pub(crate) vocabulary: Option<VocabularyHead>,
     /// Masked spans from their boundaries.
     pub(crate) boundary: Option<BoundaryHead>,
+    /// What scores the labels of a sequence's tokens together.
+    pub(crate) crf: Option<CrfParams>,
     /// Everything with labels: sequences, tokens, spans, choices, next sentence.
     pub(crate) classifier: Option<Classifier>,
 }

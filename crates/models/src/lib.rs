@@ -9,6 +9,7 @@ mod albert;
 mod bart;
 mod batch;
 mod bert;
+mod bilstm;
 pub mod blocks;
 mod boundary;
 pub mod characters;
@@ -23,6 +24,7 @@ mod gpt;
 mod gpt2;
 mod heads;
 mod layers;
+mod lstm_lm;
 mod marian;
 mod model;
 mod modernbert;
@@ -32,6 +34,7 @@ mod openai_gpt;
 mod post_norm;
 pub mod probe;
 pub mod recurrent;
+mod rnn_seq2seq;
 mod roberta;
 mod streams;
 mod t5;
@@ -39,7 +42,7 @@ mod xlnet;
 
 pub use batch::{Batch, InputError, Sequence};
 pub use boundary::BOUNDARY_TARGETS;
-pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, SpecialIds, TargetReading};
+pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, SpecialIds, TargetReading, WordVocabulary};
 pub use decoder::{CacheSizes, Decoder, DecoderCache, NewTokens, Writing};
 pub use family::{Family, NamedSize};
 pub use heads::Head;
@@ -76,4 +79,10 @@ families! {
     OpenAiGpt(openai_gpt::OpenAiGptConfig, openai_gpt::FAMILY),
     /// XLNet.
     XlNet(xlnet::XlNetConfig, xlnet::FAMILY),
+    /// LSTM language models.
+    LstmLm(lstm_lm::LstmLmConfig, lstm_lm::FAMILY),
+    /// Recurrent encoder-decoders with attention.
+    RnnSeq2Seq(rnn_seq2seq::RnnSeq2SeqConfig, rnn_seq2seq::FAMILY),
+    /// BiLSTM taggers and classifiers.
+    BiLstm(bilstm::BiLstmConfig, bilstm::FAMILY),
 }

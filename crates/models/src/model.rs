@@ -5,7 +5,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use henson_tensor::{Activation, Builder, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
+use henson_tensor::{Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
 
 use crate::heads::{Classifier, HeadParts};
 use crate::layers::diagonal;
@@ -178,6 +178,11 @@ impl Model {
     ) -> Result<Var> {
         let head = part(self.parts.boundary, "boundary_logits", "the model has no head for the boundaries of spans")?;
         head.forward(pass, last, layout, (ends, places), self.network.word_table())
+    }
+
+    /// What scores the labels of a sequence's tokens together, on the logits of a token head.
+    pub fn crf(&self) -> Option<&CrfParams> {
+        self.parts.crf.as_ref()
     }
 
     fn classifier(&self) -> Result<Classifier> {

@@ -4,7 +4,7 @@
 //! Legend: T tokens, I inputs of a layer, C units, P numbers of its state, D directions, W numbers of a word's vector, K labels.
 
 use henson_tensor::{
-    Builder, Cell, CrfParams, Directions, Init, Layout, MixParams, Pass, RecurrentLayer, RecurrentState, Result,
+    Builder, Cell, CrfParams, Directions, Group, Init, Layout, MixParams, Pass, RecurrentLayer, RecurrentState, Result,
     Tensor, Var,
 };
 
@@ -39,6 +39,8 @@ pub struct RecurrentSettings {
     pub variational: bool,
     /// The first of as many sites of dropout as there are layers.
     pub site: u32,
+    /// How weights start; none: as in PyTorch, evenly within 1/√C.
+    pub init: Option<Init>,
 }
 
 impl RecurrentSettings {
@@ -56,6 +58,7 @@ impl RecurrentSettings {
             dropout: 0.0,
             variational: false,
             site: BETWEEN,
+            init: None,
         }
     }
 
@@ -75,7 +78,7 @@ pub struct RecurrentStack {
 impl RecurrentStack {
     /// Lays out layers as `torch.nn.LSTM`, `GRU` and `RNN` name and start them.
     pub fn build(b: &mut Builder, settings: RecurrentSettings) -> Self {
-        let build = |layer| build_layer(b, &settings, layer);
+        let build = |layer| b.group(Group::Layer(layer), |b| build_layer(b, &settings, layer));
         Self { settings, layers: (0..settings.layers).map(build).collect() }
     }
 
@@ -88,12 +91,24 @@ impl RecurrentStack {
     pub fn forward_from(
         &self,
         pass: &mut Pass<'_>,
-        mut x: Var,
+        x: Var,
         layout: &Layout,
         initial: &[RecurrentState],
     ) -> Result<(Var, Vec<RecurrentState>)> {
+        let (outputs, last) = self.layers_from(pass, x.clone(), layout, initial)?;
+        Ok((outputs.into_iter().next_back().unwrap_or(x), last))
+    }
+
+    /// The same with the output of every layer.
+    pub fn layers_from(
+        &self,
+        pass: &mut Pass<'_>,
+        mut x: Var,
+        layout: &Layout,
+        initial: &[RecurrentState],
+    ) -> Result<(Vec<Var>, Vec<RecurrentState>)> {
         let RecurrentSettings { dropout, variational, site, .. } = self.settings;
-        let mut last = Vec::new();
+        let (mut outputs, mut last) = (Vec::new(), Vec::new());
         for (i, layer) in self.layers.iter().enumerate() {
             if i > 0 {
                 let at = (dropout, site + i as u32 - 1);
@@ -104,9 +119,10 @@ impl RecurrentStack {
             }
             let output = pass.recurrent(&x, layer, layout, initial.get(i))?;
             x = output.out;
+            outputs.push(x.clone());
             last.push(output.last);
         }
-        Ok((x, last))
+        Ok((outputs, last))
     }
 }
 
@@ -114,7 +130,7 @@ fn build_layer(b: &mut Builder, settings: &RecurrentSettings, layer: usize) -> R
     let RecurrentSettings { cell, hidden, directions, clip_cell, clip_projection, .. } = *settings;
     let (input, width) = (if layer == 0 { settings.input } else { settings.output() }, cell.gates() * hidden);
     let state = settings.projection.unwrap_or(hidden);
-    let init = Init::Uniform(1.0 / (hidden.max(1) as f32).sqrt());
+    let init = settings.init.unwrap_or(Init::Uniform(1.0 / (hidden.max(1) as f32).sqrt()));
     // A layer that reads from right to left alone is a layer of its own, and has the plain names.
     let sides = if directions == Directions::Both { &["", "_reverse"][..] } else { &[""] };
     let names = |what: &str| -> Vec<String> { sides.iter().map(|side| format!("{what}_l{layer}{side}")).collect() };

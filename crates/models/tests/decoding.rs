@@ -1,5 +1,5 @@
-//! GPT and GPT-2: states, logits and loss against `transformers`; token by token from a cache they give what a whole sequence at
-//! once gives.
+//! GPT and GPT-2: states, logits and loss against `transformers`; token by token from a cache they, and LSTMs, give what a whole
+//! sequence at once gives.
 
 use std::path::Path;
 
@@ -112,10 +112,14 @@ impl Written<'_> {
 }
 
 fn check(config: &Value, dtype: DType, tolerance: f32) {
-    for device in devices() {
-        let model = filled(config, &device, dtype);
+    check_on(&devices(), config, dtype, tolerance);
+}
+
+fn check_on(devices: &[Device], config: &Value, dtype: DType, tolerance: f32) {
+    for device in devices {
+        let model = filled(config, device, dtype);
         let sizes = model.0.decoder().unwrap().cache_sizes();
-        let cache = DecoderCache::new(&device, dtype, sizes, (24, 0), 4).unwrap();
+        let cache = DecoderCache::new(device, dtype, sizes, (24, 0), 4).unwrap();
         let free = cache.written.free_pages();
         let mut written = Written { model: &model, cache, all: vec![] };
         [(0, 9), (1, 3), (2, 32)].into_iter().for_each(|(number, length)| written.enter(number, length));
@@ -146,6 +150,38 @@ fn gpt2_goes_on_as_if_all_were_read_at_once() {
 fn openai_gpt_goes_on_as_if_all_were_read_at_once() {
     check(&openai_gpt(), DType::F32, 1e-5);
     check(&openai_gpt(), DType::Bf16, 3e-2);
+}
+
+/// On the CPU, where recurrent layers run: the state that a sequence ended with has the place of keys and values.
+#[test]
+fn an_lstm_goes_on_as_if_all_were_read_at_once() {
+    for tied in [false, true] {
+        let config = json!({
+            "model_type": "lstm-lm", "vocab_size": 40, "hidden_size": WIDTH, "num_hidden_layers": 2, "tie_word_embeddings": tied,
+        });
+        check_on(&devices()[..1], &config, DType::F32, 1e-5);
+        check_on(&devices()[..1], &config, DType::Bf16, 3e-2);
+        let (model, parameters) = filled(&config, &devices()[0], DType::F32);
+        assert_eq!(parameters.entries().iter().any(|entry| entry.name == "lm_head.weight"), !tied);
+        // A fork goes on apart from the sequence that it continues.
+        let mut cache =
+            DecoderCache::new(parameters.device(), DType::F32, model.decoder().unwrap().cache_sizes(), (8, 0), 4).unwrap();
+        let first = Writing { written: cache.written.enter(), source: None };
+        let mut read = |writings: &[Writing], tokens: &[&[u32]], cache: &mut DecoderCache| {
+            let new = NewTokens::new(parameters.device(), model.config(), cache, writings, tokens).unwrap();
+            let (mut tape, decoder) = (Tape::new(), model.decoder().unwrap());
+            let mut pass = Pass::inference(&mut tape, &parameters);
+            decoder.step(&mut pass, &new, cache).unwrap().tensor().to_f32().unwrap()
+        };
+        read(&[first], &[&[1, 2, 3]], &mut cache);
+        let second = Writing { written: cache.written.fork(first.written).unwrap(), source: None };
+        let states = read(&[first, second], &[&[4], &[5]], &mut cache);
+        let pair = (model.clone(), filled(&config, &devices()[0], DType::F32).1);
+        for (row, last) in states.chunks(WIDTH).zip([4, 5]) {
+            let expected = whole(&pair, &[1, 2, 3, last]);
+            assert_close("a fork", row, &expected[3 * WIDTH..]);
+        }
+    }
 }
 
 fn numbers(value: &Value) -> Vec<f32> {

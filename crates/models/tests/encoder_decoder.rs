@@ -1,5 +1,5 @@
 //! T5, T5 v1.1, BART and Marian against `transformers`: states of the encoder and of the decoder, logits and loss; and writing token by
-//! token against reading the whole target. With HENSON_TEST_CUDA set, on the GPU as well.
+//! token, also by recurrent ones, against reading the whole target. With HENSON_TEST_CUDA set, on the GPU as well.
 
 use std::path::{Path, PathBuf};
 
@@ -170,52 +170,81 @@ fn writing_token_by_token_gives_what_reading_the_target_gives() {
     for device in devices() {
         for name in MODELS {
             let (model, parameters) = open(&device, name, Head::Seq2Seq);
-            let decoder = model.decoder().unwrap();
-            // Longer than the reach of the biases; and a source shorter than what is written at once.
-            let sources: [Vec<u32>; 2] = [(3..27).collect(), vec![9]];
-            let targets: [Vec<u32>; 2] = [(20..42).map(|i| i % 7 + 20).collect(), (10..26).collect()];
-            let batch = pairs(&device, model.config(), &sources, &targets);
-            let mut tape = Tape::new();
-            let mut pass = Pass::inference(&mut tape, &parameters);
-            let last = model.encode(&mut pass, &batch, Capture::default()).unwrap().last;
-            let expected = logits(&model, &mut pass, &last, batch.output_layout());
-
-            let mut cache = DecoderCache::new(&device, DType::F32, decoder.cache_sizes(), (20, 20), 4).unwrap();
-            // The second source enters alone, later.
-            let enter = |pass: &mut Pass<'_>, cache: &mut DecoderCache, source: &Vec<u32>| {
-                let all = sequences(std::slice::from_ref(source));
-                let source: Vec<Sequence<'_>> = all.iter().map(|(ids, segments)| Sequence { ids, segments }).collect();
-                let source = Batch::new(&device, model.config(), &source, 0).unwrap();
-                let kept = cache.source.as_mut().unwrap();
-                let place = kept.enter();
-                kept.extend(&[place], &source.layout).unwrap();
-                decoder.read_sources(pass, &source, cache).unwrap();
-                Writing { written: cache.written.enter(), source: Some(place) }
-            };
-            let mut got: [Vec<Vec<f32>>; 2] = Default::default();
-            // What a decoder reads begins with its start token.
-            let start = model.config().targets().unwrap().start;
-            let read: Vec<Vec<u32>> =
-                targets.iter().map(|target| [&[start], &target[..target.len() - 1]].concat()).collect();
-            let mut step = |pass: &mut Pass<'_>, cache: &mut DecoderCache, who: &[(usize, Writing, usize)]| {
-                let writing: Vec<Writing> = who.iter().map(|(_, writing, _)| *writing).collect();
-                let new: Vec<&[u32]> = who.iter().map(|(i, _, n)| &read[*i][got[*i].len()..][..*n]).collect();
-                let new = NewTokens::new(&device, model.config(), cache, &writing, &new).unwrap();
-                let last = decoder.step(pass, &new, cache).unwrap();
-                let mut found = logits(&model, pass, &last, &new.layout).into_iter();
-                who.iter().for_each(|(i, _, n)| got[*i].extend(found.by_ref().take(*n)));
-            };
-            let first = enter(&mut pass, &mut cache, &sources[0]);
-            step(&mut pass, &mut cache, &[(0, first, 5)]);
-            let second = enter(&mut pass, &mut cache, &sources[1]);
-            step(&mut pass, &mut cache, &[(1, second, 3), (0, first, 1)]);
-            for _ in 0..13 {
-                step(&mut pass, &mut cache, &[(0, first, 1), (1, second, 1)]);
-            }
-            step(&mut pass, &mut cache, &[(0, first, 3)]);
-            assert_close(&format!("{name} on {device}"), &got.concat().concat(), &expected.concat());
+            check_writing(&device, name, &model, &parameters);
         }
     }
+}
+
+/// The same of recurrent ones, which run on the CPU.
+#[test]
+fn recurrent_ones_write_what_reading_the_target_gives() {
+    let device = Device::cpu(None, Some(2)).unwrap();
+    for (cell, attention, bidirectional) in
+        [("lstm", "general", true), ("gru", "additive", true), ("lstm", "dot", false), ("gru", "none", false)]
+    {
+        let config = serde_json::json!({
+            "model_type": "rnn-seq2seq", "vocab_size": 60, "embedding_size": 6, "hidden_size": 8, "num_hidden_layers": 2,
+            "cell": cell, "attention": attention, "bidirectional": bidirectional,
+        });
+        let config = ModelConfig::from_value(config).unwrap();
+        let mut builder = Builder::new();
+        let model = Model::build(&mut builder, &config, Head::Seq2Seq).unwrap();
+        let mut parameters = builder.finish(&device, DType::F32).unwrap();
+        for i in 0..parameters.entries().len() {
+            let value = |j: usize| 0.4 * (0.7 * j as f32 + 1.3 * i as f32).sin();
+            let count = parameters.entries()[i].shape.elements();
+            parameters.write(i, &(0..count).map(value).collect::<Vec<f32>>()).unwrap();
+        }
+        parameters.refresh().unwrap();
+        check_writing(&device, &format!("{cell}, {attention}"), &model, &parameters);
+    }
+}
+
+fn check_writing(device: &Device, name: &str, model: &Model, parameters: &Parameters) {
+    let decoder = model.decoder().unwrap();
+    // Longer than the reach of the biases; and a source shorter than what is written at once.
+    let sources: [Vec<u32>; 2] = [(3..27).collect(), vec![9]];
+    let targets: [Vec<u32>; 2] = [(20..42).map(|i| i % 7 + 20).collect(), (10..26).collect()];
+    let batch = pairs(device, model.config(), &sources, &targets);
+    let mut tape = Tape::new();
+    let mut pass = Pass::inference(&mut tape, parameters);
+    let last = model.encode(&mut pass, &batch, Capture::default()).unwrap().last;
+    let expected = logits(model, &mut pass, &last, batch.output_layout());
+
+    let mut cache = DecoderCache::new(device, DType::F32, decoder.cache_sizes(), (20, 20), 4).unwrap();
+    // The second source enters alone, later.
+    let enter = |pass: &mut Pass<'_>, cache: &mut DecoderCache, source: &Vec<u32>| {
+        let all = sequences(std::slice::from_ref(source));
+        let source: Vec<Sequence<'_>> = all.iter().map(|(ids, segments)| Sequence { ids, segments }).collect();
+        let source = Batch::new(device, model.config(), &source, 0).unwrap();
+        let kept = cache.source.as_mut().unwrap();
+        let place = kept.enter();
+        kept.extend(&[place], &source.layout).unwrap();
+        decoder.read_sources(pass, &source, cache).unwrap();
+        Writing { written: cache.written.enter(), source: Some(place) }
+    };
+    let mut got: [Vec<Vec<f32>>; 2] = Default::default();
+    // What a decoder reads begins with its start token.
+    let start = model.config().targets().unwrap().start;
+    let read: Vec<Vec<u32>> =
+        targets.iter().map(|target| [&[start], &target[..target.len() - 1]].concat()).collect();
+    let mut step = |pass: &mut Pass<'_>, cache: &mut DecoderCache, who: &[(usize, Writing, usize)]| {
+        let writing: Vec<Writing> = who.iter().map(|(_, writing, _)| *writing).collect();
+        let new: Vec<&[u32]> = who.iter().map(|(i, _, n)| &read[*i][got[*i].len()..][..*n]).collect();
+        let new = NewTokens::new(device, model.config(), cache, &writing, &new).unwrap();
+        let last = decoder.step(pass, &new, cache).unwrap();
+        let mut found = logits(model, pass, &last, &new.layout).into_iter();
+        who.iter().for_each(|(i, _, n)| got[*i].extend(found.by_ref().take(*n)));
+    };
+    let first = enter(&mut pass, &mut cache, &sources[0]);
+    step(&mut pass, &mut cache, &[(0, first, 5)]);
+    let second = enter(&mut pass, &mut cache, &sources[1]);
+    step(&mut pass, &mut cache, &[(1, second, 3), (0, first, 1)]);
+    for _ in 0..13 {
+        step(&mut pass, &mut cache, &[(0, first, 1), (1, second, 1)]);
+    }
+    step(&mut pass, &mut cache, &[(0, first, 3)]);
+    assert_close(&format!("{name} on {device}"), &got.concat().concat(), &expected.concat());
 }
 
 /// The numbers of parameters that `transformers` has; constants are none.

@@ -1,14 +1,16 @@
 //! Recurrent layers against `torch.nn` on packed sequences, a conditional random field against `pytorch-crf`, and words read as
-//! characters against `torch`: values and all gradients, on every kernel set. `tools/golden/recurrent.py` made the values.
+//! characters, attention and pooling against `torch`: values and all gradients, on every kernel set. `tools/golden/recurrent.py` made
+//! the values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use henson_models::characters::{CharacterCnn, CharacterSettings, Words, spell};
+use henson_models::{Batch, Capture, Head, Model, ModelConfig, Sequence};
 use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
 use henson_tensor::{
-    Activation, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa, Layout, Param,
-    Parameters, Pass, RecurrentState, Tape, Tensor, Training, Var,
+    Activation, Attention, BiasValues, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa,
+    Layout, Param, Parameters, Pass, QueryKeyValue, RecurrentState, Tape, Tensor, Training, Var,
 };
 use safetensors::SafeTensors;
 
@@ -101,7 +103,7 @@ fn layers_equal_those_of_torch() {
             let c = (states && settings.cell == Cell::Lstm).then(|| b.matrix("c", rows_of_state, HIDDEN, init));
             let mut parameters = b.finish(&device, DType::F32).unwrap();
             fill(&mut parameters);
-            let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+            let mut tape = Tape::new();
             let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
             let layout = Layout::new(&device, &LENGTHS, 0).unwrap();
             let x = rows(&mut pass, x, T);
@@ -114,17 +116,123 @@ fn layers_equal_those_of_torch() {
             if states {
                 outputs.extend(last.into_iter().flat_map(|last| [Some(last.hidden), last.cell]).flatten());
             }
-            let (mut all, mut j) = (Vec::new(), 0);
-            for output in &outputs {
-                let values = output.tensor().to_f32().unwrap();
-                let weights: Vec<f32> = (j..j + values.len()).map(|j| (0.3 * j as f64 + 1.0).sin() as f32).collect();
-                j += values.len();
-                pass.seed_gradient(output, &weights).unwrap();
-                all.extend(values);
+            check_outputs(case, isa, &parameters, pass, &outputs);
+        }
+    }
+}
+
+/// Seeds the gradients of outputs as the script does, runs backward, and compares.
+fn check_outputs(case: &str, isa: Isa, parameters: &Parameters, mut pass: Pass<'_>, outputs: &[Var]) {
+    let (mut all, mut j) = (Vec::new(), 0);
+    let mut gradients = parameters.gradients().unwrap();
+    for output in outputs {
+        let values = output.tensor().to_f32().unwrap();
+        let weights: Vec<f32> = (j..j + values.len()).map(|j| (0.3 * j as f64 + 1.0).sin() as f32).collect();
+        j += values.len();
+        pass.seed_gradient(output, &weights).unwrap();
+        all.extend(values);
+    }
+    pass.backward(&mut gradients).unwrap();
+    assert_close(&format!("{case}: output, {isa}"), &all, &golden(case)["output"], 0.0, TOLERANCE);
+    check_gradients(case, isa, parameters, &gradients);
+}
+
+#[test]
+fn attentions_and_poolings_equal_those_of_torch() {
+    const WIDTH: usize = 6;
+    for isa in Isa::available() {
+        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+        let (layout, of_queries) =
+            (Layout::new(&device, &LENGTHS, 0).unwrap(), Layout::new(&device, &[2, 3, 1, 4], 0).unwrap());
+        for case in ["attention-additive", "attention-general", "attention-dot"] {
+            let (mut b, init) = (Builder::new(), Init::Zeros);
+            let (x, q) = (b.matrix("x", T, INPUT, init), b.matrix("q", 10, INPUT, init));
+            let additive = case.ends_with("additive");
+            let keys = additive.then(|| (b.matrix("keys", WIDTH, INPUT, init), b.vector("v", WIDTH, init)));
+            let rows_of_queries = if additive { WIDTH } else { INPUT };
+            let queries = (!case.ends_with("dot")).then(|| b.matrix("queries", rows_of_queries, INPUT, init));
+            let mut parameters = b.finish(&device, DType::F32).unwrap();
+            fill(&mut parameters);
+            let mut tape = Tape::new();
+            let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+            let (x, mut q) = (rows(&mut pass, x, T), rows(&mut pass, q, 10));
+            if let Some(queries) = queries {
+                q = pass.linear(&q, queries, None, Activation::None).unwrap();
             }
+            let out = match keys {
+                Some((keys, v)) => {
+                    let keys = pass.linear(&x, keys, None, Activation::None).unwrap();
+                    pass.additive_attention(Some((&q, &of_queries)), &keys, v, &x, &layout).unwrap()
+                }
+                None => {
+                    let attention = Attention { scale: 1.0, ..Attention::new(1, INPUT) };
+                    let from = QueryKeyValue::Apart { query: q, key: x.clone(), value: x };
+                    pass.attention(&attention, from, &BiasValues::None, (&of_queries, &layout), (0.0, 0)).unwrap()
+                }
+            };
+            check_outputs(case, isa, &parameters, pass, &[out]);
+        }
+        let (mut b, init) = (Builder::new(), Init::Zeros);
+        let x = b.matrix("x", T, INPUT, init);
+        let dense = (b.matrix("weight", WIDTH, INPUT, init), b.vector("bias", WIDTH, init));
+        let v = b.vector("v", WIDTH, init);
+        let mut parameters = b.finish(&device, DType::F32).unwrap();
+        fill(&mut parameters);
+        let mut tape = Tape::new();
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+        let x = rows(&mut pass, x, T);
+        let keys = pass.linear(&x, dense.0, Some(dense.1), Activation::None).unwrap();
+        let outputs = [
+            pass.additive_attention(None, &keys, v, &x, &layout).unwrap(),
+            pass.maxima(&x, &layout).unwrap(),
+            pass.means(&x, &layout).unwrap(),
+        ];
+        check_outputs("pooling", isa, &parameters, pass, &outputs);
+    }
+}
+
+/// Encoder-decoders: logits and all gradients.
+#[test]
+fn encoder_decoders_equal_those_of_torch() {
+    const VOCABULARY: usize = 11;
+    let tokens = |lengths: &[usize]| -> Vec<Vec<u32>> {
+        let mut all = (0u32..).map(|i| i * 7 % VOCABULARY as u32);
+        lengths.iter().map(|length| all.by_ref().take(*length).collect()).collect()
+    };
+    let (sources, targets, segments) = (tokens(&[4, 1, 6]), tokens(&[3, 5, 2]), [0; 6]);
+    for (cell, attention, bidirectional) in
+        [("lstm", "general", true), ("gru", "additive", true), ("lstm", "dot", false), ("gru", "none", false)]
+    {
+        let case = format!("seq2seq-{cell}-{attention}");
+        let config = serde_json::json!({
+            "model_type": "rnn-seq2seq", "vocab_size": VOCABULARY, "embedding_size": 5, "hidden_size": 8, "dropout": 0.0,
+            "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional,
+        });
+        let config = ModelConfig::from_value(config).unwrap();
+        for isa in Isa::available() {
+            let device = Device::cpu(Some(isa), Some(2)).unwrap();
+            let mut b = Builder::new();
+            let model = Model::build(&mut b, &config, Head::Seq2Seq).unwrap();
+            let mut parameters = b.finish(&device, DType::F32).unwrap();
+            fill(&mut parameters);
+            let of_sources: Vec<Sequence<'_>> =
+                sources.iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
+            let of_targets: Vec<&[u32]> = targets.iter().map(Vec::as_slice).collect();
+            let batch = Batch::pairs(&device, &config, &of_sources, &of_targets, 0).unwrap();
+            let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+            let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+            let last = model.encode(&mut pass, &batch, Capture::default()).unwrap().last;
+            let rows = Tensor::from_slice(&device, [10], &(0..10).collect::<Vec<u32>>()).unwrap();
+            let logits = model.logits_of(&mut pass, last, batch.output_layout(), Some(&rows)).unwrap();
+            // The vocabulary's columns are filled up.
+            let (values, columns) = (logits.tensor().to_f32().unwrap(), logits.tensor().columns());
+            let own = |j: usize| j / columns * VOCABULARY + j % columns;
+            let weight = |j: usize| if j % columns < VOCABULARY { (0.3 * own(j) as f64 + 1.0).sin() as f32 } else { 0.0 };
+            pass.seed_gradient(&logits, &(0..values.len()).map(weight).collect::<Vec<_>>()).unwrap();
             pass.backward(&mut gradients).unwrap();
-            assert_close(&format!("{case}: output, {isa}"), &all, &golden(case)["output"], 0.0, TOLERANCE);
-            check_gradients(case, isa, &parameters, &gradients);
+            let values: Vec<f32> = values.chunks(columns).flat_map(|row| row[..VOCABULARY].to_vec()).collect();
+            assert_close(&format!("{case}: logits, {isa}"), &values, &golden(&case)["output"], 0.0, TOLERANCE);
+            check_gradients(&case, isa, &parameters, &gradients);
         }
     }
 }
