@@ -41,7 +41,8 @@ pub enum Read {
     },
     /// A sequence head's logits: N.
     Sequence,
-    /// A token head's logits: S×N.
+    /// A token head's logits: S×N. Where labels are scored together, the logarithms of how likely each is, and as ids those of the
+    /// likeliest sequence: S.
     Labels,
     /// Start and end logits: S×2.
     Spans,
@@ -54,7 +55,7 @@ pub enum Read {
 pub struct Output {
     /// Finite, all of them.
     pub numbers: Vec<f32>,
-    /// Only for [`Read::Masked`] and [`Read::Next`].
+    /// Only for [`Read::Masked`] and [`Read::Next`], and for [`Read::Labels`] where these are scored together.
     pub ids: Vec<u32>,
 }
 
@@ -185,8 +186,17 @@ impl Reader<'_> {
         if of_tokens().next().is_some() {
             let logits = network.logits_of(&mut self.pass, encoded.last.clone(), &self.batch.layout, None)?;
             let labels = logits.tensor().columns();
-            let logits = logits.tensor().to_f32()?;
-            of_tokens().for_each(|i| outputs[i].numbers = self.tokens(&logits, labels, i));
+            let numbers = match network.crf() {
+                None => logits.tensor().to_f32()?,
+                Some(crf) => {
+                    let layout = &self.batch.layout;
+                    let best = self.pass.crf_best(&logits, crf, layout, None)?;
+                    of_tokens().for_each(|i| outputs[i].ids = best[self.range(i)].to_vec());
+                    let likely = self.pass.crf_probabilities(&logits, crf, layout)?.to_f32()?;
+                    likely.into_iter().map(|p| p.max(f32::MIN_POSITIVE).ln()).collect()
+                }
+            };
+            of_tokens().for_each(|i| outputs[i].numbers = self.tokens(&numbers, labels, i));
         }
         self.masked(reads, encoded, outputs)?;
         self.next(reads, encoded, outputs)

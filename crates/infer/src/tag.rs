@@ -78,7 +78,8 @@ impl Model {
             let labels = model.labels();
             let row = |(window, position): (usize, usize)| {
                 let (_, output) = read.get(window)?;
-                output.numbers.chunks_exact(labels.len().max(1)).nth(position)
+                let row = output.numbers.chunks_exact(labels.len().max(1)).nth(position)?;
+                Some((row, output.ids.get(position).map(|id| *id as usize)))
             };
             let rows = places.into_iter().map(|place| place.and_then(row).unwrap_or_default());
             let words: Vec<TaggedWord> = words.into_iter().zip(rows).map(|(word, row)| tagged(word, row)).collect();
@@ -88,10 +89,11 @@ impl Model {
     }
 }
 
-fn tagged(place: Range<usize>, logits: &[f32]) -> TaggedWord {
+/// A word with its logits and, where labels are scored together, its label in the likeliest sequence.
+fn tagged(place: Range<usize>, (logits, together): (&[f32], Option<usize>)) -> TaggedWord {
     let probabilities = softmax(logits);
     let better = |best: usize, i: usize| if probabilities[i] > probabilities[best] { i } else { best };
-    let label = (0..probabilities.len()).reduce(better);
+    let label = together.or_else(|| (0..probabilities.len()).reduce(better));
     TaggedWord { place, label, score: label.map_or(0.0, |best| probabilities[best]), logits: logits.to_vec() }
 }
 

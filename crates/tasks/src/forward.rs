@@ -42,19 +42,27 @@ pub(crate) fn forward(
         let (some, others) = rest.split_at(count);
         rest = others;
         let sequences: Vec<&Features> = some.iter().flat_map(Prepared::sequences).collect();
-        let mut logits = Vec::with_capacity(sequences.len());
+        let (mut logits, mut labels) = (Vec::with_capacity(sequences.len()), Vec::with_capacity(sequences.len()));
         for part in by_tokens(&sequences) {
             let part: Vec<(&Features, &Read)> = part.iter().map(|sequence| (*sequence, &of_sequence)).collect();
-            logits.extend(read(model, parameters, &part)?.into_iter().map(|output| output.numbers));
+            for output in read(model, parameters, &part)? {
+                logits.push(output.numbers);
+                labels.push(output.ids);
+            }
         }
         if head == Head::Encoder {
             logits.iter_mut().for_each(|vector| normalise(vector));
         }
-        let mut logits = logits.as_slice();
+        let (mut logits, mut labels) = (logits.as_slice(), labels.as_slice());
         for example in some {
             let (own, others) = logits.split_at(example.sequences().len());
-            logits = others;
-            scores.push(task.form.scores(task.form.problem, example, own));
+            let (together, other_labels) = labels.split_at(example.sequences().len());
+            (logits, labels) = (others, other_labels);
+            let mut own = task.form.scores(task.form.problem, example, own);
+            if model.crf().is_some() {
+                task.form.vote(example, together, &mut own);
+            }
+            scores.push(own);
         }
     }
     Ok(scores)

@@ -134,10 +134,12 @@ fn add(to: &mut Scores, from: &Scores) -> bool {
         })
 }
 
-/// Puts labels into another order: place i gets what stood at `order[i]`. Empty leaves all as it is.
+/// Puts labels into another order: place i gets what stood at `order[i]`; of rows with votes, in both halves. Empty leaves all as
+/// it is.
 fn reorder(scores: &mut Scores, order: &[usize]) {
-    for row in scores.iter_mut().filter(|row| row.len() == order.len()) {
-        *row = order.iter().map(|from| row[*from]).collect();
+    let fits = |row: &&mut Vec<f32>| !order.is_empty() && [order.len(), 2 * order.len()].contains(&row.len());
+    for row in scores.iter_mut().filter(fits) {
+        *row = row.chunks(order.len()).flat_map(|half| order.iter().map(|from| half[*from])).collect();
     }
 }
 

@@ -58,6 +58,8 @@ pub enum OptimizerKind {
     StableAdamw,
     /// LAMB, for very large batches.
     Lamb,
+    /// Plain gradient descent, as recurrent language models are trained (Zaremba et al. 2014); on a CPU alone.
+    Sgd,
     /// Adafactor: no first moment, and of large matrices only the means of rows and columns of the second, as T5 is trained. Its
     /// constants are those of `adafactor`; on a CPU alone.
     Adafactor,
@@ -71,6 +73,7 @@ impl OptimizerKind {
                 OptimizerKind::Adamw | OptimizerKind::AdamwPaper => Method::AdamW,
                 OptimizerKind::StableAdamw => Method::StableAdamW,
                 OptimizerKind::Lamb => Method::Lamb,
+                OptimizerKind::Sgd => Method::Sgd,
                 OptimizerKind::Adafactor => Method::Adafactor(Adafactor::default()),
             },
             beta1: betas[0],

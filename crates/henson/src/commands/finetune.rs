@@ -154,7 +154,10 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     anyhow::ensure!(!recipe.task.is_empty(), "{place} names no task: give --task, or write task = \"…\" into it");
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     recipe.tokenizer = flags.tokenizer.clone().unwrap_or(recipe.tokenizer);
-    let from_scratch = recipe.is_from_scratch();
+    recipe.model = flags.model.clone().unwrap_or(recipe.model);
+    recipe.word_vectors = flags.word_vectors.clone().unwrap_or(recipe.word_vectors);
+    // A directory of that name is the model that is meant.
+    let from_scratch = recipe.is_from_scratch() && !(recipe.makes_vocabulary() && Path::new(&recipe.model).exists());
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = find_files(flags, task, from_scratch, model, train, dev)?;
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
@@ -204,7 +207,10 @@ fn find_files(
         model.clone_from(name);
     }
     let found_at = if from_scratch {
-        anyhow::ensure!(task.name == "seq2seq", "--tokenizer, which starts from random weights, is for --task seq2seq");
+        anyhow::ensure!(
+            flags.tokenizer.is_none() || task.name == "seq2seq",
+            "--tokenizer, which starts from random weights, is for --task seq2seq"
+        );
         None
     } else if model.is_empty() {
         anyhow::ensure!(!task.writes(), "--model is missing: the model that comes with henson writes no texts");

@@ -17,11 +17,16 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
     };
     let recipe = &plan.recipe;
-    let Form { library, pipeline, class, command, .. } = *plan.task.form;
+    let Form { mut library, pipeline, class, command, .. } = *plan.task.form;
+    let opens_elsewhere = plan.config.model.in_transformers();
+    if !opens_elsewhere {
+        library = "henson";
+    }
     let (start, sizes) = (name(&recipe.model), plan.config.model.sizes());
+    let how = if recipe.is_from_scratch() { "Trained by henson from random weights, as" } else { "Fine-tuned by henson from" };
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
-         Fine-tuned by henson from {}: {} layers of {}. All settings are in recipe.toml, the training \
+         {how} {}: {} layers of {}. All settings are in recipe.toml, the training \
          log in metrics.jsonl and report.html.\n",
         plan.task.name,
         plain(&start),
@@ -99,7 +104,10 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
              model, tokenizer = {class}.from_pretrained(DIR), AutoTokenizer.from_pretrained(DIR)"
         ),
     };
-    text += &format!("\n## Use\n\n```sh\nhenson {command}\n```\n\n```python\n{python}\n```\n");
+    text += &format!("\n## Use\n\n```sh\nhenson {command}\n```\n");
+    if opens_elsewhere {
+        text += &format!("\n```python\n{python}\n```\n");
+    }
     if let Some(note) = plan.task.form.note() {
         text += &format!("\n{note}\n");
     }

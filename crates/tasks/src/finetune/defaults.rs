@@ -189,8 +189,8 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     let (sequences, width, form) = (plan.instances(), plan.config.model.sizes().hidden_size, plan.task.form);
     let has_estimate = plan.dev.is_some() || plan.recipe.folds > 0;
     let can_average = plan.config.model.can_average();
-    // What is published is for base and large sizes.
-    let small = width <= SMALL_WIDTH;
+    // What is published is for base and large sizes; what `transformers` does not know is small, and has its own.
+    let small = width <= SMALL_WIDTH && plan.config.model.in_transformers();
     let own = if small { FineTuning::BERT } else { plan.config.model.fine_tuning(form.head(1)) };
     let recipe = &mut plan.recipe;
     let has_head = can_average && form.problem.is_some();

@@ -358,7 +358,8 @@ impl Objective for FineTuning {
         let PartOfBatch { instances, class_weights, number, language } = part;
         let batch = self.task.form.batch(device, config, instances, number)?;
         let (scale, temperature, tokens) = (self.scale.get(), self.temperature.get(), batch.output_layout().tokens());
-        let part = Part { instances, class_weights, scale, temperature, tokens, smoothing: self.smoothing.get() };
+        let (smoothing, together) = (self.smoothing.get(), config.scores_jointly());
+        let part = Part { instances, class_weights, scale, temperature, tokens, smoothing, together };
         let orders = match self.both_orders {
             true => Some(Orders::new(device, instances.len(), number)?),
             false => None,

@@ -12,6 +12,7 @@ mod run;
 mod search;
 mod split;
 mod vectors;
+mod words;
 
 pub(crate) use card::{code, listed, plain};
 pub use learner::{Dev, Learner, LearnerSettings};

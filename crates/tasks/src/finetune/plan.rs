@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use super::learner::{Dev, Learner, LearnerSettings, check_metric};
 use super::recipe::FineTuneRecipe;
 use super::vectors::HostObjective;
+use super::words::{WordModel, WordTable, word_model};
 use super::{defaults, split};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
@@ -54,6 +55,8 @@ pub struct Plan {
     /// The network before its vocabulary grew, where it did.
     grown_from: Option<ModelConfig>,
     tokenizer: Arc<Tokenizer>,
+    /// What words begin with, where a file says so.
+    vectors: Option<Arc<WordTable>>,
     lengths: Lengths,
     instances: Vec<Instance>,
     threads: usize,
@@ -89,10 +92,14 @@ impl Plan {
             (train, dev) = (rest, Some(held_out));
         }
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
-        let (own, tokenizer) = started_with(&recipe)?;
+        let (own, tokenizer, vectors) = started_with(&recipe, &train)?;
         check_head(&own, task, &path)?;
         defaults::choose_inputs(&mut recipe, &own.model, task, &train)?;
         let mut config = config_for(own, task, &train, &recipe)?;
+        if recipe.class_weights && config.model.scores_jointly() && matches!(task.form.head(1), Head::Token { .. }) {
+            let expected = "false: a conditional random field scores the tags of a sentence together";
+            return Err(TrainError::setting("class_weights", "true", expected).into());
+        }
         if recipe.class_weights && task.form.class_weights(&train).is_none() {
             let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
@@ -131,6 +138,7 @@ impl Plan {
             is_fold: false,
             grown_from,
             tokenizer,
+            vectors: vectors.map(Arc::new),
             lengths,
             instances: Vec::new(),
             threads,
@@ -162,6 +170,7 @@ impl Plan {
             is_fold: self.is_fold,
             grown_from: self.grown_from.clone(),
             tokenizer: Arc::clone(&self.tokenizer),
+            vectors: self.vectors.clone(),
             lengths: self.lengths,
             instances,
             threads: self.threads,
@@ -250,6 +259,10 @@ impl Plan {
             }
             hash.update(self.task.form.digest(instance));
         }
+        if let Some(vectors) = &self.vectors {
+            vectors.ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+            vectors.numbers.iter().for_each(|number| hash.update(number.to_le_bytes()));
+        }
         if let Some(dev) = &self.dev {
             dev.examples.iter().for_each(|example| hash.update(format!("{:?}{:?}", example.input, example.target)));
         }
@@ -276,7 +289,10 @@ impl Plan {
         let mut builder = Builder::new();
         let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
         self.lay_out_host(&mut builder)?;
-        let parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe)?;
+        let mut parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe)?;
+        if let Some(vectors) = &self.vectors {
+            begin_with(&mut parameters, vectors)?;
+        }
         let mut engine = Engine::new(model, parameters, recipe.optimizer(), recipe.seed)?;
         if recipe.freeze || recipe.layer_decay < 1.0 {
             let layers = self.config.model.sizes().num_hidden_layers;
@@ -465,8 +481,9 @@ fn check_head(config: &Config, task: &'static Task, path: &Path) -> Result<(), T
     })
 }
 
-/// The model's config and its tokenizer: those of its directory, or of a size that starts from random weights.
-fn started_with(recipe: &FineTuneRecipe) -> Result<(Config, Tokenizer), TaskError> {
+/// The model's config and its tokenizer: those of its directory, or of a size that starts from random weights; and what its words
+/// begin with.
+fn started_with(recipe: &FineTuneRecipe, train: &Set) -> Result<(Config, Tokenizer, Option<WordTable>), TaskError> {
     let directory = recipe.tokenizer_directory();
     if !recipe.is_from_scratch() {
         if !recipe.config.is_empty() {
@@ -477,10 +494,23 @@ fn started_with(recipe: &FineTuneRecipe) -> Result<(Config, Tokenizer), TaskErro
             ModelDirectory::open(directory).and_then(|directory| directory.config()).map_err(TrainError::from)?;
         let config = Config::from_value(json).map_err(TrainError::from)?;
         let tokenizer = tokenizer_of(directory, &config)?;
-        return Ok((config, tokenizer));
+        return Ok((config, tokenizer, None));
+    }
+    let mut model = Family::config_of_size(&recipe.model).map_err(TrainError::from)?;
+    if recipe.makes_vocabulary() {
+        let WordModel { tokenizer, vectors } = word_model(recipe, train)?;
+        model.set_vocab_size(tokenizer.vocabulary_size());
+        let width = vectors.as_ref().map(|vectors| ("embedding_size", Value::from(vectors.width)));
+        let model = with_keys(model, width, recipe)?;
+        if let (Some(vectors), Some(own)) = (&vectors, model.word_vocabulary())
+            && own.width != vectors.width
+        {
+            let expected = format!("{}, as wide as the vectors of {}", vectors.width, recipe.word_vectors);
+            return Err(TrainError::setting("config.embedding_size", own.width, expected).into());
+        }
+        return Ok((Config::new(model), tokenizer, vectors));
     }
     let tokenizer = Tokenizer::open(directory).map_err(TrainError::from)?;
-    let mut model = Family::config_of_size(&recipe.model).map_err(TrainError::from)?;
     if !model.family().has_head(Head::Seq2Seq) {
         let expected = format!(
             "the name of a size that writes for a source, such as those of {}",
@@ -490,12 +520,36 @@ fn started_with(recipe: &FineTuneRecipe) -> Result<(Config, Tokenizer), TaskErro
     }
     model.set_vocab_size(tokenizer.vocabulary_size());
     model.set_special_ids(special_ids(&tokenizer, directory)?);
+    Ok((Config::new(with_keys(model, None, recipe)?), tokenizer, None))
+}
+
+/// A config with the values that a recipe has for it, over one that comes from elsewhere.
+fn with_keys(
+    model: ModelConfig,
+    first: Option<(&str, Value)>,
+    recipe: &FineTuneRecipe,
+) -> Result<ModelConfig, TaskError> {
     let mut json = model.to_json().map_err(TrainError::from)?;
+    if let Some((key, value)) = first {
+        json[key] = value;
+    }
     for (key, value) in &recipe.config {
         json[key] =
             serde_json::to_value(value).map_err(|error| TrainError::setting("config", value, error.to_string()))?;
     }
-    Ok((Config::new(ModelConfig::from_value(json).map_err(TrainError::from)?), tokenizer))
+    Ok(ModelConfig::from_value(json).map_err(TrainError::from)?)
+}
+
+/// Lets words begin with vectors from a file.
+fn begin_with(parameters: &mut Parameters, vectors: &WordTable) -> TrainResult<()> {
+    let is_table = |entry: &Entry| entry.group == Group::Embeddings && entry.shape.sizes().get(1) == Some(&vectors.width);
+    if let Some(table) = parameters.entries().iter().position(is_table) {
+        let mut numbers = parameters.read(table)?;
+        vectors.write_into(&mut numbers);
+        parameters.write(table, &numbers)?;
+        parameters.refresh()?;
+    }
+    Ok(())
 }
 
 /// What begins, ends and fills texts, for a model that knows no tokenizer yet.

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use henson_models::Family;
 use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError,
     check_counts, check_ranges, to_toml,
@@ -31,6 +32,19 @@ pub struct FineTuneRecipe {
     /// `seq2seq`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tokenizer: String,
+    /// From random weights, for a size that reads whole words (`bilstm`, `bilstm-crf`): a file of word vectors to begin with, GloVe's
+    /// text or word2vec's text or binary.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub word_vectors: String,
+    /// For the same: first words of that file that join the vocabulary although the training data does not have them; by default 50,000.
+    #[serde(skip_serializing_if = "is_vector_words")]
+    pub vector_words: usize,
+    /// For the same: words that occur less often (by default 2) are unknown, which is how the vector of unknown words is learned.
+    #[serde(skip_serializing_if = "is_min_count")]
+    pub min_count: u64,
+    /// For the same: whether case is ignored; by default for texts, not for words to tag.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lowercase: Option<bool>,
     /// Values of config.json that differ from the size's, such as `config.d_model = 256`.
     #[serde(skip_serializing_if = "Table::is_empty")]
     #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
@@ -209,6 +223,10 @@ impl Default for FineTuneRecipe {
             model: String::new(),
             found_at: None,
             tokenizer: String::new(),
+            word_vectors: String::new(),
+            vector_words: VECTOR_WORDS,
+            min_count: MIN_COUNT,
+            lowercase: None,
             config: Table::new(),
             train: Paths::default(),
             dev: String::new(),
@@ -274,6 +292,20 @@ impl Default for FineTuneRecipe {
     }
 }
 
+/// Words of a file of vectors that join a vocabulary: nearly all that a text has, without making the model a hundred megabytes.
+const VECTOR_WORDS: usize = 50_000;
+
+/// A word that occurs once teaches what an unknown word is.
+const MIN_COUNT: u64 = 2;
+
+fn is_vector_words(count: &usize) -> bool {
+    *count == VECTOR_WORDS
+}
+
+fn is_min_count(count: &u64) -> bool {
+    *count == MIN_COUNT
+}
+
 /// For recipes as they were before a setting came.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
@@ -306,6 +338,16 @@ impl FineTuneRecipe {
             ("length_penalty", self.length_penalty, -100.0, 100.0),
             ("subword_regularisation", self.subword_regularisation.unwrap_or(0.0), 0.0, 100.0),
         ])?;
+        let words = [
+            ("word_vectors", !self.word_vectors.is_empty()),
+            ("vector_words", !is_vector_words(&self.vector_words)),
+            ("min_count", !is_min_count(&self.min_count)),
+            ("lowercase", self.lowercase.is_some()),
+        ];
+        if let Some((key, _)) = words.iter().find(|(_, is_set)| *is_set && !self.makes_vocabulary()) {
+            let expected = "not to be set, but for a size that reads whole words: model = \"bilstm\" or \"bilstm-crf\"";
+            return Err(TrainError::setting(key, "a value", expected));
+        }
         if let Some(short) = self.max_length.filter(|length| *length < 3) {
             let expected = "at least 3, since two special tokens surround a text";
             return Err(TrainError::setting("max_length", short, expected));
@@ -331,12 +373,18 @@ impl FineTuneRecipe {
 
     /// Whether the model starts from random weights.
     pub fn is_from_scratch(&self) -> bool {
-        !self.tokenizer.is_empty()
+        !self.tokenizer.is_empty() || self.makes_vocabulary()
+    }
+
+    /// Whether the model is a size that reads whole words, whose vocabulary is made from the training data.
+    pub fn makes_vocabulary(&self) -> bool {
+        let reads_words = |model: &str| Family::config_of_size(model).is_ok_and(|size| size.word_vocabulary().is_some());
+        self.found_at.is_none() && self.tokenizer.is_empty() && reads_words(&self.model)
     }
 
     /// The directory of the tokenizer.
     pub(crate) fn tokenizer_directory(&self) -> &Path {
-        if self.is_from_scratch() { Path::new(&self.tokenizer) } else { self.directory() }
+        if !self.tokenizer.is_empty() { Path::new(&self.tokenizer) } else { self.directory() }
     }
 
     /// The recipe as TOML, with all defaults.

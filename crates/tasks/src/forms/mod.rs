@@ -296,6 +296,9 @@ pub(crate) trait Steps: Debug + Sync {
         problem.map(|problem| vec![problem.scores(&join_windows(parts))]).unwrap_or_default()
     }
 
+    /// Adds votes for the labels of the likeliest sequence, where a model scores labels together.
+    fn vote(&self, _prepared: &Prepared, _labels: &[Vec<u32>], _scores: &mut Scores) {}
+
     /// What a text that the model wrote for an example says.
     fn read_written(&self, _set: &Set, _example: &Example, text: String) -> Prediction {
         Prediction::Text(text)
@@ -391,6 +394,8 @@ pub(crate) struct Part<'a> {
     pub(crate) tokens: usize,
     /// The share of a target that is spread evenly over all classes.
     pub(crate) smoothing: f32,
+    /// Whether the model scores the labels of a sequence together.
+    pub(crate) together: bool,
 }
 
 impl Part<'_> {

@@ -81,12 +81,28 @@ impl Steps for Tag {
         words.places.iter().map(|place| place.and_then(row).map(softmax).unwrap_or_default()).collect()
     }
 
+    /// A row then has as many votes behind its probabilities: of several models most have it.
+    fn vote(&self, prepared: &Prepared, labels: &[Vec<u32>], scores: &mut Scores) {
+        let Prepared::Words(words) = prepared else { return };
+        for (place, row) in words.places.iter().zip(scores).filter(|(_, row)| !row.is_empty()) {
+            let voted = place.and_then(|(window, position)| labels.get(window)?.get(position));
+            let count = row.len() as u32;
+            row.extend((0..count).map(|label| f32::from(u8::from(voted == Some(&label)))));
+        }
+    }
+
     fn predict(&self, said: Said<'_>) -> Prediction {
         let outside = said.set.labels.iter().position(|label| label == "O").unwrap_or(0) as u32;
-        Prediction::Tags(said.scores.iter().map(|row| best(row).map_or(outside, |best| best as u32)).collect())
+        let labels = said.set.labels.len();
+        let votes = |row: &Vec<f32>| if row.len() == 2 * labels { labels } else { 0 };
+        let tag = |row: &Vec<f32>| best(&row[votes(row)..]).map_or(outside, |best| best as u32);
+        Prediction::Tags(said.scores.iter().map(tag).collect())
     }
 
     fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
+        if part.together {
+            return Ok(Box::new(JointLoss::new(device, part)?));
+        }
         let (mut labels, mut weights) = part.labels();
         // What fills the batch up on a GPU, if anything.
         labels.resize(part.tokens, 0);
@@ -393,6 +409,46 @@ impl Tag {
             }
         }
         collector.finish(scheme)
+    }
+}
+
+/// The tags of all words of a sentence, scored together.
+struct JointLoss {
+    /// The rows of words with a tag, where others have none.
+    rows: Option<Tensor>,
+    layout: Layout,
+    tags: Tensor,
+    scale: f32,
+}
+
+impl JointLoss {
+    fn new(device: &Device, part: &Part<'_>) -> TrainResult<Self> {
+        let all = || part.instances.iter().flat_map(|instance| &instance.labels);
+        let tags: Vec<u32> = all().flatten().copied().collect();
+        let rows: Vec<u32> = (0..).zip(all()).filter_map(|(row, tag)| tag.map(|_| row)).collect();
+        let lengths = part.instances.iter().map(|instance| instance.labels.iter().flatten().count());
+        let rows = match rows.len() == all().count() {
+            true => None,
+            false => Some(Tensor::from_slice(device, [rows.len()], &rows)?),
+        };
+        Ok(Self {
+            rows,
+            layout: Layout::new(device, &lengths.collect::<Vec<_>>(), 0)?,
+            tags: Tensor::from_slice(device, [tags.len()], &tags)?,
+            scale: part.scale,
+        })
+    }
+}
+
+impl Loss for JointLoss {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+        let mut logits = model.logits_of(pass, last, layout, None)?;
+        if let Some(rows) = &self.rows {
+            logits = pass.gather(&logits, rows)?;
+        }
+        let why = "the model has no conditional random field";
+        let crf = model.crf().ok_or(henson_tensor::TensorError::Unsupported { operation: "loss", why })?;
+        Ok(pass.crf_loss(logits, crf, &self.layout, &self.tags, self.scale)?)
     }
 }
 

@@ -20,3 +20,4 @@ mod superglue;
 mod support;
 mod text_to_text;
 mod texts;
+mod words;
