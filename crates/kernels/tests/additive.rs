@@ -67,7 +67,7 @@ fn kernels_follow_the_reference() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    let (of_queries, of_keys) = (offsets(&vec![7; 90]), offsets(&vec![9; 90]));
+    let (of_queries, of_keys) = (offsets(&[7; 90]), offsets(&[9; 90]));
     let (queries, keys, v, values) =
         (numbers::<f32>(1, 630 * 8), numbers::<f32>(2, 810 * 8), numbers::<f32>(3, 8), numbers::<f32>(4, 810 * 5));
     let dout = numbers::<f32>(5, 630 * 5);

@@ -5,8 +5,7 @@
 //! Legend: T words in the flat batch, W numbers of a word's vector, C units of each direction, H = 2·C, V vocabulary.
 
 use henson_tensor::{
-    Builder, Cell, Directions, EmbeddingTables, Group, Init, Param, Parameters, Pass, Result, Tensor,
-    TensorError, Var,
+    Builder, Cell, Directions, EmbeddingTables, Group, Init, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -15,7 +14,9 @@ use crate::config::{FamilyConfig, FineTuning, check_dropouts, check_sizes, own_c
 use crate::heads::{Classifier, HeadParts, SequencePooling};
 use crate::layers::Linear;
 use crate::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
-use crate::{Batch, Capture, ConfigError, Encoded, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Network};
+use crate::{
+    Batch, Capture, ConfigError, Encoded, Family, Head, HiddenActivation, Model, ModelConfig, Naming, Network,
+};
 use crate::{Sizes, WordVocabulary};
 
 /// Taggers and classifiers from scratch as the table of families has them.

@@ -189,9 +189,8 @@ struct LstmLm {
 impl LstmLm {
     fn build(b: &mut Builder, own: &LstmLmConfig) -> Self {
         let (h, dropout, init) = (own.hidden_size, own.dropout as f32, Init::Uniform(own.initializer_range as f32));
-        let words = b.group(Group::Embeddings, |b| {
-            b.at("embeddings", |b| b.padded_table("weight", own.vocab_size, h, init))
-        });
+        let words =
+            b.group(Group::Embeddings, |b| b.at("embeddings", |b| b.padded_table("weight", own.vocab_size, h, init)));
         let settings = RecurrentSettings {
             dropout,
             site: LAYER_SITES,

@@ -5,7 +5,9 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use henson_tensor::{Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var};
+use henson_tensor::{
+    Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
+};
 
 use crate::heads::{Classifier, HeadParts};
 use crate::layers::diagonal;

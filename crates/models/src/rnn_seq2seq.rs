@@ -7,8 +7,8 @@
 //! Legend: T tokens of targets, M of sources, N new tokens, B sequences, H hidden, V vocabulary.
 
 use henson_tensor::{
-    Activation, Attention, BiasValues, Builder, Cell, Directions, EmbeddingTables, Group, Init, Layout, Param, Parameters,
-    Pass, QueryKeyValue, RecurrentState, Result, Tensor, TensorError, Var,
+    Activation, Attention, BiasValues, Builder, Cell, Directions, EmbeddingTables, Group, Init, Layout, Param,
+    Parameters, Pass, QueryKeyValue, RecurrentState, Result, Tensor, TensorError, Var,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -222,7 +222,14 @@ impl FamilyConfig for RnnSeq2SeqConfig {
     }
 
     fn fine_tuning(&self, _head: Head) -> FineTuning {
-        FineTuning { learning_rates: [1e-3, 1e-3], epochs: 20.0, warmup: 0.0, weight_decay: 0.0, clip: 5.0, ..FineTuning::BERT }
+        FineTuning {
+            learning_rates: [1e-3, 1e-3],
+            epochs: 20.0,
+            warmup: 0.0,
+            weight_decay: 0.0,
+            clip: 5.0,
+            ..FineTuning::BERT
+        }
     }
 
     fn targets(&self) -> Option<TargetReading> {
@@ -275,7 +282,11 @@ enum Scores {
     /// H×H.
     General(Param),
     /// What projects states and tokens of the source, H×H each, and v.
-    Additive { states: Param, tokens: Param, v: Param },
+    Additive {
+        states: Param,
+        tokens: Param,
+        v: Param,
+    },
 }
 
 impl Attend {
@@ -345,8 +356,7 @@ impl RnnSeq2Seq {
         let words =
             b.group(Group::Embeddings, |b| b.at("shared", |b| b.padded_table("weight", own.vocab_size, w, init)));
         let cell = if own.cell == RnnCell::Lstm { Cell::Lstm } else { Cell::Gru };
-        let (directions, units) =
-            if own.bidirectional { (Directions::Both, h / 2) } else { (Directions::Forward, h) };
+        let (directions, units) = if own.bidirectional { (Directions::Both, h / 2) } else { (Directions::Forward, h) };
         let of = |units: usize| RecurrentSettings {
             dropout,
             init: Some(init),

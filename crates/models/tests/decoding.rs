@@ -165,7 +165,8 @@ fn an_lstm_goes_on_as_if_all_were_read_at_once() {
         assert_eq!(parameters.entries().iter().any(|entry| entry.name == "lm_head.weight"), !tied);
         // A fork goes on apart from the sequence that it continues.
         let mut cache =
-            DecoderCache::new(parameters.device(), DType::F32, model.decoder().unwrap().cache_sizes(), (8, 0), 4).unwrap();
+            DecoderCache::new(parameters.device(), DType::F32, model.decoder().unwrap().cache_sizes(), (8, 0), 4)
+                .unwrap();
         let first = Writing { written: cache.written.enter(), source: None };
         let mut read = |writings: &[Writing], tokens: &[&[u32]], cache: &mut DecoderCache| {
             let new = NewTokens::new(parameters.device(), model.config(), cache, writings, tokens).unwrap();

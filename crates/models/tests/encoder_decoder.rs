@@ -226,8 +226,7 @@ fn check_writing(device: &Device, name: &str, model: &Model, parameters: &Parame
     let mut got: [Vec<Vec<f32>>; 2] = Default::default();
     // What a decoder reads begins with its start token.
     let start = model.config().targets().unwrap().start;
-    let read: Vec<Vec<u32>> =
-        targets.iter().map(|target| [&[start], &target[..target.len() - 1]].concat()).collect();
+    let read: Vec<Vec<u32>> = targets.iter().map(|target| [&[start], &target[..target.len() - 1]].concat()).collect();
     let mut step = |pass: &mut Pass<'_>, cache: &mut DecoderCache, who: &[(usize, Writing, usize)]| {
         let writing: Vec<Writing> = who.iter().map(|(_, writing, _)| *writing).collect();
         let new: Vec<&[u32]> = who.iter().map(|(i, _, n)| &read[*i][got[*i].len()..][..*n]).collect();

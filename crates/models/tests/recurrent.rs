@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use henson_models::characters::{CharacterCnn, CharacterSettings, Words, spell};
-use henson_models::{Batch, Capture, Head, Model, ModelConfig, Sequence};
 use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
+use henson_models::{Batch, Capture, Head, Model, ModelConfig, Sequence};
 use henson_tensor::{
     Activation, Attention, BiasValues, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa,
     Layout, Param, Parameters, Pass, QueryKeyValue, RecurrentState, Tape, Tensor, Training, Var,
@@ -227,7 +227,8 @@ fn encoder_decoders_equal_those_of_torch() {
             // The vocabulary's columns are filled up.
             let (values, columns) = (logits.tensor().to_f32().unwrap(), logits.tensor().columns());
             let own = |j: usize| j / columns * VOCABULARY + j % columns;
-            let weight = |j: usize| if j % columns < VOCABULARY { (0.3 * own(j) as f64 + 1.0).sin() as f32 } else { 0.0 };
+            let weight =
+                |j: usize| if j % columns < VOCABULARY { (0.3 * own(j) as f64 + 1.0).sin() as f32 } else { 0.0 };
             pass.seed_gradient(&logits, &(0..values.len()).map(weight).collect::<Vec<_>>()).unwrap();
             pass.backward(&mut gradients).unwrap();
             let values: Vec<f32> = values.chunks(columns).flat_map(|row| row[..VOCABULARY].to_vec()).collect();

@@ -194,7 +194,8 @@ impl Optimizer {
                     return Err(TensorError::Unsupported { operation: "sgd", why: "it is computed on a CPU alone" });
                 };
                 let moved = [p, p, g, copy.unwrap_or(p)];
-                let _timer = parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 4 } else { 3 }]);
+                let _timer =
+                    parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 4 } else { 3 }]);
                 let (mut p, mut copy) = (p.clone(), copy.cloned());
                 let copy = copy.as_mut().map(|copy| copy.slice_mut());
                 kernels::sgd(&cpu.kernels, plan, p.slice_mut(), g.slice(), &update, copy);

@@ -326,7 +326,10 @@ mod tests {
             (b"the 1 2\nof 1 inf\n", "line 2: expected a number, got \"inf\""),
             (wide.as_bytes(), "line 1: expected 1 to 4096 columns, got 4097"),
             (&cut, "word 2 of 2: expected a word, a space and 8 bytes of numbers, got the file's end"),
-            (&infinite, "word 1 of 1: expected a word, a space and 8 bytes of numbers, got a number that is not finite"),
+            (
+                &infinite,
+                "word 1 of 1: expected a word, a space and 8 bytes of numbers, got a number that is not finite",
+            ),
             (&endless, "word 1 of 3"),
         ];
         for (bytes, expected) in cases {

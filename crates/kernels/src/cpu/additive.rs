@@ -139,12 +139,18 @@ impl<E: Element> Inputs<'_, E> {
     /// A and H.
     fn check(&self, out: usize) -> (usize, usize) {
         let a = self.v.len();
-        assert!(a > 0 && self.keys.len().is_multiple_of(a) && self.queries.len().is_multiple_of(a), "additive: lengths");
+        assert!(
+            a > 0 && self.keys.len().is_multiple_of(a) && self.queries.len().is_multiple_of(a),
+            "additive: lengths"
+        );
         let keys = self.keys.len() / a;
         assert!(keys > 0 && self.values.len().is_multiple_of(keys), "additive attention: lengths differ");
         let h = self.values.len() / keys;
         assert!(h > 0 && out.is_multiple_of(h), "additive attention: lengths differ");
-        assert!(self.queries.is_empty() == self.offsets.queries.is_none(), "additive attention: queries without offsets");
+        assert!(
+            self.queries.is_empty() == self.offsets.queries.is_none(),
+            "additive attention: queries without offsets"
+        );
         assert!(self.queries.is_empty() || self.queries.len() / a == out / h, "additive attention: lengths differ");
         self.offsets.check(out / h, keys);
         (a, h)
@@ -181,6 +187,7 @@ pub fn forward<E: Element>(cpu: &Cpu, inputs: &Inputs<'_, E>, probabilities: &mu
 }
 
 /// Where gradients go: those of queries, keys and values are written, that of v is added to.
+#[derive(Debug)]
 pub struct Gradients<'a, E> {
     /// N×A, or nothing.
     pub queries: &'a mut [E],

@@ -17,13 +17,14 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
     };
     let recipe = &plan.recipe;
-    let Form { mut library, pipeline, class, command, .. } = *plan.task.form;
-    let opens_elsewhere = plan.config.model.in_transformers();
-    if !opens_elsewhere {
-        library = "henson";
-    }
+    let Form { library, pipeline, .. } = *plan.task.form;
+    let library = if plan.config.model.in_transformers() { library } else { "henson" };
     let (start, sizes) = (name(&recipe.model), plan.config.model.sizes());
-    let how = if recipe.is_from_scratch() { "Trained by henson from random weights, as" } else { "Fine-tuned by henson from" };
+    let how = if recipe.is_from_scratch() {
+        "Trained by henson from random weights, as"
+    } else {
+        "Fine-tuned by henson from"
+    };
     let mut text = format!(
         "---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {}\n- henson\n---\n\n# {} for {}\n\n\
          {how} {}: {} layers of {}. All settings are in recipe.toml, the training \
@@ -95,6 +96,20 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
             );
         }
     }
+    text += &how_to_use(plan);
+    if let Some(note) = plan.task.form.note() {
+        text += &format!("\n{note}\n");
+    }
+    text
+}
+
+/// How the model is used: from the command line, and where another library opens it, from Python.
+fn how_to_use(plan: &Plan) -> String {
+    let Form { library, class, command, .. } = *plan.task.form;
+    let text = format!("\n## Use\n\n```sh\nhenson {command}\n```\n");
+    if !plan.config.model.in_transformers() {
+        return text;
+    }
     let python = match library {
         "sentence-transformers" => {
             format!("from sentence_transformers import {class}\nvectors = {class}(DIR).encode(TEXTS)")
@@ -104,14 +119,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
              model, tokenizer = {class}.from_pretrained(DIR), AutoTokenizer.from_pretrained(DIR)"
         ),
     };
-    text += &format!("\n## Use\n\n```sh\nhenson {command}\n```\n");
-    if opens_elsewhere {
-        text += &format!("\n```python\n{python}\n```\n");
-    }
-    if let Some(note) = plan.task.form.note() {
-        text += &format!("\n{note}\n");
-    }
-    text
+    format!("{text}\n```python\n{python}\n```\n")
 }
 
 /// What folds say about the model.

@@ -542,7 +542,8 @@ fn with_keys(
 
 /// Lets words begin with vectors from a file.
 fn begin_with(parameters: &mut Parameters, vectors: &WordTable) -> TrainResult<()> {
-    let is_table = |entry: &Entry| entry.group == Group::Embeddings && entry.shape.sizes().get(1) == Some(&vectors.width);
+    let is_table =
+        |entry: &Entry| entry.group == Group::Embeddings && entry.shape.sizes().get(1) == Some(&vectors.width);
     if let Some(table) = parameters.entries().iter().position(is_table) {
         let mut numbers = parameters.read(table)?;
         vectors.write_into(&mut numbers);

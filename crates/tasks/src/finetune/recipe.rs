@@ -378,7 +378,8 @@ impl FineTuneRecipe {
 
     /// Whether the model is a size that reads whole words, whose vocabulary is made from the training data.
     pub fn makes_vocabulary(&self) -> bool {
-        let reads_words = |model: &str| Family::config_of_size(model).is_ok_and(|size| size.word_vocabulary().is_some());
+        let reads_words =
+            |model: &str| Family::config_of_size(model).is_ok_and(|size| size.word_vocabulary().is_some());
         self.found_at.is_none() && self.tokenizer.is_empty() && reads_words(&self.model)
     }
 

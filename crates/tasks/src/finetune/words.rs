@@ -52,8 +52,11 @@ pub(super) fn word_model(recipe: &FineTuneRecipe, train: &Set) -> Result<WordMod
         vectors = Some(read_vectors(recipe, &counts)?);
     }
     let known = |word: &str| vectors.as_ref().is_some_and(|vectors| vectors.find(word).is_some());
-    let mut words: Vec<&str> =
-        counts.iter().filter(|(word, count)| **count >= recipe.min_count || known(word)).map(|(w, _)| w.as_str()).collect();
+    let mut words: Vec<&str> = counts
+        .iter()
+        .filter(|(word, count)| **count >= recipe.min_count || known(word))
+        .map(|(w, _)| w.as_str())
+        .collect();
     // The most frequent first, as in files of vectors; those that are equally frequent in the order of their letters.
     words.sort_by_key(|word| (std::cmp::Reverse(counts.get(*word).copied().unwrap_or(0)), *word));
     let others = vectors.iter().flat_map(|vectors| vectors.first_words(recipe.vector_words, lowercase, &counts));
@@ -69,7 +72,8 @@ fn unit_of(train: &Set) -> Result<WordUnit, TaskError> {
         Some(Input::Words { .. }) => Ok(WordUnit::Words),
         Some(Input::One(_) | Input::Pair(..)) | None => Ok(WordUnit::Texts),
         Some(_) => {
-            let expected = "the directory of a model: one that reads whole words is for texts, pairs of texts and words to tag";
+            let expected =
+                "the directory of a model: one that reads whole words is for texts, pairs of texts and words to tag";
             Err(TrainError::setting("model", "a size that starts from random weights", expected).into())
         }
     }
@@ -140,9 +144,8 @@ fn has_capitals(word: &str) -> bool {
 fn read_vectors(recipe: &FineTuneRecipe, counts: &BTreeMap<String, u64>) -> Result<Found, TaskError> {
     let path = Path::new(&recipe.word_vectors);
     let small: BTreeSet<String> = counts.keys().map(|word| word.to_lowercase()).collect();
-    let mut wants = |word: &str, number: usize| {
-        number < recipe.vector_words || counts.contains_key(word) || small.contains(word)
-    };
+    let mut wants =
+        |word: &str, number: usize| number < recipe.vector_words || counts.contains_key(word) || small.contains(word);
     let vectors = WordVectors::read(path, &mut wants).map_err(TrainError::from)?;
     let mut places = BTreeMap::new();
     for (place, word) in vectors.words.iter().enumerate() {

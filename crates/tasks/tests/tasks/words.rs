@@ -16,7 +16,8 @@ use crate::seq2seq::{BART_SPECIAL, writer};
 use crate::support::task;
 
 fn words(name: &str, model: &str, file: &str, sets: &[&str]) -> FineTuneRecipe {
-    let common = ["config.hidden_size=12", "config.embedding_size=10", "learning_rate=2e-2", "dropout=0.1", "min_count=1"];
+    let common =
+        ["config.hidden_size=12", "config.embedding_size=10", "learning_rate=2e-2", "dropout=0.1", "min_count=1"];
     let common = [&common[..], &["epochs=30", "warmup=0", "evals_per_epoch=0.2"], sets].concat();
     recipe(name, Path::new(model), file, &common)
 }
@@ -44,7 +45,8 @@ fn what_was_saved_says_what_was_trained() {
         let model = open(&path);
         let set = read(&data("finetune").join(file), &reading_for(&model, Reading::new(task(name)))).unwrap();
         let settings = PredictSettings::default();
-        let predictions = predict(std::slice::from_ref(&model), &set, &settings, |_| ControlFlow::Continue(())).unwrap();
+        let predictions =
+            predict(std::slice::from_ref(&model), &set, &settings, |_| ControlFlow::Continue(())).unwrap();
         let again = score(&set, &predictions, None, 0).unwrap();
         assert_eq!(again.get(&results.metric), results.value, "{name} {sets:?}");
         // Two of the same say the same.
@@ -62,7 +64,8 @@ fn words_are_tagged_and_texts_classified() {
     let (tagger, classifier) = (out.path().join("tagger"), out.path().join("classifier"));
     finished(run(&plan(words("ner", "bilstm-crf", "tag.conll", &[])), &tagger, None).unwrap());
     let model = open(&tagger);
-    let inputs = [TagInput::Text("Jim (henson) was unseen."), TagInput::Words(&["jim", "new york"]), TagInput::Words(&[])];
+    let inputs =
+        [TagInput::Text("Jim (henson) was unseen."), TagInput::Words(&["jim", "new york"]), TagInput::Words(&[])];
     let tagged = model.tag(&inputs, Length::WINDOWS).unwrap();
     assert_eq!(tagged.iter().map(|tagged| tagged.words.len()).collect::<Vec<_>>(), [7, 2, 0]);
     assert!(tagged.iter().flat_map(|tagged| &tagged.words).all(|word| word.label.is_some() && word.score > 0.0));
@@ -82,8 +85,7 @@ fn runs_resume_where_they_stopped() {
     fs::write(&vectors, "jim 1 0 0.5\nhenson 0 1 0.25\nzebra 3 3 3\n").unwrap();
     let (whole, parts) = (out.path().join("whole"), out.path().join("parts"));
     let file = vectors.display().to_string();
-    let recipe = FineTuneRecipe { word_vectors: file, epochs: 4.0, ..words("ner", "bilstm-crf", "tag.conll", &[]) };
-    let mut recipe = recipe;
+    let mut recipe = FineTuneRecipe { word_vectors: file, epochs: 4.0, ..words("ner", "bilstm-crf", "tag.conll", &[]) };
     recipe.config.remove("embedding_size");
     finished(run(&plan(recipe.clone()), &whole, None).unwrap());
     for stop_at in [2, 5] {
@@ -111,7 +113,8 @@ fn recurrent_encoder_decoders_learn_to_write() {
     let (tokenizer, out) = (writer("bart", &BART_SPECIAL, &json!({})), TempDir::new().unwrap());
     let pairs = data("seq2seq/pairs.jsonl").display().to_string();
     for size in ["rnn-seq2seq", "rnn-seq2seq-gru"] {
-        let sets = ["config.hidden_size=24", "config.embedding_size=16", "learning_rate=1e-2", "dropout=0.0", "epochs=60"];
+        let sets =
+            ["config.hidden_size=24", "config.embedding_size=16", "learning_rate=1e-2", "dropout=0.0", "epochs=60"];
         let sets = [&sets[..], &["evals_per_epoch=0.1", "warmup=0.0", "max_target_length=12", "beams=2"]].concat();
         let recipe = FineTuneRecipe {
             tokenizer: tokenizer.path().display().to_string(),

@@ -51,9 +51,9 @@ impl Pass<'_> {
             out: None,
         };
         let mut out = Tensor::empty(self.device(), [n, h], values.tensor().dtype())?;
-        let mut probabilities =
-            Tensor::empty(self.device(), [recorded.offsets().probabilities()], DType::F32)?;
-        let timer = self.device().timer(Kind::Attention, probabilities.shape().elements() * (a + h), &[keys.tensor(), &out]);
+        let mut probabilities = Tensor::empty(self.device(), [recorded.offsets().probabilities()], DType::F32)?;
+        let timer =
+            self.device().timer(Kind::Attention, probabilities.shape().elements() * (a + h), &[keys.tensor(), &out]);
         let v = self.parameters().slice(v);
         with_float!(out.dtype(), E => {
             kernels::forward(&cpu.kernels, &recorded.inputs::<E>(v), probabilities.slice_mut(), out.slice_mut());
