@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod cost;
+mod distil;
 mod error;
 mod life;
 mod losses;
@@ -26,6 +27,7 @@ mod trainer;
 mod update;
 
 pub use cost::{Footprint, TokenCounts};
+pub use distil::TeacherSettings;
 pub use error::{Result, TrainError};
 pub use life::TrainingRun;
 pub use losses::{EQUAL, LossNames, LossWeights, Losses};

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cost::{Footprint, TokenCounts};
+use crate::distil::{Teacher, TeacherDirectory};
 use crate::error::{Result, TrainError};
 use crate::life::TrainingRun;
 use crate::losses::{EQUAL, LossNames};
@@ -101,6 +102,8 @@ pub struct Plan {
     start: Option<Start>,
     /// The generator that the model is trained with.
     generator: Option<ModelConfig>,
+    /// The teacher that it learns from.
+    teacher: Option<TeacherDirectory>,
 }
 
 /// A directory to start from, with the configs of its model and of the generator in it.
@@ -189,6 +192,8 @@ impl Plan {
             return Err(wrong_objective(recipe.objective, &config.model));
         }
         let generator = generator_of(&config.model, &recipe, start.as_ref())?;
+        let find = |settings| TeacherDirectory::find(settings, &config.model, start.is_none(), &tokenizer);
+        let teacher = recipe.distil.as_ref().map(find).transpose()?;
         config.set_head(head);
         config.check()?;
         let mut builder = Builder::new();
@@ -233,6 +238,7 @@ impl Plan {
             generator_footprint,
             start,
             generator,
+            teacher,
         })
     }
 
@@ -276,7 +282,8 @@ impl Plan {
 
     /// Names the data, to be found again when a run resumes.
     pub fn data_name(&self) -> String {
-        self.corpus.digest().to_owned()
+        let teacher = self.teacher.as_ref().map(|teacher| format!(" {}", teacher.digest)).unwrap_or_default();
+        format!("{}{teacher}", self.corpus.digest())
     }
 
     /// Numbers of the model, without making it.
@@ -342,6 +349,9 @@ impl Plan {
             None => {
                 let mut parameters = builder.finish(device, dtype)?;
                 parameters.initialise(self.recipe.seed)?;
+                if let Some(teacher) = &self.teacher {
+                    teacher.start(&mut parameters)?;
+                }
                 parameters
             }
             Some(start) => self.started_from(start, builder, device, dtype)?,
@@ -479,6 +489,7 @@ impl Plan {
             tokenizer: Arc::clone(&self.tokenizer),
             generator: self.recipe.generator.clone(),
             smoothing: self.recipe.label_smoothing as f32,
+            teacher: self.teacher.clone().map(|found| (found, DType::from(self.recipe.dtype), None)),
         })
     }
 
@@ -708,6 +719,8 @@ pub struct PreTraining {
     generator: Option<GeneratorSettings>,
     /// Label smoothing, in training alone.
     smoothing: f32,
+    /// Where the model learns from a teacher: what it is, in which numbers it computes, and itself, once it was asked.
+    teacher: Option<(TeacherDirectory, DType, Option<Teacher>)>,
 }
 
 impl PreTraining {
@@ -753,6 +766,15 @@ impl PreTraining {
 impl Task for PreTraining {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let data = self.next(step)?;
+        if let Some((found, dtype, teacher)) = &mut self.teacher {
+            let teacher = match teacher {
+                Some(teacher) => teacher,
+                none => none.insert(found.open(engine.parameters.device(), *dtype)?),
+            };
+            let (losses, weights) = (found.settings.names(), found.settings.loss_weights());
+            let parts = teacher.learn(engine, step, &data)?;
+            return Ok(Underway { parts, losses, weights, tokens: data.tokens });
+        }
         if let Some(generator) = &self.generator {
             let (objective, weights) = (generator.objective(), generator.weights());
             let per = |weight: f64, count: usize| (weight / count.max(1) as f64) as f32;

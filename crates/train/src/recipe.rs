@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use crate::distil::TeacherSettings;
 use crate::error::{Result, TrainError};
 use crate::replaced::{self, GeneratorSettings};
 use crate::run::RunRecipe;
@@ -251,6 +252,9 @@ pub struct Recipe {
     /// What `objective = "denoising"` does to a text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<NoiseSettings>,
+    /// A teacher whose predictions of masked tokens are learned, too, with `objective = "mlm"` (`henson distil --task mlm`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distil: Option<TeacherSettings>,
     /// Values of config.json that differ from the size's, such as `config.num_hidden_layers = 6`.
     #[serde(skip_serializing_if = "Table::is_empty")]
     #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
@@ -363,6 +367,7 @@ impl Default for Recipe {
             samples_in_report: false,
             generator: None,
             adafactor: None,
+            distil: None,
             noise: None,
             config: Table::new(),
             phases: Vec::new(),
@@ -374,6 +379,7 @@ impl RunRecipe for Recipe {
     /// With those that change no bit.
     const MAY_CHANGE: &'static [&'static str] = &[
         "data",
+        "distil.teacher",
         "recompute",
         "checkpoint_every",
         "keep_checkpoints",
@@ -420,6 +426,16 @@ impl Recipe {
 
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
+        if let Some(distil) = &self.distil {
+            distil.check()?;
+            if self.objective != Objective::Mlm {
+                let expected = "mlm, since a teacher is followed in its predictions of masked tokens alone";
+                return Err(TrainError::setting("objective", "another", expected));
+            }
+            if self.label_smoothing > 0.0 {
+                return Err(TrainError::setting("label_smoothing", self.label_smoothing, "0 with a teacher"));
+            }
+        }
         check_ranges(&[
             ("learning_rate", self.learning_rate, 0.0, 10.0),
             ("weight_decay", self.weight_decay, 0.0, 10.0),
@@ -672,7 +688,13 @@ fn suggest(problem: &str) -> String {
 /// numbers that `may_rise` and did.
 pub fn differences<T: Serialize>(old: &T, new: &T, may_change: &[&str], may_rise: &[&str]) -> Result<Vec<String>> {
     let table = |settings: &T| Table::try_from(settings).map_err(|error| recipe_error("recipe", error));
-    let (old, new) = (table(old)?, table(new)?);
+    let (mut old, mut new) = (table(old)?, table(new)?);
+    // Keys within tables, such as `distil.cache`.
+    for (outer, inner) in may_change.iter().filter_map(|key| key.split_once('.')) {
+        for settings in [&mut old, &mut new] {
+            settings.get_mut(outer).and_then(Value::as_table_mut).map(|table| table.remove(inner));
+        }
+    }
     let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
     keys.sort();
     keys.dedup();

@@ -253,6 +253,13 @@ pub enum Event<'a> {
         /// Of the whole update.
         learning_rate: f64,
     },
+    /// Teachers are asked about all examples, before anything is learned from them.
+    Teaching {
+        /// Examples that they were asked about.
+        done: usize,
+        /// All of them.
+        of: usize,
+    },
     /// An evaluation begins, which may take a while.
     Evaluating,
     /// An evaluation was made.

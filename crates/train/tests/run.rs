@@ -119,6 +119,87 @@ fn a_run_in_legs_gives_the_bits_of_one_that_was_never_stopped() {
     assert!(whole.join("report.html").is_file() && whole.join("vocab.txt").is_file());
 }
 
+/// A recipe with another model; `config` is then what `sets` say.
+fn recipe_of(model: &str, sets: &[&str]) -> Recipe {
+    let text = RECIPE.lines().filter(|line| !line.starts_with("config") && !line.starts_with("model"));
+    let text: String = text.map(|line| format!("{line}\n")).chain([format!("model = {model:?}\n")]).collect();
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    Recipe::parse(&text, "test", &sets).unwrap()
+}
+
+fn plan_of(recipe: Recipe, words: usize) -> Result<Plan> {
+    let tokenizer = tokenizer(words, &[]);
+    let (corpus, held_out) = corpora(&tokenizer);
+    Plan::on(corpus, held_out, tokenizer, recipe, 2)
+}
+
+const DISTILBERT: [&str; 6] = [
+    "objective=mlm",
+    "config.dim=32",
+    "config.n_layers=2",
+    "config.n_heads=2",
+    "config.hidden_dim=128",
+    "config.max_position_embeddings=64",
+];
+
+/// A student of another family starts from the first and the last of its teacher's four layers, comes nearer to it than to its own
+/// beginning, and ends with the same bits in legs and in one go.
+#[test]
+fn a_student_starts_from_its_teachers_layers_and_resumes_with_the_same_bits() {
+    let directory = tempfile::tempdir().unwrap();
+    let (teacher, whole, legs) =
+        (directory.path().join("teacher"), directory.path().join("whole"), directory.path().join("legs"));
+    let of_teacher = plan(&["objective=mlm", "steps=30", "config.num_hidden_layers=4"]);
+    run(&of_teacher, &teacher, 2, None).unwrap();
+    let named = format!("distil.teacher={}", teacher.display());
+    let student =
+        |more: &[&str]| plan_of(recipe_of("distilbert-base", &[&DISTILBERT[..], &[&named], more].concat()), 300);
+    let plan = student(&[]).unwrap();
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let engine = plan.engine(&device).unwrap();
+    let read = |engine: &Engine, name: &str| {
+        let place = engine.parameters.entries().iter().position(|entry| entry.name == name);
+        engine.parameters.read(place.unwrap_or_else(|| panic!("no {name}"))).unwrap()
+    };
+    let opened = plan_of(recipe_of(&teacher.display().to_string(), &["objective=mlm"]), 300).unwrap();
+    let opened = opened.engine(&device).unwrap();
+    for (own, of_teacher) in [
+        ("distilbert.embeddings.word_embeddings.weight", "bert.embeddings.word_embeddings.weight"),
+        ("distilbert.embeddings.LayerNorm.bias", "bert.embeddings.LayerNorm.bias"),
+        ("distilbert.transformer.layer.0.attention.k_lin.weight", "bert.encoder.layer.0.attention.self.key.weight"),
+        ("distilbert.transformer.layer.1.attention.q_lin.weight", "bert.encoder.layer.3.attention.self.query.weight"),
+        ("distilbert.transformer.layer.1.ffn.lin2.bias", "bert.encoder.layer.3.output.dense.bias"),
+        ("distilbert.transformer.layer.1.output_layer_norm.weight", "bert.encoder.layer.3.output.LayerNorm.weight"),
+        ("vocab_transform.weight", "cls.predictions.transform.dense.weight"),
+        ("vocab_projector.bias", "cls.predictions.bias"),
+    ] {
+        assert_eq!(read(&engine, own), read(&opened, of_teacher), "{own}");
+    }
+    run(&plan, &whole, 2, None).unwrap();
+    let log = fs::read_to_string(whole.join("metrics.jsonl")).unwrap();
+    assert!(["\"soft_loss\"", "\"mlm_loss\"", "\"cosine_loss\""].iter().all(|name| log.contains(name)), "{log}");
+    let found = losses(&whole);
+    let mean = |losses: &[(u64, f64)]| losses.iter().map(|(_, loss)| loss).sum::<f64>() / losses.len() as f64;
+    assert!(mean(&found[15..]) < mean(&found[..5]), "{found:?}");
+    for (threads, stop_at) in [(1, Some(4)), (2, Some(10)), (3, None)] {
+        run(&plan, &legs, threads, stop_at).unwrap();
+    }
+    assert_eq!((weights(&whole), losses(&whole)), (weights(&legs), losses(&legs)));
+
+    let refused = |made: Result<Plan>, expected: &[&str]| {
+        let error = made.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(expected.iter().all(|part| error.contains(part)), "expected {expected:?}: {error}");
+    };
+    refused(student(&["distil.layers=[0]"]), &["distil.layers", "2 numbers below 4"]);
+    refused(student(&["distil.layers=[0, 4]"]), &["distil.layers"]);
+    refused(student(&["config.dim=48"]), &["distil.cosine_weight", "48", "32"]);
+    let other = recipe_of("distilbert-base", &[&DISTILBERT[..], &[&named]].concat());
+    refused(plan_of(other, 200), &["another vocabulary", "teacher"]);
+    refused(student(&["distil.teacher=/no/such/teacher"]), &["/no/such/teacher"]);
+    // Without the cosine another width is as good; nothing is copied then.
+    student(&["config.dim=48", "distil.cosine_weight=0.0"]).unwrap().engine(&device).unwrap();
+}
+
 /// Byte-level BPE with the special tokens of models that write.
 fn writers_tokenizer(specials: SpecialSet) -> Tokenizer {
     let sentinels = if specials == SpecialSet::Ended { 20 } else { 0 };
