@@ -18,9 +18,39 @@ pub(crate) fn forward(
     parameters: &Parameters,
     task: &Task,
     examples: &[Prepared],
-    mut go_on: impl FnMut(usize) -> bool,
+    go_on: impl FnMut(usize) -> bool,
 ) -> Result<Vec<Scores>, TaskError> {
-    let (head, mut scores) = (model.head(), Vec::with_capacity(examples.len()));
+    let outputs = outputs_of(model, parameters, examples, go_on)?;
+    let scores = |(example, (logits, labels)): (&Prepared, SequenceOutputs)| {
+        let mut scores = task.form.scores(task.form.problem, example, &logits);
+        if model.crf().is_some() {
+            task.form.vote(example, &labels, &mut scores);
+        }
+        scores
+    };
+    Ok(examples.iter().zip(outputs).map(scores).collect())
+}
+
+/// The logits of each sequence of each example; of a bare encoder, their vectors. `go_on` as in [`forward`].
+pub(crate) fn logits_of(
+    model: &Model,
+    parameters: &Parameters,
+    examples: &[Prepared],
+    go_on: impl FnMut(usize) -> bool,
+) -> Result<Vec<Vec<Vec<f32>>>, TaskError> {
+    Ok(outputs_of(model, parameters, examples, go_on)?.into_iter().map(|(logits, _)| logits).collect())
+}
+
+/// Of each sequence of an example its logits, and the labels that a conditional random field gives its tokens together.
+type SequenceOutputs = (Vec<Vec<f32>>, Vec<Vec<u32>>);
+
+fn outputs_of(
+    model: &Model,
+    parameters: &Parameters,
+    examples: &[Prepared],
+    mut go_on: impl FnMut(usize) -> bool,
+) -> Result<Vec<SequenceOutputs>, TaskError> {
+    let (head, mut all) = (model.head(), Vec::with_capacity(examples.len()));
     // A row of logits for the whole, or for each of its positions in turn. Of a bare encoder, its vector.
     let of_sequence = match head {
         Head::Encoder => Read::Pooled { pooling: vec![Pooling::Mean], skip: 0 },
@@ -29,7 +59,7 @@ pub(crate) fn forward(
         _ => Read::Sequence,
     };
     let mut rest = examples;
-    while !rest.is_empty() && go_on(scores.len()) {
+    while !rest.is_empty() && go_on(all.len()) {
         // Whole examples together, as many as fit.
         let (mut count, mut tokens) = (0, 0);
         for example in rest {
@@ -53,19 +83,10 @@ pub(crate) fn forward(
         if head == Head::Encoder {
             logits.iter_mut().for_each(|vector| normalise(vector));
         }
-        let (mut logits, mut labels) = (logits.as_slice(), labels.as_slice());
-        for example in some {
-            let (own, others) = logits.split_at(example.sequences().len());
-            let (together, other_labels) = labels.split_at(example.sequences().len());
-            (logits, labels) = (others, other_labels);
-            let mut own = task.form.scores(task.form.problem, example, own);
-            if model.crf().is_some() {
-                task.form.vote(example, together, &mut own);
-            }
-            scores.push(own);
-        }
+        let mut read = logits.into_iter().zip(labels);
+        all.extend(some.iter().map(|example| read.by_ref().take(example.sequences().len()).unzip()));
     }
-    Ok(scores)
+    Ok(all)
 }
 
 /// Consecutive sequences with a bounded number of tokens: one example may have very many.

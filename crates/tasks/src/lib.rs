@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod distil;
 mod error;
 mod example;
 mod features;
@@ -38,13 +39,14 @@ mod task;
 mod vector_cache;
 mod write;
 
+pub use distil::{DistilSettings, VectorDistance};
 pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Span, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
     Cell, Dev, Ended, FineTuneRecipe, FoldScores, HostObjective, Learner, LearnerSettings, LinearScore, ListObjective,
-    Plan, Results, Search, SearchEnded, Table, VectorObjective, finetune, mean_and_deviation, missing_documents,
-    search,
+    Plan, Results, Search, SearchEnded, Table, TaughtObjective, VectorObjective, finetune, mean_and_deviation,
+    missing_documents, search,
 };
 pub use mining::{MiningSettings, mine};
 pub use nearest::{Near, nearest_of};

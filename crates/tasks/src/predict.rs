@@ -144,7 +144,7 @@ fn reorder(scores: &mut Scores, order: &[usize]) {
 }
 
 /// For each label of the set its number in the model, by name or by meaning. Empty: the same, or nothing to order.
-fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
+pub(crate) fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
     let (head, form, labels) = (model.network().head(), set.task.form, model.labels());
     if head != form.head(labels.len()) {
         return Err(TaskError::OtherLabels {

@@ -5,7 +5,7 @@ use henson_infer::Model;
 use henson_kernels::threads::in_threads;
 use henson_text::{Features, QuestionSettings, QuestionWindows, Stride, TextError, Tokenizer, WordWindows};
 
-use crate::example::{Example, Set};
+use crate::example::{Example, Set, Target};
 use crate::task::Task;
 
 /// How examples become sequences.
@@ -106,6 +106,10 @@ pub struct Instance {
     pub numbers: Vec<f32>,
     /// The positions of the first token and of each marked span, where spans are marked.
     pub spans: Vec<Vec<u32>>,
+    /// Which example of its set it is of.
+    pub example: u32,
+    /// Which of the example's sequences it is.
+    pub window: u32,
 }
 
 /// What a model says about an example, so that models can be averaged: rows, whose meaning its form knows.
@@ -141,11 +145,16 @@ impl Prepared {
     pub(crate) fn apart(self, target: impl Fn(usize) -> (Vec<Option<u32>>, Vec<f32>)) -> Vec<Instance> {
         if let Self::BothOrders(_) = self {
             let (labels, numbers) = target(0);
-            return vec![Instance { sequences: self.into_sequences().collect(), labels, numbers, spans: Vec::new() }];
+            return vec![Instance {
+                sequences: self.into_sequences().collect(),
+                labels,
+                numbers,
+                ..Instance::default()
+            }];
         }
         let each = self.into_sequences().enumerate().map(|(number, sequence)| {
             let (labels, numbers) = target(number);
-            Instance { sequences: vec![sequence], labels, numbers, spans: Vec::new() }
+            Instance { sequences: vec![sequence], labels, numbers, window: number as u32, ..Instance::default() }
         });
         each.collect()
     }
@@ -190,11 +199,45 @@ pub fn instances(
     lengths: &Lengths,
     threads: usize,
 ) -> Result<(Vec<Instance>, usize), TextError> {
+    instances_by(
+        |prepared, target, labels| set.task.form.instances(prepared, target, labels),
+        set,
+        tokenizer,
+        lengths,
+        threads,
+    )
+}
+
+/// The same with a teacher, whether targets are known or not.
+pub(crate) fn taught_instances(
+    set: &Set,
+    tokenizer: &Tokenizer,
+    lengths: &Lengths,
+    threads: usize,
+) -> Result<(Vec<Instance>, usize), TextError> {
+    instances_by(
+        |prepared, target, labels| set.task.form.taught(prepared, target, labels),
+        set,
+        tokenizer,
+        lengths,
+        threads,
+    )
+}
+
+fn instances_by(
+    of_example: impl Fn(Prepared, &Target, usize) -> Vec<Instance>,
+    set: &Set,
+    tokenizer: &Tokenizer,
+    lengths: &Lengths,
+    threads: usize,
+) -> Result<(Vec<Instance>, usize), TextError> {
     let prepared = prepare_all(set.task, &set.labels, tokenizer, &set.examples, lengths, threads)?;
     let cut = prepared.iter().filter(|prepared| prepared.dropped() > 0).count();
-    let each = prepared.into_iter().zip(&set.examples);
-    let instances =
-        each.flat_map(|(prepared, example)| set.task.form.instances(prepared, &example.target, set.labels.len()));
+    let each = prepared.into_iter().zip(&set.examples).zip(0..);
+    let instances = each.flat_map(|((prepared, example), number)| {
+        let own = of_example(prepared, &example.target, set.labels.len()).into_iter();
+        own.map(move |instance| Instance { example: number, ..instance })
+    });
     Ok((instances.collect(), cut))
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::plan::Plan;
 use super::run::{FoldScores, Results};
+use crate::distil::DistilSettings;
 use crate::forms::Form;
 use crate::score::Score;
 
@@ -36,12 +37,15 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         sizes.num_hidden_layers,
         sizes.hidden_size
     );
-    let trained_on = recipe.train.0.iter().map(|path| code(&name(path))).collect::<Vec<_>>().join(", ");
+    let trained_on = recipe.files_to_read().0.iter().map(|path| code(&name(path))).collect::<Vec<_>>().join(", ");
     text += &format!("\n## Data\n\n- trained on {trained_on}: {} examples", plan.train.examples.len());
     if plan.train.skipped > 0 {
         text += &format!(", without {} bad rows", plan.train.skipped);
     }
     text += "\n";
+    if let Some(distil) = &recipe.distil {
+        text += &distilled(plan, distil, &name);
+    }
     match &plan.dev {
         Some(dev) if recipe.dev_rows > 0 => {
             text += &format!(
@@ -120,6 +124,26 @@ fn how_to_use(plan: &Plan) -> String {
         ),
     };
     format!("{text}\n```python\n{python}\n```\n")
+}
+
+/// Whom the model learned from.
+fn distilled(plan: &Plan, distil: &DistilSettings, name: &dyn Fn(&str) -> String) -> String {
+    let listed = |paths: &[String]| paths.iter().map(|path| code(&name(path))).collect::<Vec<_>>().join(", ");
+    let teachers = listed(&distil.teachers);
+    match plan.first_phase() {
+        Some(first) => format!(
+            "- before that distilled from {teachers} on {}, {} texts without labels\n",
+            listed(&distil.transfer.0),
+            first.train.examples.len()
+        ),
+        None => {
+            let share = distil.share(plan.train.is_labelled());
+            format!(
+                "- distilled from {teachers}, which have {share} of the loss (temperature {})\n",
+                distil.temperature
+            )
+        }
+    }
 }
 
 /// What folds say about the model.

@@ -101,7 +101,8 @@ impl FineTuneRecipe {
         let known = self.by_size.iter().filter_map(|key| Some(((*key).to_owned(), old.get(*key)?.clone())));
         table.extend(known.collect::<Table>());
         if let Ok(old) = table.try_into::<Self>() {
-            *self = Self { found_at: self.found_at.take(), ..old };
+            let (found_at, teachers_at) = (self.found_at.take(), std::mem::take(&mut self.teachers_at));
+            *self = Self { found_at, teachers_at, ..old };
         }
         Ok(())
     }

@@ -10,9 +10,10 @@ use henson_models::{Batch, Capture, Model, ModelConfig};
 use henson_tensor::{Bits, Device, Layout, Parameters, Pass, Reading, Tensor, Var};
 use henson_text::{Features, Tokenizer};
 use henson_train::objective::Objective;
-use henson_train::{Engine, Evaluation, LossNames, Result, Schedule, Task, TrainError, Underway, metrics};
+use henson_train::{Engine, Evaluation, LossNames, Result, Schedule, Task, TrainError, Underway, Watch, metrics};
 use serde_json::Value;
 
+use crate::error::TaskError;
 use crate::example::Set;
 use crate::forms::{Loss, Part, TokenLoss};
 use crate::forward::forward;
@@ -146,6 +147,14 @@ impl Learner {
         Ok(order[start..end].iter().map(|i| &self.train[*i as usize]).collect())
     }
 
+    /// Asks teachers about all examples beforehand, where their answers are kept.
+    pub(crate) fn ask_teachers(&self, device: &Device, watch: &mut Watch<'_>) -> std::result::Result<(), TaskError> {
+        match &self.settings.host {
+            Some(HostObjective::Taught(objective)) => objective.teaching.keep(device, watch),
+            _ => Ok(()),
+        }
+    }
+
     /// What the model says about the dev examples, and how right that is.
     pub(crate) fn look(&mut self, engine: &mut Engine, step: u64) -> Result<Option<&Found>> {
         let Engine { model, parameters, .. } = engine;
@@ -256,7 +265,8 @@ impl Task for Learner {
             let tokens = instances.iter().map(|instance| instance.tokens()).sum();
             let parts = if objective.is_cached() { vec![instances] } else { divided(instances, accumulation) };
             let parts = objective.learn(engine, step, &parts, accumulation)?;
-            return Ok(Underway { parts, losses: &[], weights: henson_train::EQUAL, tokens });
+            let (losses, weights) = objective.names();
+            return Ok(Underway { parts, losses, weights, tokens });
         }
         let (smoothing, auxiliary_lm) = (self.settings.label_smoothing, self.settings.auxiliary_lm);
         let both_orders = self.settings.both_orders;

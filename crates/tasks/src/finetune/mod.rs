@@ -11,6 +11,9 @@ mod recipe;
 mod run;
 mod search;
 mod split;
+mod taught;
+mod teach;
+mod teaching;
 mod vectors;
 mod words;
 
@@ -25,4 +28,5 @@ pub use recipe::FineTuneRecipe;
 pub use run::{Ended, FoldScores, LinearScore, Results, finetune, mean_and_deviation};
 pub(crate) use run::{RESULTS, UNCHOSEN_CHECKPOINTS, finished};
 pub use search::{Cell, Search, SearchEnded, Table, search};
+pub use taught::TaughtObjective;
 pub use vectors::{HostObjective, VectorObjective};

@@ -16,13 +16,14 @@ use sha2::{Digest, Sha256};
 
 use super::learner::{Dev, Learner, LearnerSettings, check_metric};
 use super::recipe::FineTuneRecipe;
+use super::teaching::Teaching;
 use super::vectors::HostObjective;
 use super::words::{WordModel, WordTable, word_model};
-use super::{defaults, split};
+use super::{defaults, split, teach};
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::forms::ERRORS;
-use crate::prepare::{Instance, Lengths, instances};
+use crate::prepare::{Instance, Lengths, instances, taught_instances};
 use crate::read::{Files, Paths, Reading, listed, read, sort_labels};
 use crate::task::Task;
 use crate::write::{Resampling, Writing};
@@ -61,20 +62,30 @@ pub struct Plan {
     instances: Vec<Instance>,
     threads: usize,
     data: String,
+    /// The teachers, where there are some.
+    teaching: Option<Arc<Teaching>>,
+    /// What is learned from texts without labels before, if that is a phase of its own.
+    first: Option<Arc<Plan>>,
 }
 
 impl Plan {
     /// Reads the files of a recipe.
     pub fn new(mut recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
+        let first = teach::first_phase(&recipe).map(|first| Self::new(first, threads)).transpose()?.map(Arc::new);
         let task = task_of(&mut recipe)?;
         let prefix = recipe.prefix.clone();
-        let reading = Reading { files: recipe.files.clone(), prefix, loss: recipe.loss, ..Reading::new(task) };
+        let mut reading = Reading { files: recipe.files.clone(), prefix, loss: recipe.loss, ..Reading::new(task) };
+        let unlabelled = teach::prepare(&mut recipe, task, &mut reading)?;
         let limit = recipe.limit.filter(|_| !task.form.picks_rows);
-        let (mut train, mut dev) = read_both(&recipe.train, &recipe.dev, limit, &reading)?;
+        let (mut train, mut dev) = read_both(recipe.files_to_read(), &recipe.dev, limit, &reading)?;
         let path = recipe.directory().to_owned();
         task.form.check(&recipe, &path)?;
-        task.form.check_data(&train, dev.as_ref())?;
+        if recipe.taught_by().is_some() {
+            teach::check_data(&train)?;
+        } else {
+            task.form.check_data(&train, dev.as_ref())?;
+        }
         if recipe.windows && task.form.reads_whole {
             let expected = format!("false: task {} reads an example as a whole", task.name);
             return Err(TrainError::setting("windows", "true", expected).into());
@@ -85,6 +96,9 @@ impl Plan {
         if let Some(metric) = &recipe.metric {
             recipe.metric = Some(check_metric(metric, task, &task.form.scored_names(&train))?);
         }
+        if unlabelled {
+            teach::check_estimate(&mut recipe)?;
+        }
         defaults::choose_estimate(&mut recipe, &train)?;
         let whole = (recipe.folds > 0).then(|| Arc::new(train.clone()));
         if recipe.dev_rows > 0 {
@@ -92,15 +106,16 @@ impl Plan {
             (train, dev) = (rest, Some(held_out));
         }
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
-        let (own, tokenizer, vectors) = started_with(&recipe, &train)?;
+        let (own, tokenizer, vectors) = started_with(&recipe, task, &train)?;
         check_head(&own, task, &path)?;
         defaults::choose_inputs(&mut recipe, &own.model, task, &train)?;
+        teach::check_inputs(&recipe)?;
         let mut config = config_for(own, task, &train, &recipe)?;
         if recipe.class_weights && config.model.scores_jointly() && matches!(task.form.head(1), Head::Token { .. }) {
             let expected = "false: a conditional random field scores the tags of a sentence together";
             return Err(TrainError::setting("class_weights", "true", expected).into());
         }
-        if recipe.class_weights && task.form.class_weights(&train).is_none() {
+        if recipe.class_weights && (unlabelled || task.form.class_weights(&train).is_none()) {
             let expected = "a task with labels of texts or words (classify, pair, tag, multilabel)";
             return Err(TrainError::setting("class_weights", "true", expected).into());
         }
@@ -143,6 +158,8 @@ impl Plan {
             instances: Vec::new(),
             threads,
             data: String::new(),
+            teaching: None,
+            first,
         };
         let mut plan = plan.on(train, dev)?;
         let reasons = defaults::choose_training(&mut plan)?;
@@ -156,8 +173,10 @@ impl Plan {
         let sizes = self.config.model.sizes();
         let dropout = sizes.dropout > 0.0 || sizes.attention_dropout > 0.0;
         self.task.form.pick_rows(&mut train, recipe, dropout)?;
+        let of_set = if recipe.taught_by().is_some() { taught_instances } else { instances };
         let (instances, cut) =
-            instances(&train, &self.tokenizer, &self.lengths, self.threads).map_err(TrainError::from)?;
+            of_set(&train, &self.tokenizer, &self.lengths, self.threads).map_err(TrainError::from)?;
+        let teaching = teach::teaching(recipe, self.task, &train, &self.tokenizer, self.lengths);
         let mut plan = Self {
             recipe: recipe.clone(),
             task: self.task,
@@ -175,9 +194,11 @@ impl Plan {
             instances,
             threads: self.threads,
             data: String::new(),
+            teaching: teaching.map(Arc::new),
+            first: self.first.clone(),
         };
         plan.host()?;
-        plan.data = plan.digest();
+        plan.data = plan.digest()?;
         Ok(plan)
     }
 
@@ -250,7 +271,7 @@ impl Plan {
         &self.data
     }
 
-    fn digest(&self) -> String {
+    fn digest(&self) -> Result<String, TaskError> {
         let mut hash = Sha256::new();
         hash.update(format!("{:?}", self.train.labels));
         for instance in &self.instances {
@@ -266,7 +287,13 @@ impl Plan {
         if let Some(dev) = &self.dev {
             dev.examples.iter().for_each(|example| hash.update(format!("{:?}{:?}", example.input, example.target)));
         }
-        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        if let Some(teaching) = &self.teaching {
+            hash.update(teaching.digest()?);
+        }
+        if let Some(first) = &self.first {
+            hash.update(first.data_name());
+        }
+        Ok(hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// What is saved beside the weights.
@@ -283,13 +310,24 @@ impl Plan {
         Ok(files)
     }
 
+    /// The phase before this one, which this one starts from.
+    pub fn first_phase(&self) -> Option<&Self> {
+        self.first.as_deref()
+    }
+
     /// The model with its first weights: those of the directory, and a new head where it has none that fits.
     pub fn engine(&self, device: &Device) -> TrainResult<Engine> {
+        self.engine_from(device, Some(self.recipe.directory()).filter(|_| !self.recipe.is_from_scratch()))
+    }
+
+    /// The same with the weights of any directory; without one, with random weights.
+    pub(super) fn engine_from(&self, device: &Device, directory: Option<&Path>) -> TrainResult<Engine> {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
         let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
         self.lay_out_host(&mut builder)?;
-        let mut parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe)?;
+        let mut parameters =
+            started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe, directory)?;
         if let Some(vectors) = &self.vectors {
             begin_with(&mut parameters, vectors)?;
         }
@@ -401,13 +439,20 @@ impl Plan {
 
     /// What is learned by losses that are computed elsewhere than on the device.
     fn host(&self) -> TrainResult<Option<HostObjective>> {
-        self.task.form.host(&self.recipe, &self.train, self.config.model.sizes().hidden_size)
+        let width = self.config.model.sizes().hidden_size;
+        match &self.teaching {
+            Some(teaching) => {
+                let taught = teach::objective(&self.recipe, teaching, &self.train, width, self.class_weights());
+                Ok(Some(HostObjective::Taught(taught.map_err(|error| TrainError::Task(error.into()))?)))
+            }
+            None => self.task.form.host(&self.recipe, &self.train, width),
+        }
     }
 
     /// Lays out what that needs and the model does not have.
     fn lay_out_host(&self, builder: &mut Builder) -> TrainResult<Option<HostObjective>> {
         let mut objective = self.host()?;
-        if let Some(HostObjective::Vectors(objective)) = &mut objective {
+        if let Some(objective) = &mut objective {
             objective.build(builder, self.config.model.sizes().hidden_size);
         }
         Ok(objective)
@@ -483,7 +528,11 @@ fn check_head(config: &Config, task: &'static Task, path: &Path) -> Result<(), T
 
 /// The model's config and its tokenizer: those of its directory, or of a size that starts from random weights; and what its words
 /// begin with.
-fn started_with(recipe: &FineTuneRecipe, train: &Set) -> Result<(Config, Tokenizer, Option<WordTable>), TaskError> {
+fn started_with(
+    recipe: &FineTuneRecipe,
+    task: &'static Task,
+    train: &Set,
+) -> Result<(Config, Tokenizer, Option<WordTable>), TaskError> {
     let directory = recipe.tokenizer_directory();
     if !recipe.is_from_scratch() {
         if !recipe.config.is_empty() {
@@ -510,8 +559,10 @@ fn started_with(recipe: &FineTuneRecipe, train: &Set) -> Result<(Config, Tokeniz
         }
         return Ok((Config::new(model), tokenizer, vectors));
     }
+    // That of a teacher may be in a folder of its directory.
+    let directory = &henson_infer::Model::encoder_directory(directory).unwrap_or_else(|_| directory.to_owned());
     let tokenizer = Tokenizer::open(directory).map_err(TrainError::from)?;
-    if !model.family().has_head(Head::Seq2Seq) {
+    if task.form.writes && !model.family().has_head(Head::Seq2Seq) {
         let expected = format!(
             "the name of a size that writes for a source, such as those of {}",
             Family::types_with_head(Head::Seq2Seq)
@@ -601,7 +652,9 @@ pub(crate) fn read_both(
     let (train_files, dev_path) = (train, PathBuf::from(dev));
     let mut train = train_files.read(reading)?;
     let needs_labels = train.task.form.needs_targets;
-    if needs_labels && !train.is_labelled() {
+    if !reading.labels_wanted {
+        train.examples.iter_mut().for_each(|example| example.target = Target::None);
+    } else if needs_labels && !train.is_labelled() {
         return Err(TaskError::NoLabels {
             path: train.path,
             needed: "training needs a file with labels (of a table, --label-column names the column)",
@@ -614,7 +667,7 @@ pub(crate) fn read_both(
         if reading.loss.is_some_and(|loss| !loss.has_scores()) {
             files.label_column.clear();
         }
-        Reading { files, places_needed: false, loss: None, ..reading.clone() }
+        Reading { files, places_needed: false, loss: None, labels_wanted: true, ..reading.clone() }
     };
     let mut dev = match dev.is_empty() {
         true => None,
@@ -626,6 +679,9 @@ pub(crate) fn read_both(
         sort_labels(&mut labels);
         if labels != train.labels {
             train = train_files.read(&Reading { files: with(&labels), ..reading.clone() })?;
+            if !reading.labels_wanted {
+                train.examples.iter_mut().for_each(|example| example.target = Target::None);
+            }
         }
         *found = read(&dev_path, &of_dev(&labels))?;
     }
@@ -745,15 +801,16 @@ fn started_from(
     builder: Builder,
     device: &Device,
     recipe: &FineTuneRecipe,
+    directory: Option<&Path>,
 ) -> TrainResult<Parameters> {
     let (dtype, seed) = (DType::from(recipe.dtype), recipe.seed);
-    if recipe.is_from_scratch() {
+    let Some(directory) = directory else {
         let mut parameters = builder.finish(device, dtype)?;
         parameters.initialise(seed)?;
         parameters.refresh()?;
         return Ok(parameters);
-    }
-    let weights = ModelDirectory::open(recipe.directory())?.weights()?;
+    };
+    let weights = ModelDirectory::open(directory)?.weights()?;
     let family = config.model.family();
     let is_new = |entry: &Entry| !entry.group.is_encoder();
     let options = LoadOptions::new_head(&is_new);

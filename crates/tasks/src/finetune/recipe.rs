@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
+use crate::distil::DistilSettings;
 use crate::prepare::TARGET_LENGTH;
 use crate::ranking::RankLoss;
 use crate::read::{Files, Paths};
@@ -28,8 +29,7 @@ pub struct FineTuneRecipe {
     pub task: String,
     /// The model to start from: a directory, or the name of one (`--model`).
     pub model: String,
-    /// Start from random weights: the directory of the tokenizer (`--tokenizer`), where `model` is the name of a size. For
-    /// `seq2seq`.
+    /// Start from random weights: the directory of the tokenizer (`--tokenizer`), where `model` is the name of a size.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tokenizer: String,
     /// From random weights, for a size that reads whole words (`bilstm`, `bilstm-crf`): a file of word vectors to begin with, GloVe's
@@ -199,6 +199,13 @@ pub struct FineTuneRecipe {
     /// Whether a linear head on the frozen model is fitted as well, and kept where it scores better than fine-tuning.
     pub linear_head: bool,
 
+    /// What is learned from teachers (`henson distil`); without teachers, labels alone are learned from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distil: Option<DistilSettings>,
+    /// Where the teachers are, where they are named. Never saved, like `found_at`.
+    #[serde(skip)]
+    pub teachers_at: Vec<PathBuf>,
+
     /// Evaluations per epoch, each with a checkpoint; 0.5 is one every second epoch.
     pub evals_per_epoch: f64,
     /// Stop after this many evaluations without an improvement; 0 never.
@@ -284,6 +291,8 @@ impl Default for FineTuneRecipe {
             rank_loss: RankLoss::default(),
             class_weights: false,
             linear_head: false,
+            distil: None,
+            teachers_at: Vec::new(),
             evals_per_epoch: 1.0,
             patience: 0,
             log_every: 10,
@@ -312,7 +321,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl RunRecipe for FineTuneRecipe {
-    const MAY_CHANGE: &'static [&'static str] = &["train", "dev", "files", "log_every"];
+    const MAY_CHANGE: &'static [&'static str] =
+        &["train", "dev", "files", "log_every", "distil.teachers", "distil.transfer", "distil.cache"];
 }
 
 impl FineTuneRecipe {
@@ -352,6 +362,14 @@ impl FineTuneRecipe {
             let expected = "at least 3, since two special tokens surround a text";
             return Err(TrainError::setting("max_length", short, expected));
         }
+        if let Some(distil) = &self.distil {
+            check_ranges(&[
+                ("distil.temperature", distil.temperature, 1e-2, 1e3),
+                ("distil.alpha", distil.alpha.unwrap_or(1.0), 1e-6, 1.0),
+                ("distil.epochs", distil.epochs.unwrap_or(1.0), 1e-6, 1e6),
+                ("distil.learning_rate", distil.learning_rate.unwrap_or(0.0), 0.0, 10.0),
+            ])?;
+        }
         let counts = [
             ("batch_size", self.batch_size as u64),
             ("accumulation", self.accumulation as u64),
@@ -381,6 +399,28 @@ impl FineTuneRecipe {
         let reads_words =
             |model: &str| Family::config_of_size(model).is_ok_and(|size| size.word_vocabulary().is_some());
         self.found_at.is_none() && self.tokenizer.is_empty() && reads_words(&self.model)
+    }
+
+    /// The files to train on: those without labels, where there are no others.
+    pub(crate) fn files_to_read(&self) -> &Paths {
+        let transfer = self.taught_by().map(|distil| &distil.transfer);
+        transfer.filter(|_| self.train.is_empty()).unwrap_or(&self.train)
+    }
+
+    /// What is learned from teachers, unless that is a phase of its own before this one.
+    pub(crate) fn taught_by(&self) -> Option<&DistilSettings> {
+        self.distil.as_ref().filter(|_| !self.has_two_phases())
+    }
+
+    /// Whether texts without labels are learned from first, and then those with labels.
+    pub(crate) fn has_two_phases(&self) -> bool {
+        self.distil.as_ref().is_some_and(|distil| !distil.transfer.is_empty()) && !self.train.is_empty()
+    }
+
+    /// Where the teachers are.
+    pub(crate) fn teacher_directories(&self) -> Vec<PathBuf> {
+        let named = self.distil.iter().flat_map(|distil| &distil.teachers).map(PathBuf::from);
+        if self.teachers_at.is_empty() { named.collect() } else { self.teachers_at.clone() }
     }
 
     /// The directory of the tokenizer.

@@ -26,6 +26,9 @@ const RESULTS_LIMIT: u64 = 64 << 20;
 /// Where the runs of folds are, within that of the run.
 pub(super) const FOLDS: &str = "folds";
 
+/// Where a phase on texts without labels runs, within the directory of the run.
+const DISTILLED: &str = "distilled";
+
 /// What stays of a fold.
 const BOOKS: [&str; 5] = ["run.lock", "recipe.toml", "metrics.jsonl", RESULTS, "report.html"];
 
@@ -140,7 +143,18 @@ pub fn finetune(
         };
         engine = plan.engine(device)?;
     }
+    if let Some(first) = plan.first_phase() {
+        drop(engine);
+        let directory = out.join(DISTILLED);
+        (watch.on)(Event::Part { name: "distillation on texts without labels", steps: first.steps() });
+        if let Ended::Stopped(step) = finetune(first, device, &directory, stop_at, watch)? {
+            return Ok(Ended::Stopped(step));
+        }
+        (watch.on)(Event::Part { name: "fine-tuning", steps: plan.steps() });
+        engine = plan.engine_from(device, Some(&directory))?;
+    }
     let mut learner = plan.learner()?;
+    learner.ask_teachers(device, watch)?;
     // Folds have said whether a linear head is better; dev data says it in the end.
     let linear_wins = linear_wins(&folds);
     let has_linear = plan.recipe.linear_head && (plan.dev.is_some() || linear_wins);

@@ -9,9 +9,10 @@
 
 use henson_models::{Batch, Capture, Sequence};
 use henson_tensor::{Builder, Device, Group, Init, Param, Pass, Reading, Tensor, Var};
-use henson_train::{Engine, Result};
+use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result};
 
 use super::lists::ListObjective;
+use super::taught::TaughtObjective;
 use crate::forms::not_asked_for;
 use crate::prepare::Instance;
 use crate::sentences::{Found, PairHead, SentenceLoss, VectorLoss, VectorTargets};
@@ -29,6 +30,8 @@ pub enum HostObjective {
     Vectors(VectorObjective),
     /// From the logits of a query's documents.
     Lists(ListObjective),
+    /// From teachers.
+    Taught(TaughtObjective),
 }
 
 impl HostObjective {
@@ -48,6 +51,24 @@ impl HostObjective {
         match self {
             Self::Vectors(objective) => objective.learn(engine, step, parts, divided),
             Self::Lists(objective) => objective.learn(engine, step, parts),
+            Self::Taught(objective) => objective.learn(engine, step, parts),
+        }
+    }
+
+    /// The names of its losses, and what they are multiplied with.
+    pub(crate) fn names(&self) -> (LossNames, LossWeights) {
+        match self {
+            Self::Taught(objective) => (objective.names(), objective.weights()),
+            _ => (&[], EQUAL),
+        }
+    }
+
+    /// Lays out what it needs and no model has; `width` is that of the hidden states.
+    pub(crate) fn build(&mut self, builder: &mut Builder, width: usize) {
+        match self {
+            Self::Vectors(objective) => objective.build(builder, width),
+            Self::Taught(objective) => objective.build(builder, width),
+            Self::Lists(_) => {}
         }
     }
 }

@@ -78,6 +78,17 @@ impl Steps for Questions {
         })
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Spans)
+    }
+
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match target {
+            Target::None => prepared.apart(|_| (vec![None; 2], Vec::new())),
+            _ => self.instances(prepared, target, labels),
+        }
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         format!("Span({})", joined(&instance.labels))
     }

@@ -81,6 +81,20 @@ impl Steps for Choose {
         }]
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Choices)
+    }
+
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match target {
+            Target::None => {
+                let sequences = prepared.into_sequences().collect();
+                vec![Instance { sequences, labels: vec![None], ..Instance::default() }]
+            }
+            _ => self.instances(prepared, target, labels),
+        }
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         format!("Choice({})", joined(&instance.labels))
     }

@@ -48,6 +48,10 @@ impl Steps for Classify {
         class_target(cells, collector)
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Classes)
+    }
+
     fn class_weights(&self, train: &Set) -> Option<Vec<f32>> {
         Some(balanced(&train.label_counts()))
     }

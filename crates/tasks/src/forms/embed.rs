@@ -77,6 +77,14 @@ impl Steps for Embed {
         vec![Instance { sequences, numbers, labels, ..Instance::default() }]
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Vectors)
+    }
+
+    fn taught(&self, prepared: Prepared, _target: &Target, labels: usize) -> Vec<Instance> {
+        self.instances(prepared, &Target::None, labels)
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         match (&instance.labels[..], &instance.numbers[..]) {
             ([], []) => "Alike".to_owned(),
@@ -273,7 +281,7 @@ impl Steps for Embed {
 }
 
 /// The texts of an example, each with a vector of its own.
-fn texts_of(input: &Input) -> Vec<&str> {
+pub(super) fn texts_of(input: &Input) -> Vec<&str> {
     match input {
         Input::Alike { first, second, unlike } => {
             [first, second].into_iter().chain(unlike).map(String::as_str).collect()

@@ -16,6 +16,7 @@ mod regress;
 mod seq2seq;
 mod span;
 mod tag;
+mod teach;
 mod text_to_text;
 
 use std::fmt::Debug;
@@ -30,6 +31,7 @@ use henson_text::{TextError, Tokenizer};
 use henson_train::objective::Targets;
 use henson_train::{ModelFiles, Result as TrainResult};
 
+use crate::distil::Lesson;
 use crate::error::TaskError;
 use crate::example::{Example, Input, Set, Target};
 use crate::finetune::{FineTuneRecipe, HostObjective};
@@ -52,6 +54,7 @@ pub(crate) use regress::REGRESS;
 pub(crate) use seq2seq::{ERRORS, SEQ2SEQ, TokenLoss, target_from};
 pub(crate) use span::{SPAN, SPAN_PAIR};
 pub(crate) use tag::{ENTITIES, WORDS, lay_out_words};
+pub(crate) use teach::{Asked, Soft};
 pub(crate) use text_to_text::{TEXT_CLASS, TEXT_NUMBER, TEXT_PAIR};
 
 /// A form of task: what is known about it, and what it does.
@@ -204,6 +207,19 @@ pub(crate) trait Steps: Debug + Sync {
     fn instances(&self, prepared: Prepared, target: &Target, _labels: usize) -> Vec<Instance> {
         let Target::Class(class) = target else { return Vec::new() };
         prepared.apart(|_| (vec![Some(*class)], Vec::new()))
+    }
+
+    /// What teachers are followed in; none: this form is not distilled.
+    fn lesson(&self) -> Option<Lesson> {
+        None
+    }
+
+    /// What there is to learn from an example with a teacher, whether its target is known or not.
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match target {
+            Target::None => prepared.apart(|_| (vec![None], Vec::new())),
+            _ => self.instances(prepared, target, labels),
+        }
     }
 
     /// How version 0.1 wrote down what is to be learned from an instance: a run's data is known by it.

@@ -76,6 +76,17 @@ impl Steps for Multilabel {
         prepared.apart(|_| (Vec::new(), right.clone()))
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Several)
+    }
+
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match target {
+            Target::None => prepared.apart(|_| (Vec::new(), vec![f32::NAN; labels])),
+            _ => self.instances(prepared, target, labels),
+        }
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         format!("Several({:?})", instance.numbers)
     }

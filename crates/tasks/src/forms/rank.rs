@@ -64,6 +64,20 @@ impl Steps for Rank {
         vec![Instance { sequences, numbers: numbers.clone(), ..Instance::default() }]
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Margins)
+    }
+
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match target {
+            Target::None => {
+                let sequences: Vec<_> = prepared.into_sequences().collect();
+                vec![Instance { numbers: vec![f32::NAN; sequences.len()], sequences, ..Instance::default() }]
+            }
+            _ => self.instances(prepared, target, labels),
+        }
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         format!("Relevance({:?})", instance.numbers)
     }

@@ -24,6 +24,17 @@ impl Steps for Regress {
         prepared.apart(|_| (Vec::new(), vec![*number as f32]))
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Number)
+    }
+
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match target {
+            Target::None => prepared.apart(|_| (Vec::new(), vec![f32::NAN])),
+            _ => self.instances(prepared, target, labels),
+        }
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         format!("Number({:?})", instance.number())
     }

@@ -66,6 +66,26 @@ impl Steps for Tag {
         instances
     }
 
+    fn lesson(&self) -> Option<Lesson> {
+        Some(Lesson::Tokens)
+    }
+
+    /// Windows that show no word have nothing to learn from, with labels or without.
+    fn taught(&self, prepared: Prepared, target: &Target, labels: usize) -> Vec<Instance> {
+        match (&prepared, target) {
+            (Prepared::Words(words), Target::None) => {
+                let shown: Vec<bool> = (0..words.windows.len())
+                    .map(|window| words.places.iter().flatten().any(|(number, _)| *number == window))
+                    .collect();
+                let lengths: Vec<usize> = words.windows.iter().map(henson_text::Features::len).collect();
+                let mut instances = prepared.apart(|window| (vec![None; lengths[window]], Vec::new()));
+                instances.retain(|instance| shown[instance.window as usize]);
+                instances
+            }
+            _ => self.instances(prepared, target, labels),
+        }
+    }
+
     fn digest(&self, instance: &Instance) -> String {
         format!("Tags({:?})", instance.labels)
     }

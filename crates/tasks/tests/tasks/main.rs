@@ -3,6 +3,7 @@
 mod bad_rows;
 mod by_size;
 mod decoders;
+mod distil;
 mod embed;
 mod estimate;
 mod features;

@@ -1,0 +1,290 @@
+//! Learning from teachers and labels: the losses of [`crate::distil`] on the logits or vectors of a batch, whose gradient the backward
+//! pass begins with.
+//!
+//! Legend: K classes, H numbers of a vector, N sequences.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use henson_models::{Batch, Capture, Sequence};
+use henson_tensor::{Builder, Group, Init, Param, Pass, Reading, Tensor, Var};
+use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result, TrainError};
+
+use super::teaching::Teaching;
+use crate::distil::{self, Lesson, Parts, Shares};
+use crate::forms::Soft;
+use crate::prepare::Instance;
+use crate::ranking::RankLoss;
+
+/// The layer that brings vectors to the teachers' width: its name in checkpoints of a run. No model has it.
+const PROJECTION: &str = "teacher_projection.weight";
+
+/// What is learned from teachers.
+#[derive(Clone, Debug)]
+pub struct TaughtObjective {
+    pub(crate) teaching: Arc<Teaching>,
+    pub(crate) task: &'static crate::Task,
+    /// The teachers' share of the loss.
+    pub(crate) alpha: f64,
+    /// What each label counts; empty: all the same.
+    pub(crate) class_weights: Vec<f32>,
+    /// What is learned from relevances, beside the teachers' margins.
+    pub(crate) rank_loss: RankLoss,
+    /// Whether vectors get the length 1.
+    pub(crate) normalise: bool,
+    /// The width of the teachers' vectors, where it is another than the model's; and the layer between them, once it is laid out.
+    pub(crate) projection: Option<(usize, Option<Param>)>,
+}
+
+/// What teachers say about the instances of a step.
+type Said = HashMap<u32, Soft>;
+
+impl TaughtObjective {
+    /// Lays out what it needs and no model has. The first weights are such that a vector's length stays as it is, on the whole.
+    pub(crate) fn build(&mut self, b: &mut Builder, width: usize) {
+        if let Some((outputs, layer)) = &mut self.projection {
+            let init = Init::Normal((*outputs as f32).sqrt().recip());
+            *layer = Some(b.group(Group::Objective, |b| b.matrix(PROJECTION, *outputs, width, init)));
+        }
+    }
+
+    /// The names of its losses.
+    pub(crate) fn names(&self) -> LossNames {
+        if self.alpha < 1.0 { &["teacher_loss", "label_loss"] } else { &["teacher_loss"] }
+    }
+
+    /// What they are multiplied with.
+    pub(crate) fn weights(&self) -> LossWeights {
+        let mut weights = EQUAL;
+        weights[0] = self.alpha;
+        if self.alpha < 1.0 {
+            weights[1] = 1.0 - self.alpha;
+        }
+        weights
+    }
+
+    /// Adds the gradients of a step's parts; gives the losses of each. What they count is counted together.
+    pub(crate) fn learn(&self, engine: &mut Engine, step: u64, parts: &[Vec<&Instance>]) -> Result<Vec<Reading>> {
+        let device = engine.parameters.device().clone();
+        let mut numbers: Vec<u32> = parts.iter().flatten().map(|instance| instance.example).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let said = self.teaching.said(&device, &numbers).map_err(|error| TrainError::Task(error.into()))?;
+        let said: Said = numbers.into_iter().zip(said).collect();
+        let shares = self.shares(parts, &said);
+        let (mut readings, mut number) = (Vec::with_capacity(parts.len()), 0);
+        for part in parts {
+            let (losses, sequences) = match self.teaching.lesson {
+                Lesson::Vectors => self.learn_vectors(engine, step, part, number, &said, shares)?,
+                _ => self.learn_logits(engine, step, part, number, &said, shares)?,
+            };
+            number += sequences;
+            let losses = losses.map(|loss| Tensor::from_slice(&device, [1], &[loss as f32]));
+            let losses = losses.into_iter().collect::<henson_tensor::Result<Vec<_>>>()?;
+            let wanted: Vec<&Tensor> = losses.iter().take(self.names().len()).collect();
+            readings.push(device.read_later(&wanted)?);
+        }
+        Ok(readings)
+    }
+
+    /// What both kinds of targets count in a step.
+    fn shares(&self, parts: &[Vec<&Instance>], said: &Said) -> Shares {
+        let (mut soft, mut hard) = (0.0, 0.0);
+        for instance in parts.iter().flatten() {
+            let teacher = soft_of(said, instance);
+            let labels = || instance.labels.iter().flatten().map(|label| self.weight(*label)).sum::<f64>();
+            let is_known = instance.numbers.iter().all(|x| !x.is_nan());
+            let (of_teacher, of_labels) = match self.teaching.lesson {
+                Lesson::Classes | Lesson::Choices => (1.0, labels()),
+                Lesson::Several | Lesson::Number => (1.0, f64::from(u8::from(is_known))),
+                Lesson::Spans => (2.0, labels()),
+                Lesson::Tokens => {
+                    let classes = (teacher.len() / instance.tokens().max(1)).max(1);
+                    let rows = teacher.chunks_exact(classes).filter(|row| !row[0].is_nan()).count();
+                    (rows as f64, labels())
+                }
+                Lesson::Margins => {
+                    let relevance = is_known.then_some(&instance.numbers[..]);
+                    let pairs = distil::margins(teacher.len(), relevance).len();
+                    (pairs as f64, relevance.map_or(0.0, |relevance| self.rank_loss.count(relevance) as f64))
+                }
+                Lesson::Vectors => (instance.sequences.len() as f64, 0.0),
+            };
+            soft += of_teacher;
+            hard += of_labels;
+        }
+        let per = |share: f64, count: f64| if count > 0.0 { share / count } else { 0.0 };
+        let temperature = self.teaching.settings.temperature;
+        Shares { temperature, soft: per(self.alpha, soft), hard: per(1.0 - self.alpha, hard) }
+    }
+
+    fn weight(&self, label: u32) -> f64 {
+        f64::from(self.class_weights.get(label as usize).copied().unwrap_or(1.0))
+    }
+
+    fn learn_logits(
+        &self,
+        engine: &mut Engine,
+        step: u64,
+        part: &[&Instance],
+        number: u32,
+        said: &Said,
+        shares: Shares,
+    ) -> Result<(Parts, u32)> {
+        let training = engine.training(step);
+        let Engine { model, parameters, gradients, tape, .. } = engine;
+        let device = parameters.device().clone();
+        let batch = self.task.form.batch(&device, model.config(), part, number)?;
+        let mut pass = Pass::training(tape, parameters, training);
+        let last = model.encode(&mut pass, &batch, Capture::default())?.last;
+        let logits = model.logits_of(&mut pass, last, batch.output_layout(), None)?;
+        let columns = logits.tensor().columns();
+        let values: Vec<f64> = logits.tensor().to_f32()?.into_iter().map(f64::from).collect();
+        let mut gradient = vec![0.0; values.len()];
+        let (mut losses, mut start) = ([0.0; 2], 0);
+        for instance in part {
+            let rows = match self.teaching.lesson {
+                Lesson::Tokens | Lesson::Spans => instance.tokens(),
+                _ => instance.sequences.len(),
+            };
+            let range = start..start + rows * columns;
+            start = range.end;
+            let teacher = soft_of(said, instance);
+            let found = self.of_instance(instance, &values[range.clone()], teacher, shares, &mut gradient[range]);
+            losses.iter_mut().zip(found).for_each(|(sum, loss)| *sum += loss);
+        }
+        let gradient: Vec<f32> = gradient.into_iter().map(|x| x as f32).collect();
+        pass.seed_gradient(&logits, &gradient)?;
+        pass.backward(gradients)?;
+        Ok((losses, part.iter().map(|instance| instance.sequences.len() as u32).sum()))
+    }
+
+    /// The loss of an instance's logits; adds to their gradient.
+    fn of_instance(
+        &self,
+        instance: &Instance,
+        logits: &[f64],
+        teacher: &[f32],
+        shares: Shares,
+        back: &mut [f64],
+    ) -> Parts {
+        let labels = instance.labels.iter().map(|label| label.map(|label| (label as usize, self.weight(label))));
+        let mut labels = labels.collect::<Vec<_>>().into_iter();
+        let is_known = instance.numbers.iter().all(|x| !x.is_nan());
+        match self.teaching.lesson {
+            Lesson::Classes | Lesson::Choices => {
+                distil::classes(logits, Some(teacher), labels.next().flatten(), shares, back)
+            }
+            Lesson::Several => {
+                let weight = |(y, label): (&f32, u32)| (f64::from(*y), if *y > 0.0 { self.weight(label) } else { 1.0 });
+                let targets: Vec<(f64, f64)> = instance.numbers.iter().zip(0..).map(weight).collect();
+                distil::several(logits, Some(teacher), is_known.then_some(&targets), shares, back)
+            }
+            Lesson::Number => {
+                let label = is_known.then(|| instance.number());
+                distil::number(logits[0], teacher.first().copied(), label, shares, &mut back[0])
+            }
+            Lesson::Tokens => {
+                let classes = (logits.len() / instance.tokens().max(1)).max(1);
+                let rows = logits.chunks_exact(classes).zip(teacher.chunks_exact(classes));
+                let rows = rows.zip(labels).zip(back.chunks_exact_mut(classes));
+                sums(rows.map(|(((logits, teacher), label), back)| {
+                    distil::classes(logits, Some(teacher).filter(|row| !row[0].is_nan()), label, shares, back)
+                }))
+            }
+            Lesson::Spans => {
+                // Columns of starts and ends side by side; the teacher's one after the other.
+                let tokens = logits.len() / 2;
+                sums((0..2).zip(labels).map(|(column, label)| {
+                    let of_column: Vec<f64> = logits.iter().skip(column).step_by(2).copied().collect();
+                    let mut slopes = vec![0.0; tokens];
+                    let teacher = teacher.get(column * tokens..(column + 1) * tokens);
+                    let found = distil::classes(&of_column, teacher, label, shares, &mut slopes);
+                    back.iter_mut().skip(column).step_by(2).zip(slopes).for_each(|(back, slope)| *back += slope);
+                    found
+                }))
+            }
+            Lesson::Margins => {
+                let relevance = is_known.then_some(&instance.numbers[..]);
+                let pairs = distil::margins(logits.len(), relevance);
+                let soft = distil::margin_mse(logits, teacher, &pairs, shares.soft, back);
+                let hard = match relevance.filter(|_| shares.hard > 0.0) {
+                    None => 0.0,
+                    Some(relevance) => {
+                        let logits: Vec<f32> = logits.iter().map(|x| *x as f32).collect();
+                        let mut slopes = vec![0.0; logits.len()];
+                        let loss = self.rank_loss.of(&logits, relevance, shares.hard, &mut slopes);
+                        back.iter_mut().zip(slopes).for_each(|(back, slope)| *back += f64::from(slope));
+                        shares.hard * loss
+                    }
+                };
+                [soft, hard]
+            }
+            Lesson::Vectors => [0.0; 2],
+        }
+    }
+
+    fn learn_vectors(
+        &self,
+        engine: &mut Engine,
+        step: u64,
+        part: &[&Instance],
+        number: u32,
+        said: &Said,
+        shares: Shares,
+    ) -> Result<(Parts, u32)> {
+        let training = engine.training(step);
+        let Engine { model, parameters, gradients, tape, .. } = engine;
+        let device = parameters.device().clone();
+        let sequences = part.iter().flat_map(|instance| &instance.sequences);
+        let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
+        let batch = Batch::new(&device, model.config(), &sequences, number)?;
+        let mut pass = Pass::training(tape, parameters, training);
+        let last = model.encode(&mut pass, &batch, Capture::default())?.last;
+        let vectors = pass.means(&last, &batch.layout)?;
+        let layer: Option<Var> = self.projection.and_then(|(_, layer)| layer).map(|layer| pass.table(layer));
+        let weights = layer.as_ref().map(|layer| layer.tensor().to_f32()).transpose()?.unwrap_or_default();
+        let width = vectors.tensor().columns();
+        let values: Vec<f64> = vectors.tensor().to_f32()?.into_iter().map(f64::from).collect();
+        let mut gradient = vec![0.0; values.len()];
+        let (mut of_layer, mut loss) = (vec![0.0; weights.len()], 0.0);
+        let teacher_width = self.projection.map_or(width, |(width, _)| width);
+        let teachers = part.iter().flat_map(|instance| soft_of(said, instance).chunks_exact(teacher_width));
+        for ((vector, teacher), back) in values.chunks(width).zip(teachers).zip(gradient.chunks_mut(width)) {
+            let seen = if layer.is_some() { distil::projected(&weights, vector) } else { vector.to_vec() };
+            let (mut slopes, length) = (vec![0.0; seen.len()], length(&seen).filter(|_| self.normalise));
+            let unit: Vec<f64> = seen.iter().map(|x| x / length.unwrap_or(1.0)).collect();
+            loss += self.teaching.settings.vectors.of(&unit, teacher, shares.soft, &mut slopes);
+            if let Some(length) = length {
+                let along: f64 = slopes.iter().zip(&unit).map(|(slope, x)| slope * x).sum();
+                slopes.iter_mut().zip(&unit).for_each(|(slope, x)| *slope = (*slope - along * x) / length);
+            }
+            match layer.is_some() {
+                true => distil::projected_back(&weights, vector, &slopes, (back, &mut of_layer)),
+                false => back.copy_from_slice(&slopes),
+            }
+        }
+        let narrow = |values: Vec<f64>| values.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
+        pass.seed_gradient(&vectors, &narrow(gradient))?;
+        if let Some(layer) = &layer {
+            pass.seed_gradient(layer, &narrow(of_layer))?;
+        }
+        pass.backward(gradients)?;
+        Ok(([loss, 0.0], sequences.len() as u32))
+    }
+}
+
+/// What teachers say about an instance.
+fn soft_of<'s>(said: &'s Said, instance: &Instance) -> &'s [f32] {
+    let soft = said.get(&instance.example).and_then(|soft| soft.get(instance.window as usize));
+    soft.map(Vec::as_slice).unwrap_or_default()
+}
+
+fn sums(parts: impl Iterator<Item = Parts>) -> Parts {
+    parts.fold([0.0; 2], |sum, part| [sum[0] + part[0], sum[1] + part[1]])
+}
+
+/// The length of a vector, unless it is none.
+fn length(vector: &[f64]) -> Option<f64> {
+    Some(vector.iter().map(|x| x * x).sum::<f64>().sqrt()).filter(|length| *length > 0.0)
+}
