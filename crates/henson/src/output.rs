@@ -307,7 +307,7 @@ impl Progress {
     }
 
     /// Something is done that has no steps of its own, such as an evaluation in training.
-    pub(crate) fn pause(&self, what: &'static str) {
+    pub(crate) fn pause(&self, what: &str) {
         if let Display::Bar(bar) = &self.display {
             what.clone_into(&mut lock(&bar.text));
             bar.bar.tick();

@@ -1,5 +1,6 @@
 //! `henson finetune`: labelled files and a model in, a fine-tuned model out; one run or a search over many.
 
+pub(crate) mod distil;
 mod tagger;
 
 use std::path::{Path, PathBuf};
@@ -17,12 +18,16 @@ use serde_json::json;
 
 use crate::built_in::BuiltIn;
 use crate::commands::eval::MISTAKES;
+use crate::flags::distil::Distil;
 use crate::flags::finetune::Finetune;
 use crate::output::{self, JsonLines, Progress, duration, thousands};
 use crate::{models, signals};
 
 /// What `--dev` says where all rows are trained on and nothing is scored.
 const NO_DEV: &str = "none";
+
+/// Where nothing names what to train on.
+const NO_FILES: &str = "--data DIR or --train FILE is missing: what to train on";
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
@@ -36,7 +41,11 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     if flags.features.are_wanted() || TaggerRecipe::is_written_in(&recipe_text(flags)?.0) {
         return tagger::run(flags);
     }
-    let recipe = recipe(flags)?;
+    run_recipe(flags, recipe(flags, None)?)
+}
+
+/// Runs a recipe, or a search over many.
+fn run_recipe(flags: &Finetune, recipe: FineTuneRecipe) -> anyhow::Result<()> {
     let device = flags.machine.device()?;
     let stop = signals::stop()?;
     if is_search(flags) {
@@ -145,7 +154,7 @@ fn recipe_text(flags: &Finetune) -> anyhow::Result<(String, String)> {
 }
 
 /// The recipe that the flags mean.
-fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
+fn recipe(flags: &Finetune, teachers: Option<&Distil>) -> anyhow::Result<FineTuneRecipe> {
     let (text, place) = recipe_text(flags)?;
     let mut recipe = FineTuneRecipe::parse(&[(&text, &place)], &flags.settings.sets()?)?;
     if let Some(task) = &flags.task {
@@ -156,10 +165,15 @@ fn recipe(flags: &Finetune) -> anyhow::Result<FineTuneRecipe> {
     recipe.tokenizer = flags.tokenizer.clone().unwrap_or(recipe.tokenizer);
     recipe.model = flags.model.clone().unwrap_or(recipe.model);
     recipe.word_vectors = flags.word_vectors.clone().unwrap_or(recipe.word_vectors);
+    if let Some(teachers) = teachers {
+        distil::add_teachers(&mut recipe, flags, teachers)?;
+    }
     // A directory of that name is the model that is meant.
     let from_scratch = recipe.is_from_scratch() && !(recipe.makes_vocabulary() && Path::new(&recipe.model).exists());
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = find_files(flags, task, from_scratch, model, train, dev)?;
+    let transfers = teachers.is_some() && recipe.distil.as_ref().is_some_and(|distil| !distil.transfer.is_empty());
+    anyhow::ensure!(transfers || !recipe.train.is_empty(), NO_FILES);
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.prefix = flags.prefix.clone().unwrap_or(recipe.prefix);
     recipe.freeze |= flags.frozen;
@@ -207,10 +221,6 @@ fn find_files(
         model.clone_from(name);
     }
     let found_at = if from_scratch {
-        anyhow::ensure!(
-            flags.tokenizer.is_none() || task.name == "seq2seq",
-            "--tokenizer, which starts from random weights, is for --task seq2seq"
-        );
         None
     } else if model.is_empty() {
         anyhow::ensure!(!task.writes(), "--model is missing: the model that comes with henson writes no texts");
@@ -247,7 +257,6 @@ fn find_files(
     if let Some(path) = &flags.dev {
         *dev = if path == Path::new(NO_DEV) { String::new() } else { named(path) };
     }
-    anyhow::ensure!(!train.is_empty(), "--data DIR or --train FILE is missing: what to train on");
     Ok(found_at)
 }
 
@@ -438,6 +447,9 @@ impl Watcher {
                         .map(|(name, value)| format!("{name} {}", output::score(self.task, name, *value)));
                     output::message(&format!("step {step:>6}  {}", parts.collect::<Vec<_>>().join("  ")));
                 }
+            }
+            Event::Teaching { done, of } => {
+                self.progress.pause(&format!("asking the teachers: {} of {}", thousands(*done), thousands(*of)));
             }
             Event::Warning { text } => output::warn(text),
             Event::Evaluating => self.progress.pause("evaluating"),

@@ -39,6 +39,7 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Data(flags) => data::run(&flags),
         Command::Pretrain(flags) => pretrain::run(&flags),
         Command::Finetune(flags) => finetune::run(&flags),
+        Command::Distil(flags) => finetune::distil::run(&flags),
         Command::Predict(flags) => predict::run(&flags),
         Command::Eval(flags) => eval::run(&flags),
         Command::Probe(flags) => probe::run(&flags),

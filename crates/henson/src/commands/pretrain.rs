@@ -19,7 +19,12 @@ use crate::{models, signals};
 const TRIAL_SECONDS: f64 = 3.0;
 
 pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
-    let recipe = recipe(flags)?;
+    run_with(flags, None)
+}
+
+/// The same with a teacher, over what the recipe says of one.
+pub(crate) fn run_with(flags: &Pretrain, teacher: Option<&str>) -> anyhow::Result<()> {
+    let recipe = recipe(flags, teacher)?;
     let device = flags.machine.device()?;
     let plan = plan(recipe, device.threads())?;
     let fits = check_memory(&plan, &device);
@@ -118,7 +123,7 @@ pub(crate) fn plan(mut recipe: Recipe, threads: usize) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
+fn recipe(flags: &Pretrain, teacher: Option<&str>) -> anyhow::Result<Recipe> {
     let (text, place) = match &flags.recipe {
         Some(path) => {
             let text =
@@ -127,7 +132,16 @@ fn recipe(flags: &Pretrain) -> anyhow::Result<Recipe> {
         }
         None => (String::new(), "the default recipe".to_owned()),
     };
-    let mut recipe = Recipe::parse(&text, &place, &flags.settings.sets()?)?;
+    let mut sets = flags.settings.sets()?;
+    if let Some(teacher) = teacher {
+        sets.push(format!("distil.teacher={}", serde_json::to_string(teacher)?));
+        // What a teacher is followed in, unless somebody says otherwise.
+        let says = |line: &str| line.trim_start().starts_with("objective");
+        if !text.lines().any(says) && !sets.iter().any(|set| says(set)) {
+            sets.push("objective=mlm".to_owned());
+        }
+    }
+    let mut recipe = Recipe::parse(&text, &place, &sets)?;
     if let Some(model) = &flags.model {
         recipe.model.clone_from(model);
     }
@@ -345,7 +359,7 @@ impl Watcher<'_> {
                 }
                 Show::Bar => {}
             },
-            Event::Part { .. } => {}
+            Event::Part { .. } | Event::Teaching { .. } => {}
             Event::Samples { step, texts } => {
                 // One is enough to see how it gets on.
                 let shown = if *step == self.plan.steps() { texts.len() } else { 1 };

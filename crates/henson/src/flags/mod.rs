@@ -4,6 +4,7 @@
 pub(crate) mod ablate;
 pub(crate) mod data;
 pub(crate) mod demo;
+pub(crate) mod distil;
 pub(crate) mod eval;
 pub(crate) mod finetune;
 pub(crate) mod generate;
@@ -57,6 +58,8 @@ lists all."
     Pretrain(pretrain::Pretrain),
     /// Fine-tune a model on labelled data: GLUE, SQuAD, entities, multiple choice, or your own tables
     Finetune(finetune::Finetune),
+    /// Distil fine-tuned models into a smaller one, on labelled data, on plain text, or by masked language modelling
+    Distil(distil::Distil),
     /// Run fine-tuned models on a file and write predictions in the benchmark's format
     Predict(finetune::Predict),
     /// Score a model or its predictions: GLUE, SQuAD and other labelled data, perplexity of a text, minimal pairs

@@ -78,6 +78,7 @@ fn recipe(flags: &Finetune) -> anyhow::Result<TaggerRecipe> {
     let task = Task::named(&recipe.task).ok_or_else(|| TaskError::NoTask { name: recipe.task.clone() })?;
     let TaggerRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = find_files(flags, task, false, model, train, dev)?;
+    anyhow::ensure!(!recipe.train.is_empty(), super::NO_FILES);
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.layers = flags.features.layers.unwrap_or(recipe.layers);
     recipe.head = flags.features.head.unwrap_or(recipe.head);
