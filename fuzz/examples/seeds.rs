@@ -38,6 +38,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("torch", &entry.file_name().to_string_lossy(), &std::fs::read(entry.path())?)?;
     }
 
+    write("hdf5", "elmo", &std::fs::read(here.join("../tests-data/elmo/skip/lm_weights.hdf5"))?)?;
+
     let golden = here.join("../tests-data/bert-golden");
     for name in ["model", "sequence", "multilabel"] {
         write("config", name, &std::fs::read(golden.join(name).join("config.json"))?)?;

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use henson_models::ORIGINALS;
 use serde::de::DeserializeOwned;
 
 use crate::safetensors::without_position;
@@ -36,12 +37,17 @@ impl ModelDirectory {
         &self.path
     }
 
-    /// Its config.json.
+    /// Its config.json; or the config that the authors of a family published, with the `model_type` that it lacks.
     pub fn config(&self) -> Result<serde_json::Value, CheckpointError> {
-        match self.path.join("config.json").exists() {
-            true => self.read_json("config.json"),
-            false => Err(CheckpointError::NoConfig { path: self.path.clone() }),
+        if self.path.join("config.json").exists() {
+            return self.read_json("config.json");
         }
+        let Some(original) = ORIGINALS.iter().find(|original| self.has(original.config)) else {
+            return Err(CheckpointError::NoConfig { path: self.path.clone() });
+        };
+        let mut config: serde_json::Map<String, serde_json::Value> = self.read_json(original.config)?;
+        config.entry("model_type").or_insert_with(|| original.model_type.into());
+        Ok(config.into())
     }
 
     /// Another of its JSON files.

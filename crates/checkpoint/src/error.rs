@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use crate::hdf5::Hdf5Error;
 use crate::report::LoadReport;
 use crate::safetensors::{FormatError, StoredDType};
 use crate::torch::TorchError;
@@ -126,6 +127,24 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong with it.
         problem: TorchError,
+    },
+
+    /// A file is not one of HDF5 that can be read.
+    #[error("{} cannot be used: {problem}", path.display())]
+    Hdf5 {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: Hdf5Error,
+    },
+
+    /// Weights as their authors published them do not belong to the family.
+    #[error("{} cannot be used: {problem}", path.display())]
+    Original {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
     },
 
     /// A file's bytes are not those that were written.

@@ -16,6 +16,7 @@ mod directory;
 #[cfg(feature = "download")]
 mod download;
 mod error;
+pub mod hdf5;
 mod hub;
 mod load;
 mod report;
@@ -40,6 +41,7 @@ pub use weights::Weights;
 /// The readers over bytes in memory, with what they promise: for the targets in `fuzz/`, and for nothing else.
 #[doc(hidden)]
 pub mod fuzzing {
+    use crate::hdf5::{self, Hdf5Error};
     use crate::safetensors::{Header, for_each_f32};
     use crate::torch::{self, TorchError, for_each_strided};
     use crate::weights::{parse_index, shards};
@@ -86,6 +88,27 @@ pub mod fuzzing {
             assert_eq!(read, if info.dtype.is_readable() { elements } else { 0 });
         }
         Ok(contents.tensors.len())
+    }
+
+    /// Whatever is accepted lies within the file, as long as its shape says. How many arrays that were.
+    pub fn hdf5(bytes: &[u8]) -> Result<usize, Hdf5Error> {
+        struct Memory<'a>(&'a [u8]);
+        impl hdf5::Bytes for Memory<'_> {
+            fn size(&self) -> u64 {
+                self.0.len() as u64
+            }
+
+            fn read_exact(&self, at: u64, bytes: &mut [u8]) -> Result<(), Hdf5Error> {
+                bytes.copy_from_slice(&self.0[at as usize..at as usize + bytes.len()]);
+                Ok(())
+            }
+        }
+        let arrays = hdf5::read(&Memory(bytes))?;
+        for array in arrays.values() {
+            let numbers = &bytes[array.bytes.start as usize..array.bytes.end as usize];
+            assert_eq!(numbers.len(), 4 * array.shape.iter().product::<usize>());
+        }
+        Ok(arrays.len())
     }
 
     /// Whatever is accepted names files in its own directory.

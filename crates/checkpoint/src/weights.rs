@@ -1,4 +1,5 @@
-//! The weights of a model directory: one file, or shards with an index; safetensors, or else what PyTorch writes.
+//! The weights of a model directory: one file, or shards with an index; safetensors, or else what PyTorch writes, or what the authors of
+//! a family published.
 //!
 //! Opening reads and checks what stands beside the numbers; they are read when they are asked for, with positioned reads. Nothing is mapped
 //! into memory: a file that is cut while it is open gives an error and no signal. Which parameter a tensor belongs to is not
@@ -13,11 +14,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use henson_models::{Arrays, ORIGINALS, Original};
 use serde::Deserialize;
 use twox_hash::XxHash3_64;
 
 use crate::directory::{open_regular, parse_json, read_limited};
-use crate::safetensors::{Header, LENGTH, TensorInfo, UniqueMap, for_each_f32};
+use crate::hdf5::{self, Hdf5Error};
+use crate::safetensors::{Header, LENGTH, StoredDType, TensorInfo, UniqueMap, for_each_f32};
 use crate::sums::{self, Sums};
 use crate::torch::{self, TorchError, for_each_strided};
 use crate::{CheckpointError, atomic};
@@ -112,6 +115,8 @@ struct Located {
     strides: Option<Vec<usize>>,
     /// The CRC-32 of the bytes, where the file has it.
     crc: Option<u32>,
+    /// The numbers, where the file has them in another form.
+    converted: Option<Vec<f32>>,
 }
 
 impl Weights {
@@ -132,6 +137,9 @@ impl Weights {
             if directory.join(format.index_file()).exists() {
                 return Self::open_shards(directory, format);
             }
+        }
+        if let Some((original, path)) = original_weights(directory)? {
+            return Self::open_original(directory, original, &path);
         }
         Err(foreign_format(directory).unwrap_or(CheckpointError::NoWeights { directory: directory.to_owned() }))
     }
@@ -204,6 +212,10 @@ impl Weights {
         let Some(located) = self.tensors.get(name) else {
             return Err(CheckpointError::NoTensor { path: self.path.clone(), name: name.to_owned() });
         };
+        if let Some(numbers) = &located.converted {
+            each(numbers);
+            return Ok(());
+        }
         let dtype = located.info.dtype;
         if !dtype.is_readable() {
             return Err(CheckpointError::NotFloat { path: self.path.clone(), name: name.to_owned(), dtype });
@@ -284,14 +296,40 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Reads the arrays of a model as its authors published it, all at once, because their form is another.
+    fn open_original(directory: &Path, original: &Original, path: &Path) -> Result<Self, CheckpointError> {
+        let mut weights = Self::empty(directory);
+        let source = Source::open(path)?;
+        let wrong = |problem| CheckpointError::Hdf5 { path: path.to_owned(), problem };
+        let unread = |error| match error {
+            Hdf5Error::Read(error) => *error,
+            problem => wrong(problem),
+        };
+        let mut arrays = Arrays::new();
+        for (name, hdf5::Array { shape, bytes }) in hdf5::read(&source).map_err(unread)? {
+            // Within the file, so that this is bounded by it.
+            let mut numbers = Vec::with_capacity(shape.iter().product());
+            source.read(bytes, |part| {
+                for_each_f32(StoredDType::F32, part, |some| numbers.extend_from_slice(some));
+            })?;
+            arrays.insert(name, (shape, numbers));
+        }
+        let converted = (original.convert)(arrays)
+            .map_err(|problem| CheckpointError::Original { path: path.to_owned(), problem })?;
+        weights.tensors = converted
+            .into_iter()
+            .map(|(name, (shape, numbers))| {
+                let info = TensorInfo { dtype: StoredDType::F32, shape };
+                (name, Located { info, file: 0, bytes: 0..0, strides: None, crc: None, converted: Some(numbers) })
+            })
+            .collect();
+        weights.files.push(source);
+        Ok(weights)
+    }
+
     /// Opens one more file; its tensors are not added yet.
     fn read_header(&mut self, path: &Path, format: Format) -> Result<BTreeMap<String, Located>, CheckpointError> {
-        let io = || CheckpointError::io("open", path);
-        let file = open_regular(path, "open")?;
-        let metadata = file.metadata().map_err(io())?;
-        let (size, modified) = (metadata.len(), (metadata.mtime(), metadata.mtime_nsec()));
-        let (path, reading) = (path.to_owned(), Mutex::default());
-        let mut source = Source { path, file, size, modified, start: 0, reading };
+        let mut source = Source::open(path)?;
         let file = self.files.len();
         let tensors = match format {
             Format::Safetensors => source.read_safetensors(file)?,
@@ -307,6 +345,13 @@ impl Weights {
 }
 
 impl Source {
+    fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let file = open_regular(path, "open")?;
+        let metadata = file.metadata().map_err(CheckpointError::io("open", path))?;
+        let (size, modified) = (metadata.len(), (metadata.mtime(), metadata.mtime_nsec()));
+        Ok(Self { path: path.to_owned(), file, size, modified, start: 0, reading: Mutex::default() })
+    }
+
     /// The tensors of a safetensors file, which becomes the file of this number.
     fn read_safetensors(&mut self, file: usize) -> Result<BTreeMap<String, Located>, CheckpointError> {
         let size = self.size;
@@ -319,7 +364,7 @@ impl Source {
         self.read_exact(LENGTH as u64, &mut bytes)?;
         let header = Header::parse_json(&bytes, size as usize).map_err(wrong)?;
         self.start = (LENGTH + length) as u64;
-        let located = |(info, bytes)| Located { info, file, bytes, strides: None, crc: None };
+        let located = |(info, bytes)| Located { info, file, bytes, strides: None, crc: None, converted: None };
         Ok(header.tensors.into_iter().map(|(name, tensor)| (name, located(tensor))).collect())
     }
 
@@ -329,7 +374,8 @@ impl Source {
             TorchError::Read(error) => *error,
             problem => CheckpointError::Torch { path: self.path.clone(), problem },
         })?;
-        let located = |torch::Tensor { info, bytes, strides, crc }| Located { info, file, bytes, strides, crc };
+        let located =
+            |torch::Tensor { info, bytes, strides, crc }| Located { info, file, bytes, strides, crc, converted: None };
         let tensors = contents.tensors.into_iter().map(|(name, tensor)| (name, located(tensor))).collect();
         Ok((tensors, contents.others))
     }
@@ -387,6 +433,37 @@ impl torch::Bytes for Source {
     fn read_exact(&self, at: u64, bytes: &mut [u8]) -> Result<(), TorchError> {
         Ok(Source::read_exact(self, at, bytes).map_err(Box::new)?)
     }
+}
+
+impl hdf5::Bytes for Source {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_exact(&self, at: u64, bytes: &mut [u8]) -> Result<(), Hdf5Error> {
+        Ok(Source::read_exact(self, at, bytes).map_err(Box::new)?)
+    }
+}
+
+/// The authors' weights in a directory, if they are what it has: those of the one file with the right ending.
+fn original_weights(directory: &Path) -> Result<Option<(&'static Original, PathBuf)>, CheckpointError> {
+    for original in ORIGINALS.iter().filter(|original| directory.join(original.config).is_file()) {
+        let names = std::fs::read_dir(directory).map_err(CheckpointError::io("read", directory))?;
+        let mut found: Vec<PathBuf> = names
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.to_str().is_some_and(|name| name.ends_with(original.weights)))
+            .collect();
+        found.sort();
+        match &found[..] {
+            [] => {}
+            [path] => return Ok(Some((original, path.clone()))),
+            [path, ..] => {
+                let problem = format!("{} files here end like that: keep one of them", found.len());
+                return Err(CheckpointError::Original { path: path.clone(), problem });
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Which shard holds each tensor, from the bytes of an index; `path` is for errors alone.

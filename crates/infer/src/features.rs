@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use henson_text::{Features, windows_with_most_context};
 
+use crate::read::Carried;
 use crate::{InferError, Length, Model, Output, Read, Request, Result};
 
 /// Which layers, and what becomes of them.
@@ -113,6 +114,33 @@ pub struct TokenFeatures {
     pub dropped: usize,
 }
 
+impl TokenFeatures {
+    /// The same with a row for each word of the text instead of each of its bytes, which all have the word's vector.
+    fn by_words(self, text: &str) -> Self {
+        let Self { tokens, offsets, vectors, width, dropped } = self;
+        let mut out = Self { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped };
+        let mut open = false;
+        for (i, (token, place)) in tokens.into_iter().zip(offsets).enumerate() {
+            let space = |byte: u8| byte.is_ascii_whitespace() || byte == 0x0b;
+            let white = place.is_some_and(|(start, end)| text[start..end].bytes().all(space));
+            match (place, out.tokens.last_mut(), out.offsets.last_mut()) {
+                (Some((_, end)), Some(word), Some(Some(at))) if open && !white => {
+                    at.1 = end;
+                    text[at.0..end].clone_into(word);
+                }
+                _ if white => {}
+                _ => {
+                    out.tokens.push(place.map_or(token, |(start, end)| text[start..end].to_owned()));
+                    out.offsets.push(place);
+                    out.vectors.extend_from_slice(&vectors[i * width..(i + 1) * width]);
+                }
+            }
+            open = place.is_some() && !white;
+        }
+        out
+    }
+}
+
 impl Model {
     /// A vector for every token of every text. With windows, each piece comes from the window where it has most
     /// context, and the special tokens from the first and the last one.
@@ -120,10 +148,29 @@ impl Model {
         self.ask(texts, |text| self.prepare_features(text, layers, length))
     }
 
+    /// [`features`](Self::features) of a recurrent network as ELMo's authors computed them: every text begins where the one before it
+    /// ended. An error of other networks.
+    pub fn features_in_turn(
+        &self,
+        texts: &[&str],
+        layers: Layers,
+        length: Length,
+        carried: &mut Carried,
+    ) -> Result<Vec<TokenFeatures>> {
+        if self.config().model.characters().is_none() {
+            let why = "there are no states to carry: only recurrent networks have them";
+            return Err(InferError::Layers(format!("{}: {why}", self.config().model.model_type())));
+        }
+        let requests = texts.iter().map(|text| self.prepare_features(text, layers, length));
+        self.run_in_turn(Request::all(requests.collect::<Result<_>>()?), carried)
+    }
+
     /// [`features`](Self::features) for one text, to be run.
     pub fn prepare_features(&self, text: &str, layers: Layers, length: Length) -> Result<Request<TokenFeatures>> {
         let width = self.width_of(layers)?;
         let (windows, dropped) = self.windows_of(&self.tokenizer().encode(text)?, length)?;
+        // Of a model whose tokens are bytes, what is given are words.
+        let text = self.config().model.characters().map(|_| text.to_owned());
         Ok(Request::new(windows, Read::Layers(layers), dropped, move |model, read| {
             let mut out = TokenFeatures { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped };
             let (windows, outputs): (Vec<Features>, Vec<Output>) = read.into_iter().unzip();
@@ -140,7 +187,10 @@ impl Model {
                 }
             }
             (windows[last].first.end..windows[last].len()).for_each(|position| take(last, position));
-            out
+            match &text {
+                Some(text) => out.by_words(text),
+                None => out,
+            }
         }))
     }
 

@@ -49,7 +49,7 @@ pub use likelihood::{ScoreProgress, Scored, Scoring};
 pub use model::{Length, Model, Want};
 pub use numbers::{dot, join_windows, normalise, sigmoid, softmax};
 pub use pooling::{Activation, Dense, Layer, Pooling};
-pub use read::{Output, Read, read};
+pub use read::{Carried, Output, Read, read};
 pub use request::{Finish, Request, Sequence};
 pub use rerank::Ranked;
 pub use sentence::{Prompts, SentenceKind};

@@ -6,11 +6,12 @@
 
 use std::ops::Range;
 
+use henson_models::characters::SENTENCE_START;
 use henson_models::{self as models, Batch, Capture, Encoded, Sequence};
-use henson_tensor::{Parameters, Pass, Tape, Tensor};
+use henson_tensor::{Parameters, Pass, RecurrentState, Tape, Tensor};
 use henson_text::{Features, SpanLogits};
 
-use crate::{Layers, Model, Pooling, Result};
+use crate::{InferError, Layers, Model, Pooling, Request, Result};
 
 /// What is read off the encoder's output for a sequence. Legend: S tokens, H hidden, N labels, L layers, A heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,8 +105,37 @@ impl Model {
     }
 }
 
+/// What the recurrent layers of a model ended with, for a text that shall begin there.
+#[derive(Clone, Debug, Default)]
+pub struct Carried(Vec<RecurrentState>);
+
+impl Model {
+    /// [`Model::run`], one sequence after the other, each beginning where the one before it ended, and the first at what is
+    /// carried; of recurrent networks.
+    pub(crate) fn run_in_turn<A>(&self, request: Request<A>, carried: &mut Carried) -> Result<A> {
+        let Request { sequences, finish, .. } = request;
+        let mut all = Vec::with_capacity(sequences.len());
+        for crate::request::Sequence { features, read, text } in sequences {
+            let read = read_from(self.network(), self.parameters(), &[(&features, &read)], Some(&mut carried.0))?;
+            let output = read.into_iter().find(|output| output.numbers.iter().all(|x| x.is_finite()));
+            all.push((features, output.ok_or(InferError::NotFinite { text })?));
+        }
+        Ok(finish(self, all))
+    }
+}
+
 /// [`Model::read`] for a network that is still being trained: what is not finite stays in the outputs.
 pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Features, &Read)]) -> Result<Vec<Output>> {
+    read_from(network, parameters, sequences, None)
+}
+
+/// The same; recurrent layers begin with the states that are carried, and these become what they end with.
+fn read_from(
+    network: &models::Model,
+    parameters: &Parameters,
+    sequences: &[(&Features, &Read)],
+    mut carried: Option<&mut Vec<RecurrentState>>,
+) -> Result<Vec<Output>> {
     let mut outputs = vec![Output::default(); sequences.len()];
     let has_streams = network.config().has_streams();
     for way in [Way::Plain, Way::FirstToken, Way::HiddenStates, Way::AttentionMaps, Way::Masks] {
@@ -119,10 +149,15 @@ pub fn read(network: &models::Model, parameters: &Parameters, sequences: &[(&Fea
             .collect();
         let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
         let masks = masks(&inputs, &reads);
-        let (batch, masks) = Batch::with_masks(parameters.device(), network.config(), &inputs, &masks, 0)?;
+        let (mut batch, masks) = Batch::with_masks(parameters.device(), network.config(), &inputs, &masks, 0)?;
+        if let Some(states) = &carried {
+            batch = batch.continuing(states);
+        }
         let mut tape = Tape::new();
         let pass = Pass::inference(&mut tape, parameters);
-        let read = Reader { network, pass, batch: &batch, inputs: &inputs, masks: &masks }.read(way, &reads)?;
+        let carried = carried.as_deref_mut();
+        let read =
+            Reader { network, pass, batch: &batch, inputs: &inputs, masks: &masks, carried }.read(way, &reads)?;
         for (i, output) in chosen.into_iter().zip(read) {
             outputs[i] = output;
         }
@@ -149,6 +184,8 @@ struct Reader<'a> {
     inputs: &'a [Sequence<'a>],
     /// The rows where masks are predicted.
     masks: &'a Tensor,
+    /// What recurrent layers end with goes there.
+    carried: Option<&'a mut Vec<RecurrentState>>,
 }
 
 impl Reader<'_> {
@@ -162,6 +199,9 @@ impl Reader<'_> {
         }
         let capture = Capture { hidden_states: way == Way::HiddenStates, attention_maps: way == Way::AttentionMaps };
         let encoded = network.encode(&mut self.pass, self.batch, capture)?;
+        if let Some(carried) = &mut self.carried {
+            **carried = encoded.states.iter().map(RecurrentState::detached).collect();
+        }
         let mut outputs = vec![Output::default(); reads.len()];
         match way {
             Way::HiddenStates => self.layers(reads, &encoded, &mut outputs)?,
@@ -207,10 +247,11 @@ impl Reader<'_> {
         let hidden = self.network.config().sizes().hidden_size;
         let mut computed: Vec<(henson_tensor::Pooling, Vec<f32>)> = Vec::new();
         let mut rows: Option<Vec<f32>> = None;
+        let words = self.batch.words_of_tokens().transpose()?;
         for (i, read) in reads.iter().enumerate() {
             let Read::Pooled { pooling, skip } = read else { continue };
             for pooling in pooling {
-                let vector = match pooling.on_device().filter(|_| *skip == 0) {
+                let vector = match pooling.on_device().filter(|_| *skip == 0 && words.is_none()) {
                     Some(kernel) => {
                         if computed.iter().all(|(known, _)| *known != kernel) {
                             let pooled = self.pass.pool(&encoded.last, &self.batch.layout, kernel)?;
@@ -226,7 +267,10 @@ impl Reader<'_> {
                             Some(rows) => rows,
                             None => rows.insert(encoded.last.tensor().to_f32()?),
                         };
-                        pooling.of_rows(&self.tokens(rows, hidden, i), hidden, *skip)
+                        match &words {
+                            Some(words) => pooling.of_rows(&self.words(rows, (hidden, i), words, *skip), hidden, 0),
+                            None => pooling.of_rows(&self.tokens(rows, hidden, i), hidden, *skip),
+                        }
                     }
                 };
                 outputs[i].numbers.extend(vector);
@@ -239,6 +283,17 @@ impl Reader<'_> {
     fn tokens(&self, numbers: &[f32], width: usize, sequence: usize) -> Vec<f32> {
         let range = self.range(sequence);
         numbers[range.start * width..range.end * width].to_vec()
+    }
+
+    /// The rows of a sequence whose tokens are bytes, one for each word; without the marks of sentences, where there are others.
+    fn words(&self, numbers: &[f32], (width, sequence): (usize, usize), words: &[u32], skip: usize) -> Vec<f32> {
+        let (range, ids) = (self.range(sequence), self.inputs[sequence].ids);
+        let first = |token: &usize| *token == range.start || words[*token] != words[*token - 1];
+        let starts: Vec<usize> = range.clone().filter(first).filter(|token| *token >= range.start + skip).collect();
+        let plain = |token: &&usize| ids[**token - range.start] < SENTENCE_START;
+        let marks = !starts.iter().any(|token| plain(&token));
+        let chosen = starts.iter().filter(|token| marks || plain(token));
+        chosen.flat_map(|token| &numbers[token * width..(token + 1) * width]).copied().collect()
     }
 
     fn range(&self, sequence: usize) -> Range<usize> {

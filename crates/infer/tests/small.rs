@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use henson_infer::{EmbedSettings, Layers, Length, Model, Pooling, Read, Want};
+use henson_infer::{Carried, EmbedSettings, Layers, Length, Model, Pooling, Read, Want};
 use henson_tensor::DType;
 use tempfile::TempDir;
 
@@ -243,4 +243,53 @@ fn what_is_not_finite_names_its_text_and_harms_no_other() {
             }
         }
     }
+}
+
+fn elmo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/elmo/skip")
+}
+
+/// Tokens are bytes; what is given are words, where they stand in the text.
+#[test]
+fn elmo_gives_features_of_words() {
+    let model = open(&elmo(), Want::Encoder).unwrap();
+    let text = " The na\u{ef}ve\tcat .\n";
+    let all = &model.features(&[text], "all".parse().unwrap(), Length::CUT).unwrap()[0];
+    assert_eq!(all.tokens, ["<S>", "The", "na\u{ef}ve", "cat", ".", "</S>"]);
+    let places: Vec<_> = all.offsets.iter().flatten().map(|(start, end)| &text[*start..*end]).collect();
+    assert_eq!(places, all.tokens[1..5]);
+    assert_eq!((all.width, all.vectors.len()), (96, 6 * 96));
+    // Layer 0 is the word's vector twice, whatever stands around it.
+    let again = &model.features(&["cat"], "all".parse().unwrap(), Length::CUT).unwrap()[0];
+    let (cat, alone) = (&all.vectors[3 * 96..4 * 96], &again.vectors[96..192]);
+    assert_eq!(cat[..16], cat[16..32]);
+    assert_eq!(cat[..32], alone[..32]);
+    assert_ne!(cat[32..], alone[32..]);
+    // A text's vector is the mean over its words, without the marks around it.
+    let settings = EmbedSettings::default();
+    let vector = &model.embed(&[text], &settings, false).unwrap()[0];
+    let last = &model.features(&[text], Layers::One(-1), Length::CUT).unwrap()[0];
+    for (c, x) in vector.vector.iter().enumerate() {
+        let mean = (1..5).map(|word| last.vectors[word * 32 + c]).sum::<f32>() / 4.0;
+        assert!((x - mean).abs() < 1e-6, "{x} {mean}");
+    }
+    assert!(model.embed(&["", " \n"], &settings, false).is_ok());
+    assert_fails(&elmo(), Want::MaskedLm, &["ElmoModel"]);
+    // One text after the other, each where the one before it ended: two calls are one.
+    let (texts, mut carried, mut parts) = (["The cat sat .", "a dog", "The cat sat ."], Carried::default(), Vec::new());
+    let last = Layers::One(-1);
+    let whole = model.features_in_turn(&texts, last, Length::CUT, &mut Carried::default()).unwrap();
+    for text in texts {
+        parts.extend(model.features_in_turn(&[text], last, Length::CUT, &mut carried).unwrap());
+    }
+    for (whole, part) in whole.iter().zip(&parts) {
+        assert_eq!(whole.vectors, part.vectors);
+    }
+    assert_ne!(whole[0].vectors, whole[2].vectors);
+    let alone = model.features(&[texts[0]], last, Length::CUT).unwrap();
+    assert_eq!(whole[0].vectors, alone[0].vectors);
+    let bert = directory("model");
+    let bert = open(bert.path(), Want::Encoder).unwrap();
+    let error = bert.features_in_turn(&["a"], last, Length::CUT, &mut carried).unwrap_err().to_string();
+    assert!(error.contains("recurrent networks"), "{error}");
 }

@@ -1,7 +1,8 @@
 //! What goes into a model: token sequences, checked against its tables, as one flat stream.
 
-use henson_tensor::{Device, Layout, RelativePositions, Tensor, TensorError};
+use henson_tensor::{Device, Layout, RecurrentState, RelativePositions, Tensor, TensorError};
 
+use crate::characters::WordStream;
 use crate::streams::{Memory, Permutation, Streams};
 use crate::{ModelConfig, TargetReading};
 
@@ -110,6 +111,10 @@ pub struct Batch {
     pub(crate) streams: Option<Streams>,
     /// Whether that is the source once more, because there is no target; what then becomes of it is the network's choice.
     pub target_is_source: bool,
+    /// Of a network that reads words as characters, the words.
+    pub(crate) words: Option<WordStream>,
+    /// What recurrent layers begin with: [`Encoded::states`](crate::Encoded) of the same sequences' earlier parts; none: zeros.
+    pub states: Vec<RecurrentState>,
 }
 
 impl Batch {
@@ -130,6 +135,16 @@ impl Batch {
     /// Where a second stream predicts tokens, its rows in the network's output, in the order of the targets.
     pub fn predicted(&self) -> Option<&Tensor> {
         self.streams.as_ref()?.queries.as_ref().map(|queries| &queries.predicted)
+    }
+
+    /// Where tokens are the bytes of words: which word each of the T tokens is a part of. All tokens of a word have its vector.
+    pub fn words_of_tokens(&self) -> Option<Result<Vec<u32>, TensorError>> {
+        self.words.as_ref().map(|words| words.of_tokens.to_vec())
+    }
+
+    /// The same with recurrent layers that begin where others ended: sequence i continues what sequence i was.
+    pub fn continuing(self, states: &[RecurrentState]) -> Self {
+        Self { states: states.iter().map(RecurrentState::detached).collect(), ..self }
     }
 
     /// The same with other tokens in their places.
@@ -282,6 +297,10 @@ impl Batch {
             true => Some(Streams::new(device, sequences, permutations, memory, (&layout, first_number))?),
             false => None,
         };
+        let words = match config.characters() {
+            Some(settings) => Some(WordStream::new(device, &settings, sequences, first_number)?),
+            None => None,
+        };
         // What fills the batch up, if anything.
         ids.resize(layout.tokens(), 0);
         segments.resize(layout.tokens(), 0);
@@ -293,6 +312,8 @@ impl Batch {
             target: None,
             streams,
             target_is_source: false,
+            words,
+            states: Vec::new(),
         })
     }
 }

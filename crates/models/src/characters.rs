@@ -9,6 +9,7 @@ use henson_tensor::{
     Activation, Builder, Device, EmbeddingTables, Filters, Init, Layout, Param, Pass, Result, Tensor, Var,
 };
 
+use crate::Sequence;
 use crate::layers::Linear;
 
 /// What is no byte of a word: ids 0 to 255 are bytes.
@@ -141,6 +142,59 @@ impl Words {
     }
 }
 
+/// The words of sequences whose tokens are bytes, with white space between words, and marks where sentences begin and end, which are
+/// words, too.
+#[derive(Clone, Debug)]
+pub(crate) struct WordStream {
+    pub(crate) words: Words,
+    /// How words are divided into sequences.
+    pub(crate) layout: Layout,
+    /// Which word each token is a part of; white space belongs to the word behind it.
+    pub(crate) of_tokens: Tensor,
+}
+
+impl WordStream {
+    pub(crate) fn new(
+        device: &Device,
+        settings: &CharacterSettings,
+        sequences: &[Sequence<'_>],
+        first_number: u32,
+    ) -> Result<Self> {
+        let (mut words, mut lengths): (Vec<Vec<u32>>, Vec<usize>) = (Vec::new(), Vec::new());
+        let mut of_tokens = Vec::new();
+        for sequence in sequences {
+            let before = words.len();
+            let mut open = false;
+            for id in sequence.ids {
+                let mark = [SENTENCE_START, SENTENCE_END].contains(id);
+                let white = u8::try_from(*id).is_ok_and(|byte| byte.is_ascii_whitespace() || byte == 0x0b);
+                of_tokens.push((words.len() - usize::from(open && !mark && !white)) as u32);
+                if mark {
+                    words.push(vec![WORD_START, *id, WORD_END]);
+                } else if !white && open {
+                    let word = words.last_mut().filter(|word| word.len() < settings.max_characters);
+                    word.into_iter().for_each(|word| word.insert(word.len() - 1, *id));
+                } else if !white {
+                    words.push(vec![WORD_START, *id, WORD_END]);
+                }
+                open = !mark && !white;
+            }
+            if words.len() == before {
+                words.push(vec![WORD_START, WORD_END]);
+            }
+            // White space at the end has no word behind it.
+            let last = words.len() as u32 - 1;
+            of_tokens.iter_mut().rev().take_while(|word| **word > last).for_each(|word| *word = last);
+            lengths.push(words.len() - before);
+        }
+        Ok(Self {
+            words: Words::new(device, settings, words.iter().map(Vec::as_slice))?,
+            layout: Layout::new(device, &lengths, first_number)?,
+            of_tokens: Tensor::from_slice(device, [of_tokens.len()], &of_tokens)?,
+        })
+    }
+}
+
 /// A network that reads words as characters.
 #[derive(Clone, Debug)]
 pub struct CharacterCnn {
@@ -178,6 +232,11 @@ impl CharacterCnn {
             highways: (0..settings.highways).map(|i| highway(b, i)).collect(),
             projection: settings.projection.map(|p| Linear::build(b, "projection", n, p, by_inputs(n))),
         }
+    }
+
+    /// The vectors of characters.
+    pub(crate) fn table(&self) -> Param {
+        self.table
     }
 
     /// T×F, or as wide as it is projected.

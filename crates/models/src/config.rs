@@ -7,6 +7,7 @@ use henson_tensor::{Activation, Builder, LogBuckets};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::characters::CharacterSettings;
 use crate::streams::MemorySettings;
 use crate::{Family, Head, Model, ModelConfig};
 
@@ -47,6 +48,10 @@ pub(crate) trait FamilyConfig {
     }
     /// How much of a sequence is remembered for the next, where the network can.
     fn memory(&self) -> Option<MemorySettings> {
+        None
+    }
+    /// How words are read as characters, where tokens are the bytes of words.
+    fn characters(&self) -> Option<CharacterSettings> {
         None
     }
     /// How models with a head are fine-tuned where nobody says otherwise.
@@ -347,6 +352,16 @@ impl ModelConfig {
     /// What words are read with, where the family reads whole words: such a model is made together with the vocabulary of a task.
     pub fn word_vocabulary(&self) -> Option<WordVocabulary> {
         self.own().word_vocabulary()
+    }
+
+    /// How words are read as characters, where tokens are the bytes of words: all of a word's have its vector.
+    pub fn characters(&self) -> Option<CharacterSettings> {
+        self.own().characters()
+    }
+
+    /// So many tokens of a usual tokenizer in this network's own: where tokens are bytes, eight for each.
+    pub fn own_length(&self, length: usize) -> usize {
+        if self.characters().is_some() { length.saturating_mul(8) } else { length }
     }
 
     /// How targets are read, where it is an encoder-decoder.

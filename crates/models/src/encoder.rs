@@ -182,7 +182,7 @@ impl Network for PostNormEncoder {
         if capture.hidden_states {
             hidden_states.push(x.clone());
         }
-        Ok(Encoded { last: x, hidden_states, attention_maps })
+        Ok(Encoded { last: x, hidden_states, attention_maps, states: Vec::new() })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {

@@ -85,7 +85,7 @@ impl<S: Stack> EncoderDecoder<S> {
         if capture.hidden_states {
             hidden_states.push(last.clone());
         }
-        Ok(Encoded { last, hidden_states, attention_maps })
+        Ok(Encoded { last, hidden_states, attention_maps, states: Vec::new() })
     }
 }
 

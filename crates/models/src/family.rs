@@ -1,5 +1,7 @@
 //! A family of models as data: its names, its classes in `transformers`, its sizes. Nothing outside of this crate names one.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use crate::{ConfigError, FAMILIES, Head, ModelConfig, Naming};
@@ -61,6 +63,22 @@ pub struct Family {
     pub sizes: &'static [NamedSize],
     /// Reads a config.json of one of its types.
     pub(crate) parse: fn(Value) -> Result<ModelConfig, ConfigError>,
+}
+
+/// Arrays by name: sizes and numbers.
+pub type Arrays = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// How models of a family were published before there were directories of config.json and model.safetensors.
+#[derive(Debug)]
+pub struct Original {
+    /// `model_type` in config.json, which their own config does not say.
+    pub model_type: &'static str,
+    /// The name of their config.
+    pub config: &'static str,
+    /// How the name of the HDF5 file with their weights ends.
+    pub weights: &'static str,
+    /// Their arrays under today's names and in today's shapes, or what is wrong with them.
+    pub convert: fn(Arrays) -> Result<Arrays, String>,
 }
 
 impl Family {

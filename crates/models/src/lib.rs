@@ -18,6 +18,7 @@ mod deberta;
 mod decoder;
 mod distilbert;
 mod electra;
+mod elmo;
 mod encoder;
 mod encoder_decoder;
 mod gpt;
@@ -44,7 +45,7 @@ pub use batch::{Batch, InputError, Sequence};
 pub use boundary::BOUNDARY_TARGETS;
 pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, SpecialIds, TargetReading, WordVocabulary};
 pub use decoder::{CacheSizes, Decoder, DecoderCache, NewTokens, Writing};
-pub use family::{Family, NamedSize};
+pub use family::{Arrays, Family, NamedSize, Original};
 pub use heads::Head;
 pub use model::{Capture, Encoded, LinearHead, Model, Network};
 pub use naming::Naming;
@@ -85,4 +86,9 @@ families! {
     RnnSeq2Seq(rnn_seq2seq::RnnSeq2SeqConfig, rnn_seq2seq::FAMILY),
     /// BiLSTM taggers and classifiers.
     BiLstm(bilstm::BiLstmConfig, bilstm::FAMILY),
+    /// ELMo.
+    Elmo(elmo::ElmoConfig, elmo::FAMILY),
 }
+
+/// Models as their authors published them, where that is not a directory of `transformers`.
+pub static ORIGINALS: &[Original] = &[elmo::ORIGINAL];

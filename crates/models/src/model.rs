@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use henson_tensor::{
-    Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
+    Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, RecurrentState, Result, Tensor, TensorError, Var,
 };
 
 use crate::heads::{Classifier, HeadParts};
@@ -52,6 +52,8 @@ pub struct Encoded {
     pub hidden_states: Vec<Var>,
     /// L tensors with A×S×S numbers for each sequence in turn, on request.
     pub attention_maps: Vec<Tensor>,
+    /// What every recurrent layer ends with; none of other networks.
+    pub states: Vec<RecurrentState>,
 }
 
 /// A network with a head: views into flat parameters.

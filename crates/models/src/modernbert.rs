@@ -482,7 +482,7 @@ impl Network for ModernBert {
             // The last one is normalised, as in `transformers`.
             hidden_states.push(last.clone());
         }
-        Ok(Encoded { last, hidden_states, attention_maps })
+        Ok(Encoded { last, hidden_states, attention_maps, states: Vec::new() })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Computed<Var> {

@@ -41,6 +41,8 @@ pub struct RecurrentSettings {
     pub site: u32,
     /// How weights start; none: as in PyTorch, evenly within 1/√C.
     pub init: Option<Init>,
+    /// Whether it starts as TensorFlow's LSTM does: one bias, which opens the forget gates, and matrices by Glorot's rule.
+    pub tensorflow: bool,
 }
 
 impl RecurrentSettings {
@@ -59,6 +61,7 @@ impl RecurrentSettings {
             variational: false,
             site: BETWEEN,
             init: None,
+            tensorflow: false,
         }
     }
 
@@ -72,12 +75,18 @@ impl RecurrentSettings {
 #[derive(Clone, Debug)]
 pub struct RecurrentStack {
     settings: RecurrentSettings,
-    layers: Vec<RecurrentLayer>,
+    pub(crate) layers: Vec<RecurrentLayer>,
 }
 
 impl RecurrentStack {
     /// Lays out layers as `torch.nn.LSTM`, `GRU` and `RNN` name and start them.
     pub fn build(b: &mut Builder, settings: RecurrentSettings) -> Self {
+        let build = |layer| b.group(Group::Layer(layer), |b| build_layer(b, &settings, layer));
+        Self { settings, layers: (0..settings.layers).map(build).collect() }
+    }
+
+    /// The same with every layer in a group of its own: those of a network.
+    pub(crate) fn build_network(b: &mut Builder, settings: RecurrentSettings) -> Self {
         let build = |layer| b.group(Group::Layer(layer), |b| build_layer(b, &settings, layer));
         Self { settings, layers: (0..settings.layers).map(build).collect() }
     }
@@ -130,27 +139,33 @@ fn build_layer(b: &mut Builder, settings: &RecurrentSettings, layer: usize) -> R
     let RecurrentSettings { cell, hidden, directions, clip_cell, clip_projection, .. } = *settings;
     let (input, width) = (if layer == 0 { settings.input } else { settings.output() }, cell.gates() * hidden);
     let state = settings.projection.unwrap_or(hidden);
-    let init = settings.init.unwrap_or(Init::Uniform(1.0 / (hidden.max(1) as f32).sqrt()));
+    let plain = settings.init.unwrap_or(Init::Uniform(1.0 / (hidden.max(1) as f32).sqrt()));
+    let glorot = |inputs: usize, outputs: usize| Init::Uniform((6.0 / (inputs + outputs).max(1) as f32).sqrt());
+    // TensorFlow has the matrices of inputs and states in one.
+    let [of_gates, of_projection, of_bias] = match settings.tensorflow {
+        true => [glorot(input + state, width), glorot(hidden, state), Init::OpenForgetGates],
+        false => [plain; 3],
+    };
     // A layer that reads from right to left alone is a layer of its own, and has the plain names.
     let sides = if directions == Directions::Both { &["", "_reverse"][..] } else { &[""] };
     let names = |what: &str| -> Vec<String> { sides.iter().map(|side| format!("{what}_l{layer}{side}")).collect() };
-    let matrices = |b: &mut Builder, what: &str, rows: usize, columns: usize| {
+    let matrices = |b: &mut Builder, what: &str, (rows, columns): (usize, usize), init: Init| {
         let names = names(what);
         b.side_by_side(&names.iter().map(String::as_str).collect::<Vec<_>>(), rows, columns, init)
     };
     let vectors = |b: &mut Builder, what: &str| {
         let names = names(what);
-        b.vectors(&names.iter().map(String::as_str).collect::<Vec<_>>(), width, init)
+        b.vectors(&names.iter().map(String::as_str).collect::<Vec<_>>(), width, of_bias)
     };
     RecurrentLayer {
         cell,
         hidden,
         directions,
-        input: matrices(b, "weight_ih", width, input),
-        recurrent: matrices(b, "weight_hh", width, state),
+        input: matrices(b, "weight_ih", (width, input), of_gates),
+        recurrent: matrices(b, "weight_hh", (width, state), of_gates),
         input_bias: Some(vectors(b, "bias_ih")),
-        recurrent_bias: Some(vectors(b, "bias_hh")),
-        projection: settings.projection.map(|p| matrices(b, "weight_hr", p, hidden)),
+        recurrent_bias: (!settings.tensorflow).then(|| vectors(b, "bias_hh")),
+        projection: settings.projection.map(|p| matrices(b, "weight_hr", (p, hidden), of_projection)),
         clip_cell,
         clip_projection,
     }

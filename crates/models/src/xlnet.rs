@@ -506,7 +506,7 @@ impl Network for XlNet {
             hidden_states.push(x.clone());
         }
         let last = pass.dropout_tokens(x, layout, (self.dropout, self.last_site()))?;
-        Ok(Encoded { last, hidden_states, attention_maps })
+        Ok(Encoded { last, hidden_states, attention_maps, states: Vec::new() })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Computed<Var> {

@@ -40,6 +40,8 @@ pub enum Init {
     Ones,
     /// All this number.
     Constant(f32),
+    /// One in the second of four parts, zero elsewhere: an LSTM that does not forget at first.
+    OpenForgetGates,
 }
 
 /// The part of a model that a parameter belongs to, from the input up. Freezing, layer-wise rates and new heads go by it, never
@@ -509,6 +511,10 @@ impl Parameters {
                 Init::Zeros => {}
                 Init::Ones => values.fill(1.0),
                 Init::Constant(number) => values.fill(number),
+                Init::OpenForgetGates => {
+                    let quarter = values.len() / 4;
+                    values[quarter..2 * quarter].fill(1.0);
+                }
                 Init::TruncatedNormal(deviation) => draw(&mut values, (deviation, 2.0), seed, i, threads),
                 Init::TruncatedNormalAt(deviation, most) => draw(&mut values, (deviation, most), seed, i, threads),
                 Init::Normal(deviation) => draw(&mut values, (deviation, f32::INFINITY), seed, i, threads),

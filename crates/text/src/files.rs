@@ -158,8 +158,8 @@ const BYTE_PAIR_CLASSES: [&str; 6] = ["GPT2", "Roberta", "Longformer", "LED", "B
 
 impl Tokenizer {
     /// Opens the tokenizer of a model directory: `tokenizer.json` if it is there, else `vocab.txt`, else `vocab.json`
-    /// with `merges.txt`, else a SentencePiece model by the convention of its family. `tokenizer_config.json` and
-    /// `special_tokens_map.json` are heeded where they exist. The path of a SentencePiece model itself, `….model`, opens it
+    /// with `merges.txt`, else a SentencePiece model by the convention of its family, else bytes where there is an
+    /// `options.json`. `tokenizer_config.json` and `special_tokens_map.json` are heeded where they exist. The path of a SentencePiece model itself, `….model`, opens it
     /// without special tokens.
     pub fn open(directory: &Path) -> Result<Self, TextError> {
         if directory.is_file() && directory.extension().is_some_and(|extension| extension == "model") {
@@ -182,6 +182,10 @@ impl Tokenizer {
             (false, false) => {
                 if let Some(name) = sentencepiece::MODEL_FILES.into_iter().find(|name| there(name)) {
                     return sentencepiece::open_directory(directory, name);
+                }
+                // What the first ELMo models come with: words are found in bytes, and there is no file for that.
+                if there("options.json") {
+                    return Self::of_bytes();
                 }
                 let hint = match directory.exists() {
                     false => "the directory does not exist: check the path".to_owned(),

@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod bytes;
 mod error;
 mod fast;
 mod features;

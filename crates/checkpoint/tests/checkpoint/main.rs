@@ -5,6 +5,7 @@ mod golden;
 #[cfg(feature = "download")]
 mod hub;
 mod load;
+mod original;
 mod save;
 mod torch;
 mod writers;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use henson_checkpoint::write_atomic;
-use henson_infer::{Model, TokenFeatures, Want};
+use henson_infer::{Carried, Model, TokenFeatures, Want};
 use henson_text::code_point_offsets;
 use serde::Serialize;
 use serde_json::json;
@@ -30,9 +30,12 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
     let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
     output::warn_of_length(flags.length.max_length, model.most_tokens());
     let mut all: Vec<TokenFeatures> = Vec::new();
-    let mut lines = Vec::new();
+    let (mut lines, mut carried) = (Vec::new(), Carried::default());
     input::for_each(&flags.texts, |texts, numbers| {
-        let features = model.features(texts, flags.layers, flags.length.length());
+        let features = match flags.carry_states {
+            true => model.features_in_turn(texts, flags.layers, flags.length.length(), &mut carried),
+            false => model.features(texts, flags.layers, flags.length.length()),
+        };
         let features = features.map_err(|error| error.numbered(numbers))?;
         output::warn_cut(numbers, features.iter().map(|f| f.dropped));
         for (text, features) in texts.iter().zip(features) {

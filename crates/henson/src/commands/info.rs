@@ -266,6 +266,9 @@ struct Facts<'a> {
     heads: usize,
     intermediate_size: usize,
     vocab_size: usize,
+    /// Whether it is made of LSTMs over words that are read as characters.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    recurrent: bool,
     max_position_embeddings: usize,
     hidden_act: henson_models::HiddenActivation,
     parameters: usize,
@@ -341,6 +344,7 @@ impl<'a> Facts<'a> {
             heads: sizes.num_attention_heads,
             intermediate_size: sizes.intermediate_size,
             vocab_size: sizes.vocab_size,
+            recurrent: config.characters().is_some(),
             max_position_embeddings: sizes.max_tokens,
             hidden_act: sizes.hidden_act,
             parameters,
@@ -361,15 +365,24 @@ impl<'a> Facts<'a> {
         let Self { hidden_size, heads, intermediate_size, vocab_size, .. } = self;
         self.built_in.iter().try_for_each(BuiltInFacts::print)?;
         output::line(&format!("{}: {}, of the family {}", self.model, self.architecture, self.family))?;
-        output::line(&format!(
-            "  {layers} layers of {hidden_size} with {heads} heads, {intermediate_size} inside of the feed-forward layers"
-        ))?;
         let act = serde_json::to_string(&self.hidden_act)?;
-        output::line(&format!(
-            "  {vocab_size} tokens, {} positions, activation {}",
-            self.max_position_embeddings,
-            act.trim_matches('"')
-        ))?;
+        let (most, act) = (self.max_position_embeddings, act.trim_matches('"'));
+        let [network, tokens] = match self.recurrent {
+            true => [
+                format!(
+                    "{layers} layers of LSTMs in both directions, {intermediate_size} cells, {hidden_size} numbers a word"
+                ),
+                format!("words are read as characters, texts as up to {most} bytes"),
+            ],
+            false => [
+                format!(
+                    "{layers} layers of {hidden_size} with {heads} heads, {intermediate_size} inside of the feed-forward layers"
+                ),
+                format!("{vocab_size} tokens, {most} positions, activation {act}"),
+            ],
+        };
+        output::line(&format!("  {network}"))?;
+        output::line(&format!("  {tokens}"))?;
         output::line(&format!("parameters: {}", thousands(self.parameters)))?;
         for group in &self.groups {
             let share = 100.0 * group.parameters as f64 / self.parameters as f64;

@@ -143,7 +143,7 @@ const TAGGER: &str = "A tagger on a frozen encoder (ner, pos, tag)";
 #[derive(Args, Debug)]
 pub(crate) struct Features {
     /// Which layers it reads: last, -2, embeddings, sum-last-4, mean-last-4, concat-last-4, sum-all, mean-all, all, or
-    /// mix-last-4 and mix-all with learned weights
+    /// mix-last-4, mix-all and mix-whole (with the embeddings) with learned weights
     #[arg(long, help_heading = TAGGER, value_name = "LAYERS", allow_hyphen_values = true, requires = "frozen")]
     pub(crate) layers: Option<FeatureLayers>,
 

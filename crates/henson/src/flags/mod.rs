@@ -268,6 +268,10 @@ pub(crate) struct Features {
     #[arg(long, default_value = "last", allow_hyphen_values = true)]
     pub(crate) layers: henson_infer::Layers,
 
+    /// Begin every text with the states that the one before it ended with, as ELMo's authors did; of recurrent models
+    #[arg(long)]
+    pub(crate) carry_states: bool,
+
     /// What to write
     #[arg(long, value_enum, default_value = "jsonl")]
     pub(crate) format: FeatureFormat,

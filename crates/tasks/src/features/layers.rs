@@ -24,6 +24,8 @@ pub enum FeatureLayers {
     MixLast(usize),
     /// The same of all blocks, without the embeddings.
     MixAll,
+    /// The same of the embeddings and all blocks, as ELMo's authors do.
+    MixWhole,
 }
 
 impl FromStr for FeatureLayers {
@@ -33,8 +35,12 @@ impl FromStr for FeatureLayers {
         let number = |digits: &str| digits.parse::<usize>().ok().filter(|n| *n > 0);
         match text.strip_prefix("mix-") {
             Some("all") => Ok(Self::MixAll),
+            Some("whole") => Ok(Self::MixWhole),
             Some(last) if let Some(n) = last.strip_prefix("last-").and_then(number) => Ok(Self::MixLast(n)),
-            _ => text.parse().map(Self::Fixed).map_err(|problem: String| format!("{problem}, mix-last-4 or mix-all")),
+            _ => text
+                .parse()
+                .map(Self::Fixed)
+                .map_err(|problem: String| format!("{problem}, mix-last-4, mix-all or mix-whole")),
         }
     }
 }
@@ -45,6 +51,7 @@ impl fmt::Display for FeatureLayers {
             Self::Fixed(layers) => layers.fmt(f),
             Self::MixLast(n) => write!(f, "mix-last-{n}"),
             Self::MixAll => f.write_str("mix-all"),
+            Self::MixWhole => f.write_str("mix-whole"),
         }
     }
 }
@@ -70,6 +77,7 @@ impl FeatureLayers {
             Self::Fixed(layers) => (layers, 0),
             Self::MixLast(n) => (Layers::ConcatLast(n), n),
             Self::MixAll => (Layers::ConcatLast(blocks), blocks),
+            Self::MixWhole => (Layers::All, blocks + 1),
         }
     }
 }

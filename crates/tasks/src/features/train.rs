@@ -103,8 +103,9 @@ impl TaggerPlan {
 
     /// What the tagger is, on an encoder.
     fn description(&self, model: &Model) -> Description {
-        let (recipe, sizes) = (&self.recipe, model.config().model.sizes());
-        let max_length = recipe.max_length.min(sizes.max_tokens);
+        let (recipe, config) = (&self.recipe, &model.config().model);
+        let sizes = config.sizes();
+        let max_length = config.own_length(recipe.max_length).min(sizes.max_tokens);
         let mut description = Description::new(self.task.name, &self.train.labels, recipe.layers, max_length);
         if recipe.head == TaggerHead::Bilstm {
             description.lstm_layers = recipe.lstm_layers;

@@ -66,7 +66,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         recipe.batch_size,
         recipe.epochs,
         recipe.learning_rate,
-        recipe.length(plan.task, sizes.max_tokens),
+        recipe.length(plan.task, &plan.config.model),
         recipe.seed,
         results.steps,
         results.seconds,

@@ -121,7 +121,7 @@ impl Plan {
         }
         let max_tokens = config.model.sizes().max_tokens;
         let lengths = Lengths {
-            most: recipe.length(task, max_tokens),
+            most: recipe.length(task, &config.model),
             target: recipe.target_length().min(max_tokens),
             end: config.model.targets().map(|reading| reading.end),
             windows: recipe.windows,
@@ -758,7 +758,7 @@ fn config_for(
         Problem::Regression => "regression",
     });
     let reading = TrainedReading {
-        max_length: recipe.length(task, config.model.sizes().max_tokens),
+        max_length: recipe.length(task, &config.model),
         windows: recipe.windows || task.form.divides,
         stride: None,
         max_question: None,

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use henson_models::Family;
+use henson_models::{Family, ModelConfig};
 use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError,
     check_counts, check_ranges, to_toml,
@@ -434,8 +434,9 @@ impl FineTuneRecipe {
     }
 
     /// Tokens of a sequence for a task, within what the model takes.
-    pub(crate) fn length(&self, task: &Task, most: usize) -> usize {
-        self.max_length.or(task.length).unwrap_or(task.form.usual_length).min(most)
+    pub(crate) fn length(&self, task: &Task, model: &ModelConfig) -> usize {
+        let length = self.max_length.or(task.length).unwrap_or(task.form.usual_length);
+        model.own_length(length).min(model.sizes().max_tokens)
     }
 
     /// Tokens of a target, within any model's reach.

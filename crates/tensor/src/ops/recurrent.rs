@@ -115,6 +115,14 @@ pub struct RecurrentState {
     pub cell: Option<Var>,
 }
 
+impl RecurrentState {
+    /// The same numbers, of which no gradient is wanted: what another pass begins with.
+    pub fn detached(&self) -> Self {
+        let cut = |x: &Var| Var::without_gradient(x.tensor().clone());
+        Self { hidden: cut(&self.hidden), cell: self.cell.as_ref().map(cut) }
+    }
+}
+
 /// What a layer gives.
 pub struct RecurrentOutput {
     /// T×D·P.
