@@ -64,13 +64,13 @@ impl Pooling {
     }
 
     /// What the device's pooling of so many tokens is multiplied by.
-    pub(crate) fn factor(self, tokens: usize) -> f32 {
+    pub fn factor(self, tokens: usize) -> f32 {
         if self == Pooling::MeanSqrtLength { (tokens as f32).sqrt() } else { 1.0 }
     }
 
     /// One vector from rows of `width` numbers, without the first `skip` of them. Where none is left, the first row is the
     /// first token's and all else 0.
-    pub(crate) fn of_rows(self, rows: &[f32], width: usize, skip: usize) -> Vec<f32> {
+    pub fn of_rows(self, rows: &[f32], width: usize, skip: usize) -> Vec<f32> {
         let row = |i: usize| rows.get(i * width..(i + 1) * width).map(<[f32]>::to_vec);
         let count = rows.len().checked_div(width).unwrap_or(0);
         let left = rows.chunks_exact(width.max(1)).enumerate().skip(skip);

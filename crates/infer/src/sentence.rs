@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use henson_checkpoint::{ModelDirectory, Weights};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::pooling::{Activation, Dense, Layer, Pooling, Residual};
 use crate::{InferError, Result};
@@ -51,6 +51,12 @@ impl Prompts {
     /// Those of a directory; most have none.
     pub fn of_directory(path: &Path) -> Result<Self> {
         Ok(Files::open(path)?.config()?.prompts)
+    }
+
+    /// The file that says so, where there are some.
+    pub fn file(&self) -> Option<(String, Vec<u8>)> {
+        let keys = json!({"prompts": self.texts, "default_prompt_name": self.default});
+        (!self.texts.is_empty()).then(|| (CONFIG.to_owned(), format!("{keys:#}\n").into_bytes()))
     }
 
     /// The text of a prompt, or of the default one where no name is given. An unknown name is an error that lists the known ones.
@@ -502,8 +508,6 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -12,15 +12,16 @@ use crate::task::Task;
 /// Tokens of a batch.
 const TOKENS: usize = 4096;
 
-/// What the model says about each example. `go_on` is told how many are done, and may end it: the rest is then missing.
+/// What the model says about each example; of a bare encoder, vectors by `poolings`. `go_on` is told how many are done, and may end it: the rest is then missing.
 pub(crate) fn forward(
     model: &Model,
     parameters: &Parameters,
     task: &Task,
     examples: &[Prepared],
+    poolings: &[Pooling],
     go_on: impl FnMut(usize) -> bool,
 ) -> Result<Vec<Scores>, TaskError> {
-    let outputs = outputs_of(model, parameters, examples, go_on)?;
+    let outputs = outputs_of(model, parameters, examples, poolings, go_on)?;
     let scores = |(example, (logits, labels)): (&Prepared, SequenceOutputs)| {
         let mut scores = task.form.scores(task.form.problem, example, &logits);
         if model.crf().is_some() {
@@ -38,7 +39,7 @@ pub(crate) fn logits_of(
     examples: &[Prepared],
     go_on: impl FnMut(usize) -> bool,
 ) -> Result<Vec<Vec<Vec<f32>>>, TaskError> {
-    Ok(outputs_of(model, parameters, examples, go_on)?.into_iter().map(|(logits, _)| logits).collect())
+    Ok(outputs_of(model, parameters, examples, &[Pooling::Mean], go_on)?.into_iter().map(|(logits, _)| logits).collect())
 }
 
 /// Of each sequence of an example its logits, and the labels that a conditional random field gives its tokens together.
@@ -48,12 +49,13 @@ fn outputs_of(
     model: &Model,
     parameters: &Parameters,
     examples: &[Prepared],
+    poolings: &[Pooling],
     mut go_on: impl FnMut(usize) -> bool,
 ) -> Result<Vec<SequenceOutputs>, TaskError> {
     let (head, mut all) = (model.head(), Vec::with_capacity(examples.len()));
     // A row of logits for the whole, or for each of its positions in turn. Of a bare encoder, its vector.
     let of_sequence = match head {
-        Head::Encoder => Read::Pooled { pooling: vec![Pooling::Mean], skip: 0 },
+        Head::Encoder => Read::Pooled { pooling: poolings.to_vec(), skip: 0 },
         Head::Token { .. } => Read::Labels,
         Head::Span => Read::Spans,
         _ => Read::Sequence,

@@ -44,9 +44,9 @@ pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Span, Target, Words};
 pub use features::{FeatureLayers, Tagger, TaggerHead, TaggerPlan, TaggerRecipe, train_tagger};
 pub use finetune::{
-    Cell, Dev, Ended, FineTuneRecipe, FoldScores, HostObjective, Learner, LearnerSettings, LinearScore, ListObjective,
-    Plan, Results, Search, SearchEnded, Table, TaughtObjective, VectorObjective, finetune, mean_and_deviation,
-    missing_documents, search,
+    Cell, DataSet, Dev, Ended, FineTuneRecipe, FoldScores, HostObjective, Learner, LearnerSettings, LinearScore,
+    ListObjective, Mixing, Mixture, Plan, Poolings, Results, Search, SearchEnded, Table, TaughtObjective,
+    VectorObjective, finetune, mean_and_deviation, missing_documents, search,
 };
 pub use mining::{MiningSettings, mine};
 pub use nearest::{Near, nearest_of};

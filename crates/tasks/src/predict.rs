@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use henson_infer::Model;
+use henson_infer::{Model, Pooling};
 use henson_train::TrainError;
 
 use crate::error::TaskError;
@@ -82,7 +82,7 @@ pub(crate) fn predict_set(
                 .map_err(TrainError::from)?;
             let done = predictions.len();
             let mut stopped = false;
-            let mut scores = forward(model.network(), model.parameters(), set.task, &own, |more| {
+            let mut scores = forward(model.network(), model.parameters(), set.task, &own, &[Pooling::Mean], |more| {
                 stopped = each(done + more / models.len()).is_break();
                 !stopped
             })?;

@@ -403,7 +403,8 @@ fn classify(
             label_smoothing: 0.0,
             writing: None,
             resampling: None,
-            host: None,
+            poolings: Vec::new(),
+            host: Vec::new(),
         };
         let mut learner = Learner::new(instances.clone(), Some(dev), settings)?;
         for step in 0..steps {

@@ -172,8 +172,7 @@ fn recipe(flags: &Finetune, teachers: Option<&Distil>) -> anyhow::Result<FineTun
     let from_scratch = recipe.is_from_scratch() && !(recipe.makes_vocabulary() && Path::new(&recipe.model).exists());
     let FineTuneRecipe { model, train, dev, .. } = &mut recipe;
     recipe.found_at = find_files(flags, task, from_scratch, model, train, dev)?;
-    let transfers = teachers.is_some() && recipe.distil.as_ref().is_some_and(|distil| !distil.transfer.is_empty());
-    anyhow::ensure!(transfers || !recipe.train.is_empty(), NO_FILES);
+    anyhow::ensure!(!recipe.training_files().iter().all(|path| path.is_empty()), NO_FILES);
     recipe.files = recipe.files.overruled_by(flags.labelled.files());
     recipe.prefix = flags.prefix.clone().unwrap_or(recipe.prefix);
     recipe.freeze |= flags.frozen;

@@ -37,7 +37,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
         sizes.num_hidden_layers,
         sizes.hidden_size
     );
-    let trained_on = recipe.files_to_read().0.iter().map(|path| code(&name(path))).collect::<Vec<_>>().join(", ");
+    let trained_on = recipe.training_files().into_iter().map(|path| code(&name(path))).collect::<Vec<_>>().join(", ");
     text += &format!("\n## Data\n\n- trained on {trained_on}: {} examples", plan.train.examples.len());
     if plan.train.skipped > 0 {
         text += &format!(", without {} bad rows", plan.train.skipped);

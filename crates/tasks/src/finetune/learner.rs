@@ -3,8 +3,10 @@
 //! Sequences are never padded, and so never sorted by length either: a batch is one flat stream of whatever was drawn.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
+use henson_infer::Pooling;
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Model, ModelConfig};
 use henson_tensor::{Bits, Device, Layout, Parameters, Pass, Reading, Tensor, Var};
@@ -24,6 +26,7 @@ use crate::read::listed;
 use crate::score::{Score, score};
 use crate::write::{self, Resampling, Writing};
 
+use super::mixture::Mixture;
 use super::vectors::HostObjective;
 
 /// Numbers the stream of shuffles among all uses of the seed.
@@ -62,8 +65,10 @@ pub struct LearnerSettings {
     pub writing: Option<Writing>,
     /// Draws how words are cut in every epoch, where texts are learned.
     pub resampling: Option<Arc<Resampling>>,
-    /// What is learned by losses that are computed elsewhere than on the device.
-    pub host: Option<HostObjective>,
+    /// How tokens' vectors become one, where those are what is learned.
+    pub poolings: Vec<Pooling>,
+    /// What is learned by losses that are computed elsewhere than on the device: none, one, or one for each data set.
+    pub host: Vec<HostObjective>,
 }
 
 /// Dev examples with what the model reads of them.
@@ -93,13 +98,57 @@ impl Found {
     }
 }
 
+/// Instances that are shuffled among themselves.
+#[derive(Clone, Debug)]
+pub(super) struct Shuffled {
+    range: Range<usize>,
+    batch_size: usize,
+    /// The order of an epoch.
+    order: Option<(u64, Vec<u32>)>,
+}
+
+impl Shuffled {
+    pub(super) fn new(range: Range<usize>, batch_size: usize) -> Self {
+        Self { range, batch_size, order: None }
+    }
+
+    /// Updates of an epoch over them, which are some of `instances`.
+    pub(super) fn steps_per_epoch(&self, instances: &[Instance]) -> u64 {
+        Learner::steps_per_epoch(&instances[self.range.clone()], self.batch_size)
+    }
+
+    /// Draws the order of an epoch, unless it is there; `number` is that of the data set.
+    fn reorder(&mut self, seed: u64, number: usize, epoch: u64) -> bool {
+        if self.order.as_ref().is_some_and(|(of, _)| *of == epoch) {
+            return false;
+        }
+        let mut order: Vec<u32> = (0..self.range.len() as u32).collect();
+        let mut draws = Stream::new(seed, SHUFFLE, epoch | (number as u64) << 40);
+        for i in (1..order.len()).rev() {
+            order.swap(i, draws.below(i as u32 + 1) as usize);
+        }
+        self.order = Some((epoch, order));
+        true
+    }
+
+    /// Those of a step among so many of the epoch.
+    fn rows(&self, step: u64, steps: u64) -> impl Iterator<Item = usize> + '_ {
+        let order = self.order.as_ref().map(|(_, order)| order.as_slice()).unwrap_or_default();
+        let start = step as usize * self.batch_size;
+        let end = if step == steps - 1 { order.len() } else { start + self.batch_size };
+        order[start..end].iter().map(|row| self.range.start + *row as usize)
+    }
+}
+
 /// Fine-tuning as a task.
 pub struct Learner {
     train: Vec<Instance>,
     dev: Option<Dev>,
     settings: LearnerSettings,
-    /// The order of an epoch.
-    order: Option<(u64, Vec<u32>)>,
+    /// What is shuffled among itself.
+    shuffled: Vec<Shuffled>,
+    /// In which order batches of several data sets follow each other.
+    mixture: Option<Mixture>,
     /// The last evaluation.
     pub(crate) found: Option<Found>,
 }
@@ -107,13 +156,25 @@ pub struct Learner {
 impl Learner {
     /// A task on these instances; the order of each epoch is drawn by the seed.
     pub fn new(train: Vec<Instance>, dev: Option<Dev>, settings: LearnerSettings) -> Result<Self> {
+        let all = vec![Shuffled::new(0..train.len(), settings.batch_size)];
+        Self::of_several(train, dev, settings, all, None)
+    }
+
+    /// A task on the instances of several data sets, each shuffled among itself and with an objective of its own.
+    pub(super) fn of_several(
+        train: Vec<Instance>,
+        dev: Option<Dev>,
+        settings: LearnerSettings,
+        shuffled: Vec<Shuffled>,
+        mixture: Option<Mixture>,
+    ) -> Result<Self> {
         if train.is_empty() {
             return Err(TrainError::setting("train", "empty", "at least one labelled example"));
         }
-        if settings.batch_size == 0 {
+        if shuffled.iter().any(|set| set.batch_size == 0) {
             return Err(TrainError::setting("batch_size", 0, "at least 1"));
         }
-        Ok(Self { train, dev, settings, order: None, found: None })
+        Ok(Self { train, dev, settings, shuffled, mixture, found: None })
     }
 
     /// Updates of an epoch. Its last batch may be smaller; none spans two epochs. A pair of texts that are alike would learn
@@ -125,34 +186,27 @@ impl Learner {
         (count.div_ceil(size) - usize::from(left_over)) as u64
     }
 
-    /// The instances of a step.
-    fn batch(&mut self, step: u64) -> Result<Vec<&Instance>> {
-        let size = self.settings.batch_size;
-        let steps = Self::steps_per_epoch(&self.train, size);
-        let epoch = step / steps;
-        if self.order.as_ref().is_none_or(|(of, _)| *of != epoch) {
-            let mut order: Vec<u32> = (0..self.train.len() as u32).collect();
-            let mut draws = Stream::new(self.settings.seed, SHUFFLE, epoch);
-            for i in (1..order.len()).rev() {
-                order.swap(i, draws.below(i as u32 + 1) as usize);
-            }
-            self.order = Some((epoch, order));
-            if let Some(resampling) = &self.settings.resampling {
-                self.train = resampling.epoch(epoch)?;
-            }
+    /// The instances of a step, and which data set they are of.
+    fn batch(&mut self, step: u64) -> Result<(usize, Vec<&Instance>)> {
+        let (set, own_step) = self.mixture.as_mut().map_or((0, step), |mixture| mixture.at(step));
+        let steps = self.shuffled[set].steps_per_epoch(&self.train);
+        if self.shuffled[set].reorder(self.settings.seed, set, own_step / steps)
+            && let Some(resampling) = &self.settings.resampling
+        {
+            self.train = resampling.epoch(own_step / steps)?;
         }
-        let order = self.order.as_ref().map(|(_, order)| order.as_slice()).unwrap_or_default();
-        let start = (step % steps) as usize * size;
-        let end = if step % steps == steps - 1 { order.len() } else { start + size };
-        Ok(order[start..end].iter().map(|i| &self.train[*i as usize]).collect())
+        let rows = self.shuffled[set].rows(own_step % steps, steps);
+        Ok((set, rows.map(|row| &self.train[row]).collect()))
     }
 
     /// Asks teachers about all examples beforehand, where their answers are kept.
     pub(crate) fn ask_teachers(&self, device: &Device, watch: &mut Watch<'_>) -> std::result::Result<(), TaskError> {
-        match &self.settings.host {
-            Some(HostObjective::Taught(objective)) => objective.teaching.keep(device, watch),
-            _ => Ok(()),
+        for objective in &self.settings.host {
+            if let HostObjective::Taught(objective) = objective {
+                objective.teaching.keep(device, watch)?;
+            }
         }
+        Ok(())
     }
 
     /// What the model says about the dev examples, and how right that is.
@@ -191,8 +245,8 @@ impl Learner {
         if let (true, Some(writing)) = (set.task.form.writes, &self.settings.writing) {
             return self.score_written(model, parameters, writing, step).map(Some);
         }
-        let scores =
-            forward(model, parameters, set.task, prepared, |_| true).map_err(|e| TrainError::Task(e.into()))?;
+        let scores = forward(model, parameters, set.task, prepared, &self.settings.poolings, |_| true)
+            .map_err(|e| TrainError::Task(e.into()))?;
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
             // A model that never saw a question without an answer gives one to all.
@@ -260,8 +314,10 @@ impl Task for Learner {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
         let LearnerSettings { task, freeze, accumulation, temperature, .. } = self.settings;
         let class_weights = self.settings.class_weights.clone();
-        if let Some(objective) = self.settings.host.clone() {
-            let instances = self.batch(step)?;
+        if !self.settings.host.is_empty() {
+            let host = self.settings.host.clone();
+            let (set, instances) = self.batch(step)?;
+            let objective = &host[set];
             let tokens = instances.iter().map(|instance| instance.tokens()).sum();
             let parts = if objective.is_cached() { vec![instances] } else { divided(instances, accumulation) };
             let parts = objective.learn(engine, step, &parts, accumulation)?;
@@ -270,7 +326,7 @@ impl Task for Learner {
         }
         let (smoothing, auxiliary_lm) = (self.settings.label_smoothing, self.settings.auxiliary_lm);
         let both_orders = self.settings.both_orders;
-        let instances = self.batch(step)?;
+        let (_, instances) = self.batch(step)?;
         let total: f32 = instances.iter().map(|instance| weight(instance, &class_weights)).sum();
         let scale = if total > 0.0 { 1.0 / total } else { 0.0 };
         let objective = FineTuning {
@@ -508,7 +564,8 @@ mod tests {
             label_smoothing: 0.0,
             writing: None,
             resampling: None,
-            host: None,
+            poolings: vec![Pooling::Mean],
+            host: Vec::new(),
         }
     }
 
@@ -565,7 +622,7 @@ mod tests {
         let mut learner = Learner::new((0..10).map(instance).collect(), None, settings).unwrap();
         let mut epoch = |e: u64| -> Vec<Option<u32>> {
             (0..3)
-                .flat_map(|s| learner.batch(3 * e + s).unwrap().iter().map(|x| x.labels[0]).collect::<Vec<_>>())
+                .flat_map(|s| learner.batch(3 * e + s).unwrap().1.iter().map(|x| x.labels[0]).collect::<Vec<_>>())
                 .collect()
         };
         let (first, second) = (epoch(0), epoch(1));
@@ -601,7 +658,7 @@ mod tests {
             let mut learner = Learner::new((0..pairs).map(pair).collect(), None, settings).unwrap();
             let steps = Learner::steps_per_epoch(&learner.train, batch_size);
             let numbers = |part: &Vec<&Instance>| part.iter().map(|pair| pair.sequences[0].0[0]).collect();
-            let mut parts = |step| divided(learner.batch(step).unwrap(), accumulation).iter().map(numbers).collect();
+            let mut parts = |step| divided(learner.batch(step).unwrap().1, accumulation).iter().map(numbers).collect();
             (0..steps).map(&mut parts).collect()
         };
         let sizes = |pairs, batch_size, accumulation| -> Vec<Vec<usize>> {

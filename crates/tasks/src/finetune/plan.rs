@@ -14,7 +14,8 @@ use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainErr
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::learner::{Dev, Learner, LearnerSettings, check_metric};
+use super::learner::{Dev, Learner, LearnerSettings, Shuffled, check_metric};
+use super::mixture::{self, DataSet, Member, Mixture};
 use super::recipe::FineTuneRecipe;
 use super::teaching::Teaching;
 use super::vectors::HostObjective;
@@ -60,6 +61,8 @@ pub struct Plan {
     vectors: Option<Arc<WordTable>>,
     lengths: Lengths,
     instances: Vec<Instance>,
+    /// The data sets, where there are several.
+    members: Vec<Member>,
     threads: usize,
     data: String,
     /// The teachers, where there are some.
@@ -78,12 +81,21 @@ impl Plan {
         let mut reading = Reading { files: recipe.files.clone(), prefix, loss: recipe.loss, ..Reading::new(task) };
         let unlabelled = teach::prepare(&mut recipe, task, &mut reading)?;
         let limit = recipe.limit.filter(|_| !task.form.picks_rows);
-        let (mut train, mut dev) = read_both(recipe.files_to_read(), &recipe.dev, limit, &reading)?;
         let path = recipe.directory().to_owned();
+        task.form.choose(&mut recipe, &path)?;
+        let members = mixture::read(&mut recipe, task)?;
+        let (mut train, mut dev) = match members.is_empty() {
+            true => read_both(recipe.files_to_read(), &recipe.dev, limit, &reading)?,
+            false => (mixture::joined(&members, task), read_dev(&recipe.dev, &reading)?),
+        };
         task.form.check(&recipe, &path)?;
+        for member in &members {
+            task.form.check(&member.recipe, &path)?;
+            task.form.check_data(&member.set, dev.as_ref())?;
+        }
         if recipe.taught_by().is_some() {
             teach::check_data(&train)?;
-        } else {
+        } else if members.is_empty() {
             task.form.check_data(&train, dev.as_ref())?;
         }
         if recipe.windows && task.form.reads_whole {
@@ -156,6 +168,7 @@ impl Plan {
             vectors: vectors.map(Arc::new),
             lengths,
             instances: Vec::new(),
+            members,
             threads,
             data: String::new(),
             teaching: None,
@@ -172,10 +185,27 @@ impl Plan {
         let recipe = &self.recipe;
         let sizes = self.config.model.sizes();
         let dropout = sizes.dropout > 0.0 || sizes.attention_dropout > 0.0;
-        self.task.form.pick_rows(&mut train, recipe, dropout)?;
         let of_set = if recipe.taught_by().is_some() { taught_instances } else { instances };
-        let (instances, cut) =
-            of_set(&train, &self.tokenizer, &self.lengths, self.threads).map_err(TrainError::from)?;
+        let lay_out = |set: &Set| of_set(set, &self.tokenizer, &self.lengths, self.threads).map_err(TrainError::from);
+        let mut members = self.members.clone();
+        let (instances, cut) = match members.is_empty() {
+            true => {
+                self.task.form.pick_rows(&mut train, recipe, dropout)?;
+                lay_out(&train)?
+            }
+            false => {
+                let (mut all, mut cut) = (Vec::new(), 0);
+                for member in &mut members {
+                    self.task.form.pick_rows(&mut member.set, &member.recipe, dropout)?;
+                    let (own, cut_here) = lay_out(&member.set)?;
+                    member.instances = all.len()..all.len() + own.len();
+                    cut += cut_here;
+                    all.extend(own);
+                }
+                train = mixture::joined(&members, self.task);
+                (all, cut)
+            }
+        };
         let teaching = teach::teaching(recipe, self.task, &train, &self.tokenizer, self.lengths);
         let mut plan = Self {
             recipe: recipe.clone(),
@@ -192,12 +222,13 @@ impl Plan {
             vectors: self.vectors.clone(),
             lengths: self.lengths,
             instances,
+            members,
             threads: self.threads,
             data: String::new(),
             teaching: teaching.map(Arc::new),
             first: self.first.clone(),
         };
-        plan.host()?;
+        plan.objectives()?;
         plan.data = plan.digest()?;
         Ok(plan)
     }
@@ -240,12 +271,37 @@ impl Plan {
 
     /// Updates of an epoch.
     pub fn steps_per_epoch(&self) -> u64 {
-        Learner::steps_per_epoch(&self.instances, self.recipe.batch_size)
+        match self.mixture() {
+            Some(mixture) => mixture.steps_per_epoch(),
+            None => Learner::steps_per_epoch(&self.instances, self.recipe.batch_size),
+        }
     }
 
     /// Updates between two evaluations.
     pub(super) fn eval_every(&self) -> u64 {
         ((self.steps_per_epoch() as f64 / self.recipe.evals_per_epoch) as u64).max(1)
+    }
+
+    /// In which order batches of several data sets are learned from.
+    fn mixture(&self) -> Option<Mixture> {
+        let sets: Vec<(u64, f64)> = self
+            .shuffled()
+            .iter()
+            .zip(&self.recipe.datasets)
+            .map(|(set, own)| (set.steps_per_epoch(&self.instances), own.weight))
+            .collect();
+        (!self.members.is_empty()).then(|| Mixture::new(self.recipe.mixing, self.recipe.seed, &sets))
+    }
+
+    /// The rows that are shuffled among themselves: all, or those of each data set.
+    fn shuffled(&self) -> Vec<Shuffled> {
+        if self.members.is_empty() {
+            return vec![Shuffled::new(0..self.instances.len(), self.recipe.batch_size)];
+        }
+        let of = |(member, own): (&Member, &DataSet)| {
+            Shuffled::new(member.instances.clone(), own.batch_size.unwrap_or(self.recipe.batch_size))
+        };
+        self.members.iter().zip(&self.recipe.datasets).map(of).collect()
     }
 
     /// Sequences to train on: more than examples where texts are divided.
@@ -301,7 +357,7 @@ impl Plan {
         let sizes = self.config.model.sizes();
         let files = self.tokenizer.files(Some(sizes.max_tokens))?;
         let mut files = ModelFiles { config: self.config.to_json()?, files, generator: None };
-        self.task.form.add_files(&mut files, &self.recipe, sizes.hidden_size, self.lengths.most);
+        self.task.form.add_files(&mut files, &self.recipe, sizes.hidden_size, self.lengths.most)?;
         if self.task.form.writes {
             let json = serde_json::to_vec_pretty(&self.generation_config()?)
                 .map_err(|error| TrainError::State { path: GENERATION_CONFIG.into(), problem: error.to_string() })?;
@@ -323,9 +379,8 @@ impl Plan {
     /// The same with the weights of any directory; without one, with random weights.
     pub(super) fn engine_from(&self, device: &Device, directory: Option<&Path>) -> TrainResult<Engine> {
         let recipe = &self.recipe;
-        let mut builder = Builder::new();
-        let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
-        self.lay_out_host(&mut builder)?;
+        let (model, mut builder) = self.model_builder()?;
+        self.objectives_laid_out(&mut builder)?;
         let mut parameters =
             started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe, directory)?;
         if let Some(vectors) = &self.vectors {
@@ -369,9 +424,10 @@ impl Plan {
             label_smoothing: self.recipe.label_smoothing as f32,
             writing: self.writing()?,
             resampling: self.resampling()?,
-            host: self.objective_on_host()?,
+            poolings: self.recipe.poolings(),
+            host: self.objectives_laid_out(&mut self.model_builder()?.1)?,
         };
-        Learner::new(self.instances.clone(), dev, settings)
+        Learner::of_several(self.instances.clone(), dev, settings, self.shuffled(), self.mixture())
     }
 
     /// How texts are written for dev scores, where they are: as the finished model's directory will have it.
@@ -437,32 +493,37 @@ impl Plan {
         Ok(Value::Object(keys))
     }
 
-    /// What is learned by losses that are computed elsewhere than on the device.
-    fn host(&self) -> TrainResult<Option<HostObjective>> {
-        let width = self.config.model.sizes().hidden_size;
-        match &self.teaching {
-            Some(teaching) => {
-                let taught = teach::objective(&self.recipe, teaching, &self.train, width, self.class_weights());
-                Ok(Some(HostObjective::Taught(taught.map_err(|error| TrainError::Task(error.into()))?)))
-            }
-            None => self.task.form.host(&self.recipe, &self.train, width),
+    /// What is learned by losses that are computed elsewhere than on the device: one objective, or one for each data set.
+    fn objectives(&self) -> TrainResult<Vec<HostObjective>> {
+        let (form, width) = (self.task.form, self.config.model.sizes().hidden_size);
+        if let Some(teaching) = &self.teaching {
+            let taught = teach::objective(&self.recipe, teaching, &self.train, width, self.class_weights());
+            return Ok(vec![HostObjective::Taught(taught.map_err(|error| TrainError::Task(error.into()))?)]);
         }
+        if self.members.is_empty() {
+            return Ok(form.host(&self.recipe, &self.train, width)?.into_iter().collect());
+        }
+        let mut all = Vec::with_capacity(self.members.len());
+        for Member { recipe, set, .. } in &self.members {
+            all.extend(form.host(recipe, set, width)?);
+        }
+        Ok(all)
     }
 
-    /// Lays out what that needs and the model does not have.
-    fn lay_out_host(&self, builder: &mut Builder) -> TrainResult<Option<HostObjective>> {
-        let mut objective = self.host()?;
-        if let Some(objective) = &mut objective {
-            objective.build(builder, self.config.model.sizes().hidden_size);
+    /// The same, with what they need and the model does not have laid out behind the model's parameters.
+    fn objectives_laid_out(&self, builder: &mut Builder) -> TrainResult<Vec<HostObjective>> {
+        let mut objectives = self.objectives()?;
+        for (number, objective) in objectives.iter_mut().enumerate() {
+            objective.build(builder, self.config.model.sizes().hidden_size, number);
         }
-        Ok(objective)
+        Ok(objectives)
     }
 
-    /// The same with the places of its parameters, which are those of [`Plan::engine`].
-    fn objective_on_host(&self) -> TrainResult<Option<HostObjective>> {
+    /// The network, and its parameters' layout.
+    fn model_builder(&self) -> TrainResult<(Model, Builder)> {
         let mut builder = Builder::new();
-        Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
-        self.lay_out_host(&mut builder)
+        let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
+        Ok((model, builder))
     }
 
     /// What each label counts; empty: all the same.
@@ -660,19 +721,8 @@ pub(crate) fn read_both(
             needed: "training needs a file with labels (of a table, --label-column names the column)",
         });
     }
-    // Answers of dev files need no place: they are only compared.
     let with = |labels: &[String]| Files { labels: labels.to_vec(), ..reading.files.clone() };
-    let of_dev = |labels: &[String]| {
-        let mut files = with(labels);
-        if reading.loss.is_some_and(|loss| !loss.has_scores()) {
-            files.label_column.clear();
-        }
-        Reading { files, places_needed: false, loss: None, labels_wanted: true, ..reading.clone() }
-    };
-    let mut dev = match dev.is_empty() {
-        true => None,
-        false => Some(read(&dev_path, &of_dev(&reading.files.labels))?),
-    };
+    let mut dev = read_dev(dev, reading)?;
     if let Some(found) = dev.as_mut().filter(|dev| dev.labels != train.labels) {
         let mut labels = train.labels.clone();
         labels.extend(found.labels.iter().filter(|label| !train.labels.contains(label)).cloned());
@@ -683,7 +733,7 @@ pub(crate) fn read_both(
                 train.examples.iter_mut().for_each(|example| example.target = Target::None);
             }
         }
-        *found = read(&dev_path, &of_dev(&labels))?;
+        *found = read(&dev_path, &of_dev(reading, &labels))?;
     }
     if let Some(dev) = dev.as_ref().filter(|dev| needs_labels && !dev.is_labelled()) {
         return Err(TaskError::NoLabels { path: dev.path.clone(), needed: "a dev file is for scoring" });
@@ -693,6 +743,23 @@ pub(crate) fn read_both(
     }
     thin(&mut train.examples, limit);
     Ok((train, dev))
+}
+
+/// The dev file, where there is one.
+fn read_dev(dev: &str, reading: &Reading) -> Result<Option<Set>, TaskError> {
+    match dev.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(read(Path::new(dev), &of_dev(reading, &reading.files.labels))?)),
+    }
+}
+
+/// How a dev file is read. Its answers need no place: they are only compared.
+fn of_dev(reading: &Reading, labels: &[String]) -> Reading {
+    let mut files = Files { labels: labels.to_vec(), ..reading.files.clone() };
+    if reading.loss.is_some_and(|loss| !loss.has_scores()) {
+        files.label_column.clear();
+    }
+    Reading { files, places_needed: false, loss: None, labels_wanted: true, ..reading.clone() }
 }
 
 /// Keeps so many examples alone, evenly spaced.

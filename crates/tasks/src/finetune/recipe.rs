@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use henson_infer::Pooling;
 use henson_models::{Family, ModelConfig};
 use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError,
@@ -13,6 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
+use super::mixture::{DataSet, Mixing};
+use super::pooled::Poolings;
 use crate::distil::DistilSettings;
 use crate::prepare::TARGET_LENGTH;
 use crate::ranking::RankLoss;
@@ -54,6 +57,12 @@ pub struct FineTuneRecipe {
     pub found_at: Option<PathBuf>,
     /// The file to train on (`--train`), or a list of several. A `*` in a file's name stands for anything.
     pub train: Paths,
+    /// `embed`, `rerank`: several data sets instead of `train`, each with its own files, loss and share.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub datasets: Vec<DataSet>,
+    /// How batches of several data sets follow each other.
+    #[serde(skip_serializing_if = "is_default")]
+    pub mixing: Mixing,
     /// The file to choose the best checkpoint by (`--dev`).
     pub dev: String,
     /// Without a dev file: number of rows of the training file that are held out to choose the best checkpoint by.
@@ -175,6 +184,10 @@ pub struct FineTuneRecipe {
     /// `embed` with `contrastive` or `triplet`: how vectors are compared; by default `cosine` and `euclidean`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distance: Option<Distance>,
+    /// `embed`: how the vectors of a text's tokens become one: `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`,
+    /// `lasttoken`, or a list of several, which lie side by side; by default the model's own, or `mean`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Poolings>,
     /// `embed`: whether vectors get the length 1, in training and in the finished model; by default with `ranking`, `cosine`, `cosent`
     /// and `contrastive`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -236,6 +249,8 @@ impl Default for FineTuneRecipe {
             lowercase: None,
             config: Table::new(),
             train: Paths::default(),
+            datasets: Vec::new(),
+            mixing: Mixing::default(),
             dev: String::new(),
             dev_rows: 0,
             folds: 0,
@@ -284,6 +299,7 @@ impl Default for FineTuneRecipe {
             symmetric: false,
             margin: None,
             distance: None,
+            pooling: None,
             normalize: None,
             matryoshka: Vec::new(),
             cached_gradients: false,
@@ -363,6 +379,10 @@ impl FineTuneRecipe {
             return Err(TrainError::setting("max_length", short, expected));
         }
         if let Some(distil) = &self.distil {
+            if !self.datasets.is_empty() {
+                let expected = "no teachers: several data sets have losses of their own";
+                return Err(TrainError::setting("distil", "a table next to datasets", expected));
+            }
             check_ranges(&[
                 ("distil.temperature", distil.temperature, 1e-2, 1e3),
                 ("distil.alpha", distil.alpha.unwrap_or(1.0), 1e-6, 1.0),
@@ -426,6 +446,17 @@ impl FineTuneRecipe {
     /// The directory of the tokenizer.
     pub(crate) fn tokenizer_directory(&self) -> &Path {
         if !self.tokenizer.is_empty() { Path::new(&self.tokenizer) } else { self.directory() }
+    }
+
+    /// The files to train on.
+    pub fn training_files(&self) -> Vec<&str> {
+        let paths = std::iter::once(self.files_to_read()).chain(self.datasets.iter().map(|set| &set.train));
+        paths.flat_map(|paths| &paths.0).map(String::as_str).collect()
+    }
+
+    /// How tokens' vectors become one, once the model's own way is known.
+    pub(crate) fn poolings(&self) -> Vec<Pooling> {
+        self.pooling.as_ref().map_or_else(|| vec![Pooling::Mean], |poolings| poolings.0.clone())
     }
 
     /// The recipe as TOML, with all defaults.

@@ -7,11 +7,13 @@
 //!
 //! Legend: N sequences, H numbers of a vector.
 
+use henson_infer::Pooling;
 use henson_models::{Batch, Capture, Sequence};
 use henson_tensor::{Builder, Device, Group, Init, Param, Pass, Reading, Tensor, Var};
 use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result};
 
 use super::lists::ListObjective;
+use super::pooled::Pooled;
 use super::taught::TaughtObjective;
 use crate::forms::not_asked_for;
 use crate::prepare::Instance;
@@ -63,10 +65,10 @@ impl HostObjective {
         }
     }
 
-    /// Lays out what it needs and no model has; `width` is that of the hidden states.
-    pub(crate) fn build(&mut self, builder: &mut Builder, width: usize) {
+    /// Lays out what it needs and no model has; `width` is that of the hidden states, `number` that of its data set.
+    pub(crate) fn build(&mut self, builder: &mut Builder, width: usize, number: usize) {
         match self {
-            Self::Vectors(objective) => objective.build(builder, width),
+            Self::Vectors(objective) => objective.build(builder, width, number),
             Self::Taught(objective) => objective.build(builder, width),
             Self::Lists(_) => {}
         }
@@ -77,6 +79,8 @@ impl HostObjective {
 #[derive(Clone, Debug)]
 pub struct VectorObjective {
     pub(crate) loss: VectorLoss,
+    /// How tokens' vectors become one.
+    pub(crate) poolings: Vec<Pooling>,
     /// Classes of the layer on pairs; 0: there is none.
     pub(crate) classes: usize,
     /// Whether the parts of a batch are encoded twice.
@@ -86,10 +90,12 @@ pub struct VectorObjective {
 }
 
 impl VectorObjective {
-    /// Lays out what it needs and no model has.
-    pub(crate) fn build(&mut self, b: &mut Builder, width: usize) {
+    /// Lays out what it needs and no model has; `number` is that of its data set.
+    pub(crate) fn build(&mut self, b: &mut Builder, width: usize, number: usize) {
         if self.classes > 0 {
-            let build = |b: &mut Builder| b.matrix(PAIR_HEAD, self.classes, 3 * width + 1, Init::Normal(SPREAD));
+            let columns = 3 * self.poolings.len() * width + 1;
+            let name = if number == 0 { PAIR_HEAD.to_owned() } else { format!("pair_classifier.{number}.weight") };
+            let build = |b: &mut Builder| b.matrix(&name, self.classes, columns, Init::Normal(SPREAD));
             self.head = Some(b.group(Group::Objective, build));
         }
     }
@@ -167,22 +173,18 @@ impl VectorObjective {
         let batch = Batch::new(&device, model.config(), sequences, number)?;
         let mut pass = Pass::training(tape, parameters, training);
         let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-        let vectors = pass.means(&last, &batch.layout)?;
+        let pooled = Pooled::new(&mut pass, &last, &batch.layout, &self.poolings)?;
         let table: Option<Var> = self.head.map(|head| pass.table(head));
         let weights = table.as_ref().map(|table| table.tensor().to_f32()).transpose()?.unwrap_or_default();
-        let Found { loss, gradient, head: of_head } = self.found(&vectors, targets, &weights, share)?;
-        pass.seed_gradient(&vectors, &gradient)?;
+        let head = PairHead { classes: self.classes, weights: &weights };
+        let Found { loss, gradient, head: of_head } =
+            self.loss.of(&pooled.vectors()?, pooled.width(), targets, head, share);
+        pooled.seed(&mut pass, &gradient)?;
         if let Some(table) = &table {
             pass.seed_gradient(table, &of_head)?;
         }
         pass.backward(gradients)?;
         Ok(loss)
-    }
-
-    fn found(&self, vectors: &Var, targets: &VectorTargets, weights: &[f32], share: f64) -> Result<Found> {
-        let width = vectors.tensor().columns();
-        let head = PairHead { classes: self.classes, weights };
-        Ok(self.loss.of(&vectors.tensor().to_f32()?, width, targets, head, share))
     }
 
     /// The same for a batch that does not fit into memory at once, in so many parts of it.
@@ -204,9 +206,9 @@ impl VectorObjective {
             // A training pass for its dropout; its tape is not used.
             let mut pass = Pass::training(tape, parameters, training);
             let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-            let of_part = pass.means(&last, &batch.layout)?;
-            width = of_part.tensor().columns();
-            vectors.extend(of_part.tensor().to_f32()?);
+            let of_part = Pooled::new(&mut pass, &last, &batch.layout, &self.poolings)?;
+            width = of_part.width();
+            vectors.extend(of_part.vectors()?);
         }
         let none = PairHead { classes: 0, weights: &[] };
         let Found { loss, gradient, .. } = self.loss.of(&vectors, width, targets, none, 1.0);
@@ -214,8 +216,8 @@ impl VectorObjective {
             let batch = Batch::new(&device, model.config(), some, (i * part) as u32)?;
             let mut pass = Pass::training(tape, parameters, training);
             let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-            let of_part = pass.means(&last, &batch.layout)?;
-            pass.seed_gradient(&of_part, &gradient[i * part * width..][..some.len() * width])?;
+            let of_part = Pooled::new(&mut pass, &last, &batch.layout, &self.poolings)?;
+            of_part.seed(&mut pass, &gradient[i * part * width..][..some.len() * width])?;
             pass.backward(gradients)?;
         }
         Ok(loss)

@@ -10,14 +10,14 @@
 
 use std::collections::HashMap;
 
-use henson_infer::{EmbedSettings, Pooling};
+use henson_infer::{EmbedSettings, Pooling, Prompts};
 use henson_train::TrainError;
 use serde_json::Value;
 
 use super::embed_rows::{asks_for_vectors, check_loss, keep_for, partners_in, target_of, unlike};
 use super::regress::unrelated;
 use super::*;
-use crate::finetune::{VectorObjective, thin};
+use crate::finetune::{Poolings, VectorObjective, thin};
 use crate::metrics::{PairScores, cosine, nearest, pearson, spearman};
 use crate::predict::TOGETHER;
 use crate::sentences::{SentenceLoss, VectorLoss};
@@ -30,6 +30,7 @@ pub(crate) static EMBED: Form = Form {
     needs_targets: false,
     second_text: SecondText::Needed,
     picks_rows: true,
+    learns_on_host: true,
     metrics: &["spearman", "pearson", "accuracy", "average_precision", "best_accuracy", "best_f1", "triplet_accuracy"],
     library: "sentence-transformers",
     ..Form::new(Head::Encoder, "sentence-similarity", "SentenceTransformer", "embed --model DIR 'A text.'", &Embed)
@@ -180,7 +181,8 @@ impl Steps for Embed {
             None if train.is_labelled() => SentenceLoss::Cosine,
             None => SentenceLoss::Ranking,
         };
-        let mut dims = recipe.matryoshka.clone();
+        let poolings = recipe.poolings();
+        let (width, mut dims) = (poolings.len() * width, recipe.matryoshka.clone());
         if let Some(dim) = dims.iter().find(|dim| **dim == 0 || **dim > width) {
             return Err(TrainError::setting("matryoshka", dim, format!("1 to {width}, the width of the vectors")));
         }
@@ -205,7 +207,7 @@ impl Steps for Embed {
             dims: dims.into_iter().map(|dim| (dim, 1.0)).collect(),
         };
         let classes = if loss.loss == SentenceLoss::Softmax { train.labels.len() } else { 0 };
-        let objective = VectorObjective { loss, classes, cached: recipe.cached_gradients, head: None };
+        let objective = VectorObjective { loss, poolings, classes, cached: recipe.cached_gradients, head: None };
         Ok(Some(HostObjective::Vectors(objective)))
     }
 
@@ -214,6 +216,14 @@ impl Steps for Embed {
             true => Ok(Box::new(Alike::new(device, part)?)),
             false => Ok(Box::new(Cosines::new(device, part)?)),
         }
+    }
+
+    fn choose(&self, recipe: &mut FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
+        let own = EmbedSettings::of_directory(model)?.pooling;
+        if recipe.pooling.is_none() && own != [Pooling::Mean] {
+            recipe.pooling = Some(Poolings(own));
+        }
+        Ok(())
     }
 
     fn check(&self, recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
@@ -239,11 +249,12 @@ impl Steps for Embed {
                 "at least 2: the negatives of a pair are the other pairs of its batch",
             ),
             (
-                own.pooling != [Pooling::Mean] || !own.layers.is_empty(),
+                !own.layers.is_empty(),
                 "model",
                 recipe.model.clone(),
-                "a model whose vectors are the means of their tokens, without dense layers",
+                "a model without dense layers after its pooling: these are not trained",
             ),
+            (recipe.poolings().is_empty(), "pooling", "[]".to_owned(), "the name of a pooling, or a list of names"),
         ];
         match wrong.into_iter().find(|(wrong, ..)| *wrong) {
             Some((_, key, got, expected)) => Err(TrainError::setting(key, got, expected).into()),
@@ -261,10 +272,21 @@ impl Steps for Embed {
         check_partners(train, dropout)
     }
 
-    fn add_files(&self, files: &mut ModelFiles, recipe: &FineTuneRecipe, hidden_size: usize, max_length: usize) {
+    fn add_files(
+        &self,
+        files: &mut ModelFiles,
+        recipe: &FineTuneRecipe,
+        hidden_size: usize,
+        max_length: usize,
+    ) -> TrainResult<()> {
         let normalise = recipe.normalize.unwrap_or(recipe.loss.is_none_or(SentenceLoss::usually_normalised));
-        let vectors = EmbedSettings { normalise, most_tokens: Some(max_length), ..EmbedSettings::default() };
+        let (pooling, most_tokens) = (recipe.poolings(), Some(max_length));
+        let vectors = EmbedSettings { pooling, normalise, most_tokens, ..EmbedSettings::default() };
         files.files.extend(vectors.files(hidden_size));
+        // What it was told about prompts stays true.
+        let prompts = Prompts::of_directory(recipe.directory()).map_err(|error| TrainError::Task(error.into()))?;
+        files.files.extend(prompts.file());
+        Ok(())
     }
 
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {

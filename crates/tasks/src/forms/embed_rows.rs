@@ -81,7 +81,8 @@ pub(super) fn target_of(
 
 /// Whether a recipe without a `loss` asks for what only losses of vectors have.
 pub(super) fn asks_for_vectors(recipe: &FineTuneRecipe) -> bool {
-    recipe.symmetric || recipe.cached_gradients || recipe.normalize.is_some() || !recipe.matryoshka.is_empty()
+    let plain = recipe.poolings() == [henson_infer::Pooling::Mean] && recipe.matryoshka.is_empty();
+    recipe.symmetric || recipe.cached_gradients || recipe.normalize.is_some() || !plain
 }
 
 /// Refuses settings that a loss does not have.

@@ -82,6 +82,8 @@ pub(crate) struct Form {
     pub(crate) writes: bool,
     /// Whether only some rows of a file are learned from, which are picked before any limit.
     pub(crate) picks_rows: bool,
+    /// Whether what is learned is a loss on the host ([`Steps::host`]), so that several data sets may each have their own.
+    pub(crate) learns_on_host: bool,
     /// The scores that a model may be chosen by. Some need examples of their own.
     pub(crate) metrics: &'static [&'static str],
     /// For model cards: the library of Python that opens a model, its kind on the Hub, and its class.
@@ -131,6 +133,7 @@ impl Form {
             averages_positions: false,
             writes: false,
             picks_rows: false,
+            learns_on_host: false,
             metrics: &["accuracy"],
             library: "transformers",
             pipeline,
@@ -254,6 +257,11 @@ pub(crate) trait Steps: Debug + Sync {
         None
     }
 
+    /// Chooses what a recipe leaves to the model's directory.
+    fn choose(&self, _recipe: &mut FineTuneRecipe, _model: &Path) -> Result<(), TaskError> {
+        Ok(())
+    }
+
     /// Refuses recipes that make no sense.
     fn check(&self, _recipe: &FineTuneRecipe, _model: &Path) -> Result<(), TaskError> {
         Ok(())
@@ -300,7 +308,15 @@ pub(crate) trait Steps: Debug + Sync {
     }
 
     /// Adds to what is saved beside the weights.
-    fn add_files(&self, _files: &mut ModelFiles, _recipe: &FineTuneRecipe, _hidden_size: usize, _max_length: usize) {}
+    fn add_files(
+        &self,
+        _files: &mut ModelFiles,
+        _recipe: &FineTuneRecipe,
+        _hidden_size: usize,
+        _max_length: usize,
+    ) -> TrainResult<()> {
+        Ok(())
+    }
 
     /// From the logits of each sequence to scores that can be averaged over models.
     fn scores(&self, problem: Option<Problem>, prepared: &Prepared, logits: &[Vec<f32>]) -> Scores {

@@ -17,6 +17,7 @@ const CUTOFF: usize = 10;
 
 pub(crate) static RANK: Form = Form {
     reads_whole: true,
+    learns_on_host: true,
     usual_length: 256,
     metrics: &["ndcg", "mrr", "map"],
     library: "sentence-transformers",

@@ -174,7 +174,9 @@ fn what_cannot_be_tuned_is_said() {
     check("embed.jsonl", &["min_score=1"], from.path(), "`min_score` is 1");
     check("embed.jsonl", &["limit=1"], from.path(), "`limit` is 1");
     check("embed.jsonl", &["class_weights=true"], from.path(), "`class_weights` is true");
-    check("embed.jsonl", &[], cls.path(), "`model` is");
+    // The model's own pooling is kept, unless another is asked for.
+    check("embed.jsonl", &[], cls.path(), "6 pairs");
+    check("embed.jsonl", &["pooling=[]"], from.path(), "`pooling` is []");
     check("embed-scores.jsonl", &[], from.path(), "6 pairs");
     check("embed-scores.jsonl", &["min_score=3"], from.path(), "3 pairs");
     check("embed-scores.jsonl", &["min_score=0", "limit=4"], from.path(), "4 pairs");

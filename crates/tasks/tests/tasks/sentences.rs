@@ -5,7 +5,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use henson_infer::{EmbedSettings, Model, Want};
+use henson_infer::{EmbedSettings, Model, Pooling, Prompts, Want};
 use henson_tasks::{FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, SentenceLoss, predict, read, score};
 use henson_tensor::DType;
 use henson_train::Task as _;
@@ -207,4 +207,145 @@ fn pairs_with_labels_and_triplets_have_their_scores() {
     // Without a negative in every row there are no triplets.
     let set = data("finetune/embed-unlike.jsonl");
     assert_eq!(scores(&set).0.get("triplet_accuracy"), None);
+}
+
+/// A golden model of a family with as much of the golden vocabulary as it has rows.
+fn relative(family: &str) -> TempDir {
+    let directory = TempDir::new().unwrap();
+    let golden = data("relatives-golden").join(family).join("sequence");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(golden.join(name), directory.path().join(name)).unwrap();
+    }
+    let vocabulary = fs::read_to_string(data("likelihood/vocab.txt")).unwrap();
+    let words: Vec<&str> = vocabulary.lines().take(47).collect();
+    fs::write(directory.path().join("vocab.txt"), words.join("\n") + "\n").unwrap();
+    directory
+}
+
+/// Every pooling learns, in every family of encoders, and the directory alone gives the vectors of training: its dev score is found
+/// again.
+#[test]
+fn every_pooling_and_every_family_learns_and_is_saved() {
+    let place = TempDir::new().unwrap();
+    let bert = model("sequence", &json!({}));
+    let mut cases: Vec<(TempDir, &str)> = Vec::new();
+    for family in ["roberta", "xlm-roberta", "distilbert", "mpnet", "albert", "electra", "modernbert", "deberta-v2"] {
+        cases.push((relative(family), "mean"));
+    }
+    cases.push((relative("xlnet"), "lasttoken"));
+    let of_bert = ["cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"];
+    let several = ["[\"mean\", \"max\"]"];
+    let paths = cases.iter().map(|(from, pooling)| (from.path(), *pooling));
+    let all = paths.chain(of_bert.iter().chain(&several).map(|pooling| (bert.path(), *pooling)));
+    for (number, (from, pooling)) in all.enumerate() {
+        let own = format!("pooling={pooling}");
+        let sets = ["loss=ranking", "epochs=6", "evals_per_epoch=0.2", "log_every=1", "dropout=0.0", &own];
+        let recipe = on(from, &data("finetune/embed.jsonl"), 6, &sets);
+        let plan = plan(recipe);
+        let out = place.path().join(number.to_string());
+        let results = finished(run(&plan, &out, None).unwrap());
+        let log = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let losses: Vec<f64> =
+            lines.filter(|line| line["kind"] == "train").map(|l| l["loss"].as_f64().unwrap()).collect();
+        assert!(losses.last().unwrap() < &losses[0], "{number} {pooling}: {losses:?}");
+        let settings = EmbedSettings::of_directory(&out).unwrap();
+        let names: Vec<&str> = settings.pooling.iter().map(|pooling| pooling.name()).collect();
+        assert!(names.iter().all(|name| pooling.contains(name)) && settings.normalise, "{names:?}");
+        let set = plan.dev.as_ref().unwrap();
+        let opened = Model::open(&out, &device(), DType::F32, Want::AsSaved).unwrap();
+        let said = predict(&[opened], set, &PredictSettings::default(), |_| ControlFlow::Continue(())).unwrap();
+        let again = score(set, &said, None, 0).unwrap().get("spearman").unwrap();
+        assert!((again - results.value.unwrap()).abs() < 1e-9, "{number} {pooling}: {again} {results:?}");
+    }
+    // What a model's own directory says holds for training, too, and its prompts stay.
+    let from = model("sequence", &json!({}));
+    fs::create_dir(from.path().join("1_Pooling")).unwrap();
+    let own = EmbedSettings { pooling: vec![Pooling::First], normalise: true, ..EmbedSettings::default() };
+    own.files(24).iter().for_each(|(name, bytes)| fs::write(from.path().join(name), bytes).unwrap());
+    let prompts = json!({"prompts": {"query": "jim "}, "default_prompt_name": null}).to_string();
+    fs::write(from.path().join("config_sentence_transformers.json"), prompts).unwrap();
+    let out = place.path().join("cls");
+    finished(run(&plan(on(from.path(), &data("finetune/embed.jsonl"), 6, &["epochs=1"])), &out, None).unwrap());
+    assert_eq!(EmbedSettings::of_directory(&out).unwrap().pooling, [Pooling::First]);
+    assert_eq!(Prompts::of_directory(&out).unwrap().texts["query"], "jim ");
+}
+
+/// Cached gradients are those of the whole batch by any pooling.
+#[test]
+fn pooled_parts_give_what_the_whole_gives() {
+    let from = model("sequence", &json!({}));
+    for pooling in ["pooling=cls", "pooling=[\"max\", \"weightedmean\"]"] {
+        let of = |more: &[&str]| {
+            let sets = [&["dropout=0.1", "epochs=5", pooling, "loss=ranking"], more].concat();
+            updates(on(from.path(), &data("finetune/embed-unlike.jsonl"), 6, &sets))
+        };
+        let ((losses, weights), (others, other_weights)) = (of(&[]), of(&["cached_gradients=true", "accumulation=3"]));
+        assert!(losses.iter().zip(&others).all(|(a, b)| (a - b).abs() < 1e-5), "{losses:?} {others:?}");
+        assert!(far(&weights, &other_weights) < 2e-5, "{}", far(&weights, &other_weights));
+    }
+}
+
+/// Several data sets, each with its own loss and files: all are learned from, in any order of resuming, and what is wrong is said.
+#[test]
+fn several_data_sets_have_their_own_losses_and_shares() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let at = |name: &str| place.path().join(name).display().to_string();
+    fs::write(at("triplets.jsonl"), TRIPLETS).unwrap();
+    fs::write(at("classes.csv"), "a,b,kind\nthe cat,a cat,same\njim,the sea,other\ndogs,a dog,same\n").unwrap();
+    let (pairs, scores) = (data("finetune/embed.jsonl"), data("finetune/embed-scores.jsonl"));
+    let recipe_of = |more: &[&str], datasets: &str| {
+        let common = ["epochs=4", "learning_rate=1e-3", "max_length=12", "dropout=0.1", "evals_per_epoch=0.25"];
+        let mut recipe = recipe("embed", from.path(), "embed-scores.jsonl", &[&common, more].concat());
+        recipe.train = Default::default();
+        let text = format!("{datasets}\n");
+        let read: FineTuneRecipe = henson_train::parse_settings(&[(&text, "test")], &[]).unwrap();
+        FineTuneRecipe { datasets: read.datasets, batch_size: 3, ..recipe }
+    };
+    let sets = format!(
+        "[[datasets]]\ntrain = {:?}\nloss = \"ranking\"\nweight = 0.5\nsymmetric = true\n[[datasets]]\ntrain = {:?}\nloss = \"cosent\"\n\
+         [[datasets]]\ntrain = {:?}\nloss = \"softmax\"\nbatch_size = 2\n\
+         files = {{ text_column = \"a\", second_column = \"b\", label_column = \"kind\" }}\n\
+         [[datasets]]\ntrain = {:?}\nloss = \"triplet\"\ndistance = \"cosine\"\nmargin = 0.3\n",
+        pairs,
+        scores,
+        at("classes.csv"),
+        at("triplets.jsonl")
+    );
+    // 6 pairs in 2 batches of 3, half of them; 6 scores in 2; 3 classes in 2 batches of 2; 5 triplets in 2.
+    let plan_of = plan(recipe_of(&["log_every=1"], &sets));
+    assert_eq!((plan_of.steps_per_epoch(), plan_of.steps(), plan_of.train.examples.len()), (7, 28, 20));
+    let in_turn = plan(recipe_of(&["mixing=round-robin"], &sets));
+    assert_eq!(in_turn.steps_per_epoch(), 7);
+    let out = place.path().join("whole");
+    let results = finished(run(&plan_of, &out, None).unwrap());
+    assert_eq!(results.metric, "spearman");
+    // Softmax and triplet learn vectors as they are.
+    assert!(!EmbedSettings::of_directory(&out).unwrap().normalise);
+    let weights = fs::read(out.join("model.safetensors")).unwrap();
+    let parts = place.path().join("parts");
+    for stop_at in [Some(2), Some(9), None] {
+        run(&plan_of, &parts, stop_at).unwrap();
+    }
+    assert_eq!(fs::read(parts.join("model.safetensors")).unwrap(), weights);
+    let card = fs::read_to_string(out.join("README.md")).unwrap();
+    assert!(card.contains("classes.csv") && card.contains("triplets.jsonl"), "{card}");
+    // One set by itself is the plain run on it.
+    let alone = format!("[[datasets]]\ntrain = {pairs:?}\nloss = \"ranking\"\n");
+    let (mixed, mixed_weights) = updates(recipe_of(&["epochs=5"], &alone));
+    let mut plain = recipe_of(&["epochs=5", "loss=ranking", "normalize=true"], "");
+    plain.train = pairs.display().to_string().into();
+    assert_eq!((mixed, mixed_weights), updates(plain));
+
+    let refused = |recipe: FineTuneRecipe, expected: &str| {
+        let message = Plan::new(recipe, 1).map(drop).unwrap_err().to_string();
+        assert!(message.contains(expected), "expected {expected}: {message}");
+    };
+    refused(recipe_of(&["dev_rows=2"], &alone), "`dev_rows` is 2, expected 0 with `datasets`");
+    refused(recipe_of(&[], "[[datasets]]\nloss = \"ranking\"\n"), "in set 1");
+    refused(recipe_of(&[], &alone.replace("ranking", "triplet")), "line 1: it has no negative text");
+    refused(recipe_of(&[], &format!("{alone}weight = 0\n")), "`datasets.weight` is 0");
+    refused(recipe_of(&[], &format!("{alone}margin = 1\n")), "`margin` is set");
+    refused(FineTuneRecipe { train: "x".into(), ..recipe_of(&[], &alone) }, "`train` is x, expected nothing");
+    refused(FineTuneRecipe { task: "classify".to_owned(), ..recipe_of(&[], &alone) }, "the tasks embed and rerank");
 }
