@@ -217,7 +217,9 @@ fn relative(family: &str) -> TempDir {
         fs::copy(golden.join(name), directory.path().join(name)).unwrap();
     }
     let vocabulary = fs::read_to_string(data("likelihood/vocab.txt")).unwrap();
-    let words: Vec<&str> = vocabulary.lines().take(47).collect();
+    let config = fs::read(golden.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let words: Vec<&str> = vocabulary.lines().take(config["vocab_size"].as_u64().unwrap() as usize).collect();
     fs::write(directory.path().join("vocab.txt"), words.join("\n") + "\n").unwrap();
     directory
 }

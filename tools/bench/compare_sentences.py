@@ -1,0 +1,137 @@
+"""henson beside sentence-transformers: the same training of sentence vectors, alternating, with the time and the dev score of each.
+
+    python tools/bench/compare_sentences.py --henson target/release/henson --model MINILM --data DATA [--task pairs|scores] \
+        [--steps 30] [--batch 32] [--length 128] [--rounds 3] [--threads 2] [--seeds 0] [--lr 2e-5] [--work DIR]
+
+MINILM is a directory of sentence-transformers (`cargo xtask minilm` prints one), DATA holds glue/STS-B and squad. `pairs`: questions and
+paragraphs of SQuAD by MultipleNegativesRankingLoss (`loss=ranking`); `scores`: STS-B's training file by CosineSimilarityLoss. Both sides
+train for the same number of steps in f32 on the same rows, with AdamW, a linear rate with 10% warm-up and clipping at 1, and score
+STS-B's dev file afterwards. The peer is a plain loop over the losses of sentence-transformers, without its Trainer. `train_s` is the
+training itself, `seconds` the whole process. Prints a JSON line for each run, and the medians and their quotient at the end.
+"""
+
+import argparse
+import gzip
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+
+def rows(flags):
+    data = pathlib.Path(flags.data)
+    if flags.task == "scores":
+        lines = [line.rstrip("\n").split("\t") for line in open(data / "glue/STS-B/train.tsv", encoding="utf-8-sig")][1:]
+        found = [{"sentence1": line[7], "sentence2": line[8], "score": float(line[9])} for line in lines]
+    else:
+        articles = json.load(gzip.open(data / "squad/devsplit-train-v1.1.json.gz"))["data"]
+        found = [{"anchor": question["question"].strip(), "positive": paragraph["context"]}
+                 for article in articles for paragraph in article["paragraphs"] for question in paragraph["qas"][:1]]
+    count = flags.steps * flags.batch
+    return [found[i * len(found) // count] for i in range(min(count, len(found)))]
+
+
+def henson(flags, train, seed):
+    out = pathlib.Path(flags.work) / "henson"
+    shutil.rmtree(out, ignore_errors=True)
+    loss = "cosine" if flags.task == "scores" else "ranking"
+    sets = {"batch_size": flags.batch, "epochs": 1, "learning_rate": flags.lr, "max_length": flags.length, "warmup": 0.1,
+            "weight_decay": 0.0, "epsilon": 1e-8, "evals_per_epoch": 1}
+    # On the device where it can be: that is what users get without `loss`.
+    command = [flags.henson, "finetune", "--task", "embed", "--model", flags.model, "--train", str(train), "--out", str(out)]
+    command += ["--dev", str(pathlib.Path(flags.data) / "glue/STS-B/dev.tsv"), "--seed", str(seed), "--threads", str(flags.threads), "--json"]
+    command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    start = time.time()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seconds = time.time() - start
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["kind"] == "eval"][-1]
+    results = json.loads((out / "results.json").read_text())
+    return {"who": "henson", "loss": loss, "seed": seed, "spearman": last["metrics"]["spearman"], "train_s": results["seconds"], "seconds": seconds}
+
+
+PEER = r"""
+import json, sys, time
+flags = json.loads(sys.argv[1])
+import torch
+torch.set_num_threads(flags["threads"])
+torch.manual_seed(flags["seed"])
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import losses
+from scipy.stats import spearmanr
+model = SentenceTransformer(flags["model"], device="cpu")
+model.max_seq_length = flags["length"]
+rows = [json.loads(line) for line in open(flags["train"])]
+order = torch.randperm(len(rows)).tolist()
+scores = flags["task"] == "scores"
+loss = (losses.CosineSimilarityLoss if scores else losses.MultipleNegativesRankingLoss)(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=flags["lr"], weight_decay=0.0)
+steps = -(-len(rows) // flags["batch"])
+warm = int(0.1 * steps)
+rate = lambda step: step / max(1, warm) if step < warm else max(0.0, (steps - step) / max(1, steps - warm))
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+model.train()
+start = time.time()
+for step in range(steps):
+    batch = [rows[i] for i in order[step * flags["batch"]:(step + 1) * flags["batch"]]]
+    columns = ("sentence1", "sentence2") if scores else ("anchor", "positive")
+    features = [model.preprocess([row[column] for row in batch]) for column in columns]
+    labels = torch.tensor([row["score"] / 5.0 for row in batch]) if scores else None
+    value = loss(features, labels)
+    optimizer.zero_grad()
+    value.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+trained = time.time() - start
+model.eval()
+dev = [line.rstrip("\n").split("\t") for line in open(flags["dev"], encoding="utf-8-sig")][1:]
+first, second = (model.encode([line[k] for line in dev], normalize_embeddings=True) for k in (7, 8))
+cosines = (first * second).sum(1)
+print(json.dumps({"spearman": float(spearmanr(cosines, [float(line[9]) for line in dev])[0]), "train_s": trained, "steps": steps}))
+"""
+
+
+def peer(flags, train, seed):
+    settings = {name: getattr(flags, name) for name in ("model", "task", "batch", "length", "threads", "lr")}
+    settings |= {"train": str(train), "seed": seed, "dev": str(pathlib.Path(flags.data) / "glue/STS-B/dev.tsv")}
+    start = time.time()
+    done = subprocess.run([sys.executable, "-c", PEER, json.dumps(settings)], check=True, capture_output=True, text=True).stdout
+    found = json.loads(done.strip().splitlines()[-1])
+    return {"who": "sentence-transformers", "seed": seed, **found, "seconds": time.time() - start}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--henson", default="target/release/henson")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--task", choices=["pairs", "scores"], default="pairs")
+    for name, default in (("steps", 30), ("batch", 32), ("length", 128), ("rounds", 3), ("threads", 2)):
+        parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--lr", type=float, default=2e-5)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--work", default="local/compare-sentences")
+    flags = parser.parse_args()
+    pathlib.Path(flags.work).mkdir(parents=True, exist_ok=True)
+    train = pathlib.Path(flags.work) / f"{flags.task}.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows(flags)))
+    runs = []
+    for _ in range(flags.rounds):
+        for seed in map(int, flags.seeds.split(",")):
+            for run in (henson, peer):
+                runs.append(run(flags, train, seed))
+                print(json.dumps(runs[-1]), flush=True)
+    medians = {}
+    for who in ("henson", "sentence-transformers"):
+        own = [run for run in runs if run["who"] == who]
+        medians[who] = {name: statistics.median(run[name] for run in own) for name in ("train_s", "seconds", "spearman")}
+        print(who, medians[who])
+    for name in ("train_s", "seconds"):
+        print(f"{name}: {medians['sentence-transformers'][name] / medians['henson'][name]:.2f}x")
+
+
+main()
