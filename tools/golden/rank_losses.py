@@ -45,9 +45,21 @@ def case(name, lists):
         loss = (losses.BinaryCrossEntropyLoss if name == "bce" else losses.MSELoss)(model)
         flat = [label for labels in lists for label in labels]
         value = loss([["q"] * count, [str(i) for i in range(count)]], torch.tensor(flat))
+    elif name == "margin-mse":
+        # There, the columns are the positive and the negatives; here, the most relevant document of a list and the others.
+        best = [max(range(len(labels)), key=lambda i: labels[i]) for labels in lists]
+        order = [[b] + [i for i in range(len(labels)) if i != b] for b, labels in zip(best, lists)]
+        columns = [[documents[q][o[k]] for q, o in enumerate(order)] for k in range(len(lists[0]))]
+        value = losses.MarginMSELoss(model)([queries, *columns], torch.tensor([[labels[i] for i in o] for o, labels in zip(order, lists)]))
     else:
-        loss = (losses.RankNetLoss if name == "ranknet" else losses.ListNetLoss)(model)
-        value = loss([queries, documents], [torch.tensor(labels) for labels in lists])
+        make = {
+            "ranknet": losses.RankNetLoss,
+            "listnet": losses.ListNetLoss,
+            "lambda": losses.LambdaLoss,
+            "listmle": lambda model: losses.ListMLELoss(model, respect_input_order=False),
+            "plistmle": lambda model: losses.PListMLELoss(model, respect_input_order=False),
+        }[name]
+        value = make(model)([queries, documents], [torch.tensor(labels) for labels in lists])
     value.backward()
     return {"name": name, "lists": lists, "logits": logits.tolist(), "loss": value.item(), "gradient": logits.grad.tolist()}
 
@@ -58,5 +70,8 @@ LISTS = [
     [[3.0, 1.0, 0.0, 2.0], [0.5, 0.5, 0.0]],
 ]
 OUT.parent.mkdir(parents=True, exist_ok=True)
-cases = [case(name, lists) for name in ["bce", "mse", "ranknet", "listnet"] for lists in LISTS if name != "bce" or max(map(max, lists)) <= 1.0]
+EQUAL = [[[4.5, 1.0, 2.0]], [[0.5, 3.0], [2.0, -1.0], [0.0, 1.5]]]
+names = ["bce", "mse", "ranknet", "listnet", "lambda", "listmle", "plistmle"]
+cases = [case(name, lists) for name in names for lists in LISTS if name != "bce" or max(map(max, lists)) <= 1.0]
+cases += [case(name, lists) for name in ["lambda", "listmle", "plistmle", "margin-mse"] for lists in EQUAL]
 OUT.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")

@@ -194,6 +194,43 @@ fn retrieval_is_scored_by_the_judgments() {
     let shown = henson(&["eval", "--task", "retrieval", "--model", model, "--data", data]);
     assert!(text(&shown.stdout).contains("2 queries, 4 passages"), "{}", text(&shown.stdout));
     fails(&["eval", "--task", "retrieval", "--model", model, "--data", data, "--limit", "3"], &["--limit"]);
+    // By words, and with a cross-encoder behind: its scores are those of `rerank`.
+    let by_words = lines(&["eval", "--task", "retrieval", "--bm25", "--data", data, "--json"]).remove(0);
+    assert_eq!((&by_words["model"], &by_words["queries"]), (&json!("bm25"), &json!(2)));
+    assert!(by_words["mrr@10"].as_f64().unwrap() <= 0.5 && by_words["ndcg@1"] == 0.0);
+    let cross = self::model("regression");
+    let ranker = cross.path().to_str().unwrap();
+    let arguments = ["eval", "--task", "retrieval", "--model", model, "--data", data, "--rerank", ranker, "--json"];
+    let reranked = lines(&arguments).remove(0);
+    let mut expected = 0.0;
+    for (query, right) in [(texts[0], texts[1]), (texts[1], texts[2])] {
+        let ranked = lines(&[&["rerank", "--model", ranker, "--json", "--query", query], &texts[..]].concat());
+        expected += 0.5 / (ranked.iter().position(|line| line["text"] == right).unwrap() + 1) as f64;
+    }
+    assert!((reranked["mrr@10"].as_f64().unwrap() - expected).abs() < 1e-9, "{reranked} {expected}");
+    let one = lines(&[&arguments[..], &["--candidates", "1"]].concat()).remove(0);
+    assert_eq!((&one["mrr@10"], &one["rerank"]), (&wrong["mrr@10"], &json!(ranker)));
+    fails(&["eval", "--task", "retrieval", "--model", model, "--data", "missing"], &["qrels", "missing"]);
     write("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\td9\t1\n");
     fails(&["eval", "--task", "retrieval", "--model", model, "--data", data], &["test.tsv", "line 2", "d9"]);
+}
+
+#[test]
+fn paraphrases_are_found_among_all_sentences() {
+    let (encoder, place) = (model("sequence"), TempDir::new().unwrap());
+    let model = encoder.path().to_str().unwrap();
+    let write = |name: &str, text: &str| fs::write(place.path().join(name), text).unwrap();
+    // Two are the same text, and so nearest of all.
+    write("sentences.csv", "id,text\na,the cat sat\nb,jim henson\nc,the cat sat\nd,a small child\n");
+    write("duplicates.tsv", "id1\tid2\nc\ta\n");
+    let data = place.path().to_str().unwrap();
+    let ask = || lines(&["eval", "--task", "paraphrases", "--model", model, "--data", data, "--json"]).remove(0);
+    let right = ask();
+    assert_eq!((&right["sentences"], &right["duplicates"]), (&json!(4), &json!(1)));
+    assert_eq!((&right["average_precision"], &right["f1"], &right["recall"]), (&json!(1.0), &json!(1.0), &json!(1.0)));
+    write("duplicates.tsv", "id1\tid2\nc\ta\nb\td\n");
+    let more = ask();
+    assert!(more["duplicates"] == 2 && more["average_precision"].as_f64().unwrap() >= 0.5, "{more}");
+    write("duplicates.tsv", "id1\tid2\nc\tx\n");
+    fails(&["eval", "--task", "paraphrases", "--model", model, "--data", data], &["duplicates.tsv", "line 2", "\"x\""]);
 }

@@ -63,6 +63,7 @@ pub(crate) async fn rerank_documents(
 ) -> Result<Answer<wire::RankedDocuments>, ApiError> {
     let Call { app, model, body } = call;
     let wire::DocumentsRequest { query, documents, top_n, return_documents, .. } = body;
+    let documents = documents.into_iter().map(wire::Document::into_text).collect();
     let answer = documents_ranked(&app, &model, &query, documents, top_n, return_documents).await?;
     let (name, tokens) = (model.name.clone(), answer.tokens);
     let usage = wire::OpenAiUsage { prompt_tokens: tokens, total_tokens: tokens };
@@ -80,9 +81,28 @@ pub(crate) async fn rerank_documents_2(
     call: Call<wire::DocumentsRequest2>,
 ) -> Result<Answer<wire::RankedDocuments>, ApiError> {
     let Call { app, model, body } = call;
-    let answer = documents_ranked(&app, &model, &body.query, body.documents, body.top_n, false).await?;
+    let most = body.max_tokens_per_doc.unwrap_or(usize::MAX);
+    if most == 0 {
+        return Err(ApiError::new(Kind::Validation, "`max_tokens_per_doc` is 0: expected at least 1"));
+    }
+    // What is longer than the model reads is cut later; only less than that needs a look at the tokens.
+    let cut = |document: wire::Document| match most < model.model.most_tokens() {
+        true => beginning(&model.model, document.into_text(), most),
+        false => Ok(document.into_text()),
+    };
+    let documents = body.documents.into_iter().map(cut).collect::<Result<Vec<String>, ApiError>>()?;
+    let answer = documents_ranked(&app, &model, &body.query, documents, body.top_n, false).await?;
     let meta = json!({"api_version": {"version": "2"}});
     Ok(answer.map(|results| wire::RankedDocuments { object: None, model: None, results, usage: None, meta }))
+}
+
+/// The first tokens of a text, as a text.
+fn beginning(model: &Model, mut text: String, tokens: usize) -> Result<String, ApiError> {
+    let pieces = model.tokenizer().encode(&text)?;
+    if let Some((start, _)) = pieces.offsets.get(tokens) {
+        text.truncate(*start);
+    }
+    Ok(text)
 }
 
 /// Documents by their relevance to a query, so many of them as are asked for. Longer ones are cut, as there.
@@ -90,15 +110,14 @@ async fn documents_ranked(
     app: &App,
     model: &Arc<Loaded>,
     query: &str,
-    documents: Vec<wire::Document>,
+    texts: Vec<String>,
     top: Option<usize>,
     with_texts: bool,
 ) -> Result<Answer<Vec<wire::RankedDocument>>, ApiError> {
-    check_count(app, documents.len(), "documents")?;
+    check_count(app, texts.len(), "documents")?;
     if top == Some(0) {
         return Err(ApiError::new(Kind::Validation, "`top_n` is 0: expected at least 1, or nothing for all documents"));
     }
-    let texts: Vec<String> = documents.into_iter().map(wire::Document::into_text).collect();
     let answer = ranked(model, query, &texts, true).await?;
     Ok(answer.map(|ranked| {
         let documents = ranked.iter().zip(texts).enumerate().map(|(index, (ranked, text))| wire::RankedDocument {

@@ -292,6 +292,7 @@ pub(crate) const ROUTES: [Route; 27] = [
             ("*query", STRING, "the query"),
             ("*documents", DOCUMENTS, "texts, or objects with a `text`"),
             ("top_n", INTEGER, "how many documents to return, the best first (default: all)"),
+            ("max_tokens_per_doc", INTEGER, "tokens of a document that are read (default: as many as the model reads)"),
             MODEL_OR_OTHER,
         ],
         r#"{"query": "Who made the Muppets?", "documents": ["It rains.", "Jim Henson did."], "top_n": 1}"#,

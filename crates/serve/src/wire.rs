@@ -307,6 +307,8 @@ pub(crate) struct DocumentsRequest2 {
     pub(crate) query: String,
     pub(crate) documents: Vec<Document>,
     pub(crate) top_n: Option<usize>,
+    /// Tokens of a document that are read; the rest of it is not.
+    pub(crate) max_tokens_per_doc: Option<usize>,
     pub(crate) model: Option<String>,
 }
 

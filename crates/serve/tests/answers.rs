@@ -271,6 +271,62 @@ fn rerankers_answer_as_jina_and_cohere_do() {
     }
 }
 
+/// Bodies of the shapes that the three have in their own documentation, and what clients read of the answers.
+#[test]
+fn rerankers_take_the_examples_of_their_documentations() {
+    let (_directory, running, _model) = served("regression");
+    let tei = json!({"query": "What is Deep Learning?", "texts": ["Deep Learning is not a tool", "Deep learning is a kind of learning"], "raw_scores": false});
+    let ranks = running.ok("/rerank", &tei.to_string());
+    assert_eq!(ranks.as_array().unwrap().len(), 2);
+    assert!(ranks[0]["index"].is_u64() && ranks[0]["score"].as_f64().unwrap() >= ranks[1]["score"].as_f64().unwrap());
+    let jina = json!({
+        "model": "jina-reranker-v2-base-multilingual",
+        "query": "Organic skincare products for sensitive skin",
+        "top_n": 3,
+        "documents": ["Skin care with aloe", "New make-up", "Bio-Hautpflege für empfindliche Haut", "有机护肤", "Maquillaje"],
+        "return_documents": false
+    });
+    let answer = running.ok("/v1/rerank", &jina.to_string());
+    let results = answer["results"].as_array().unwrap();
+    assert!(results.len() == 3 && results[0].get("document").is_none() && answer["usage"]["total_tokens"].is_u64());
+    let documents = [
+        "Carson City is the capital city of Nevada.",
+        "The capital of the Northern Mariana Islands is Saipan.",
+        "Capitalization is the use of a capital letter at the start of a word.",
+        "Washington, D.C. is the capital of the United States.",
+        "Capital punishment is legal in 30 of the 50 states.",
+    ];
+    let cohere = |more: &[(&str, Value)]| {
+        let mut body = json!({"model": "rerank-v3.5", "query": "What is the capital of the United States?", "documents": documents, "top_n": 3});
+        more.iter().for_each(|(key, value)| body[*key] = value.clone());
+        body.to_string()
+    };
+    let answer = running.ok("/v2/rerank", &cohere(&[]));
+    assert_eq!(answer["results"].as_array().unwrap().len(), 3);
+    let version_1 = cohere(&[("model", json!("rerank-english-v3.0")), ("return_documents", json!(true))]);
+    let with_texts = running.ok("/v1/rerank", &version_1);
+    for (result, other) in answer["results"].as_array().unwrap().iter().zip(with_texts["results"].as_array().unwrap()) {
+        assert_eq!((&result["index"], &result["relevance_score"]), (&other["index"], &other["relevance_score"]));
+        assert_eq!(other["document"]["text"], documents[other["index"].as_u64().unwrap() as usize]);
+    }
+    // Only the beginnings of documents: the scores are those of the cut texts.
+    let cut = running.ok(
+        "/v2/rerank",
+        &json!({"query": "jim", "documents": ["play jim a b", "a b c"], "max_tokens_per_doc": 1}).to_string(),
+    );
+    let words = running.ok("/v2/rerank", &json!({"query": "jim", "documents": ["play", "a"]}).to_string());
+    assert_eq!(cut["results"], words["results"]);
+    let wide = running.ok("/v2/rerank", &cohere(&[("max_tokens_per_doc", json!(4096))]));
+    assert_eq!(wide["results"], answer["results"]);
+    let refused = running.post("/v2/rerank", &cohere(&[("max_tokens_per_doc", json!(0))]));
+    assert!(
+        refused.status == 422 && refused.text().contains("max_tokens_per_doc"),
+        "{} {}",
+        refused.status,
+        refused.text()
+    );
+}
+
 /// What its logits mean is of no matter where texts are only put in order.
 #[test]
 fn a_reranker_of_an_unknown_problem_type_ranks() {

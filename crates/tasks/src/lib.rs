@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod bm25;
 mod distil;
 mod error;
 mod example;
@@ -24,6 +25,7 @@ mod forward;
 pub mod metrics;
 mod mining;
 mod nearest;
+mod paraphrases;
 mod passages;
 mod predict;
 mod predictions;
@@ -39,6 +41,7 @@ mod task;
 mod vector_cache;
 mod write;
 
+pub use bm25::Bm25;
 pub use distil::{DistilSettings, VectorDistance};
 pub use error::TaskError;
 pub use example::{Answer, Example, Input, Set, Span, Target, Words};
@@ -50,6 +53,7 @@ pub use finetune::{
 };
 pub use mining::{MiningSettings, mine};
 pub use nearest::{Near, nearest_of};
+pub use paraphrases::Paraphrases;
 pub use passages::{PassageLength, PassagePlace, SourcedPassage, passages_of};
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};

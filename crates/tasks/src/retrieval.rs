@@ -111,7 +111,7 @@ pub fn read_passages(path: &Path) -> Result<Vec<Passage>, TaskError> {
 }
 
 /// Reads all rows; the first that is wrong is the error.
-fn each(path: &Path, mut take: impl FnMut(&Row) -> Result<(), TaskError>) -> Result<(), TaskError> {
+pub(crate) fn each(path: &Path, mut take: impl FnMut(&Row) -> Result<(), TaskError>) -> Result<(), TaskError> {
     let options = TableOptions { header: Header::Present, ..TableOptions::default() };
     reading_with(|each| tables::read_rows(path, &options, each), |row| take(&row?))
 }

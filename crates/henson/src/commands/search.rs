@@ -116,7 +116,12 @@ impl Ranker {
     }
 
     /// Passages in the order of its scores.
-    fn ranked(&self, query: &str, texts: &[&str], found: &[(usize, f32)]) -> anyhow::Result<Vec<(usize, f32)>> {
+    pub(crate) fn ranked(
+        &self,
+        query: &str,
+        texts: &[&str],
+        found: &[(usize, f32)],
+    ) -> anyhow::Result<Vec<(usize, f32)>> {
         let candidates: Vec<&str> = found.iter().map(|(index, _)| texts[*index]).collect();
         let scores = self.scores(query, &candidates)?;
         let mut ranked: Vec<(usize, f32)> = found.iter().map(|(index, _)| *index).zip(scores).collect();

@@ -17,7 +17,9 @@ BLiMP's own files. A pair is right where sentence_good is the likelier one; a ti
 diagnostics FILE is CPRAG-102, ROLE-88 or a part of NEG-136 (Ettinger 2020), a tsv as in github.com/aetting/lm-diagnostics: how often a masked LM \
 has the word that people expect among its first 1 and 5 predictions, and finds it likelier than others.\n\
 retrieval   FILE is a directory as BEIR has it: corpus.jsonl, queries.jsonl, qrels/test.tsv. Passages are ranked by the vectors of a \
-sentence model.\n\
+sentence model, or with --bm25 by words; with --rerank, a cross-encoder puts the best in order.\n\
+paraphrases FILE is a directory with sentences.jsonl (or tsv, csv, parquet; id, text) and duplicates.tsv (id1, id2): which of all pairs \
+of sentences mean the same.\n\
 others      FILE is the benchmark's own, with labels; for classify, pair, regress, multilabel, tag, qa and choice it is \
 a table (tsv, csv, jsonl, parquet), CoNLL columns, or SQuAD's JSON; for embed, pairs of texts, with or without scores; for seq2seq, \
 sources with one or several references (BLEU and chrF as sacreBLEU has them, ROUGE as rouge-score, wer, per). \
@@ -27,7 +29,7 @@ Without --model, perplexity, blimp and diagnostics measure henson-12m, and embed
 --predictions.\n\n\
 A masked LM scores a text by its pseudo-log-likelihood, each token masked in turn; a left-to-right model (is_decoder in \
 its config) by its log-likelihood. FILE may be compressed with gzip or zstd.\n\n\
-Examples:\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \
+Examples:\n  henson eval --task retrieval --model DIR --data scifact --rerank RANKER\n  henson eval --task perplexity --model DIR --data heldout.txt --limit 1000 --sample\n  \
 henson eval --task blimp --model DIR --data blimp.jsonl.zst --limit 50 --json\n  \
 henson eval --model run --data notes.csv\n  henson eval --task rte --model run1,run2 --data RTE/dev.tsv\n  \
 henson eval --task mrpc --predictions MRPC.tsv --data MRPC/dev.tsv\n  \
@@ -36,7 +38,7 @@ henson eval --task squad2 --predictions predictions.json --null-odds null_odds.j
 henson eval --task classify --predictions out.jsonl --data notes.csv --text-column body --label-column urgent")]
 pub(crate) struct Eval {
     /// What to measure, see below [default: what --model was fine-tuned for]
-    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp", "diagnostics", "retrieval"]).map(|name| Task::named(&name)))]
+    #[arg(long, value_name = "TASK", value_parser = task_names(&["perplexity", "blimp", "diagnostics", "retrieval", "paraphrases"]).map(|name| Task::named(&name)))]
     pub(crate) task: Option<Task>,
 
     #[command(flatten)]
@@ -78,6 +80,18 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "FILE")]
     pub(crate) qrels: Option<PathBuf>,
 
+    /// retrieval: rank passages by BM25, by the words that they share with a query, instead of by a model's vectors
+    #[arg(long, conflicts_with = "model")]
+    pub(crate) bm25: bool,
+
+    /// retrieval: a cross-encoder that puts the best passages of each query in order
+    #[arg(long, value_name = "DIR")]
+    pub(crate) rerank: Option<String>,
+
+    /// retrieval, with --rerank: how many passages it reads for each query
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_count, requires = "rerank")]
+    pub(crate) candidates: usize,
+
     /// retrieval: what to put before each query [default: the model's own prompt `query`, if it has one]
     #[arg(long, value_name = "TEXT")]
     pub(crate) query_prefix: Option<String>,
@@ -116,6 +130,8 @@ pub(crate) enum Task {
     Diagnostics,
     /// How well an encoder finds what is relevant
     Retrieval,
+    /// How well an encoder finds sentences that mean the same
+    Paraphrases,
     /// How well labels are predicted
     Labelled(&'static henson_tasks::Task),
 }
@@ -128,6 +144,7 @@ impl Task {
             None if name == "blimp" => Self::Blimp,
             None if name == "diagnostics" => Self::Diagnostics,
             None if name == "retrieval" => Self::Retrieval,
+            None if name == "paraphrases" => Self::Paraphrases,
             None => Self::Perplexity,
         }
     }

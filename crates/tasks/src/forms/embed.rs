@@ -14,7 +14,7 @@ use henson_infer::{EmbedSettings, Pooling, Prompts};
 use henson_train::TrainError;
 use serde_json::Value;
 
-use super::embed_rows::{asks_for_vectors, check_loss, keep_for, partners_in, target_of, unlike};
+use super::embed_rows::{asks_for_vectors, check_loss, keep_for, partners_in, report_twins, target_of, unlike};
 use super::regress::unrelated;
 use super::*;
 use crate::finetune::{Poolings, VectorObjective, thin};
@@ -268,6 +268,7 @@ impl Steps for Embed {
             Some(loss) => keep_for(loss, train, recipe)?,
         }
         thin(&mut train.examples, recipe.limit);
+        report_twins(train);
         check_parts(train, recipe)?;
         check_partners(train, dropout)
     }

@@ -1,5 +1,7 @@
 //! What the rows of a file give to the losses of vectors, and what these losses refuse.
 
+use std::collections::HashMap;
+
 use henson_data::tables::Column;
 use henson_train::TrainError;
 use serde_json::Value;
@@ -111,6 +113,36 @@ pub(super) fn check_loss(recipe: &FineTuneRecipe) -> Result<(), TaskError> {
     match wrong.into_iter().find(|(wrong, ..)| *wrong) {
         Some((_, key, expected)) => Err(TrainError::setting(key, "set", expected).into()),
         None => Ok(()),
+    }
+}
+
+/// Adds to a set's problems that rows are there twice, or say different things about the same texts. Neither keeps anyone from
+/// learning: in a batch, a text that occurs again is never a negative.
+pub(super) fn report_twins(train: &mut Set) {
+    let mut known: HashMap<(&str, &str, &[String]), &Example> = HashMap::new();
+    let (mut twins, mut at_odds) = (Vec::new(), Vec::new());
+    for example in &train.examples {
+        let Input::Alike { first, second, unlike } = &example.input else { continue };
+        let key = (first.as_str(), second.as_str(), unlike.as_slice());
+        match known.get(&key) {
+            Some(before) if before.target == example.target => {
+                twins.push((before.place.clone(), example.place.clone()))
+            }
+            Some(before) => at_odds.push((before.place.clone(), example.place.clone())),
+            None => {
+                known.insert(key, example);
+            }
+        }
+    }
+    let path = train.path.display().to_string();
+    let all = [
+        (twins, "the same as earlier ones"),
+        (at_odds, "about the same texts as earlier ones, with another label or score"),
+    ];
+    for (found, what) in all {
+        if let Some((before, again)) = found.first() {
+            train.problems.push(format!("{path}: {} rows are {what}, first {again}, after {before}", found.len()));
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::finetune::ListObjective;
-use crate::metrics::{JudgedRanking, ranking_scores};
+use crate::metrics::reranking_scores;
 
 /// The cutoff of its scores.
 const CUTOFF: usize = 10;
@@ -114,7 +114,7 @@ impl Steps for Rank {
             }
         }
         // What compares documents learns nothing from one.
-        if matches!(recipe.rank_loss, crate::RankLoss::Ranknet | crate::RankLoss::Listnet)
+        if recipe.rank_loss.compares()
             && train.examples.iter().all(|example| matches!(&example.target, Target::Numbers(n) if n.len() < 2))
         {
             let reason = "every row has one document, and this loss compares several of a query: expected lists of \
@@ -156,17 +156,7 @@ impl Steps for Rank {
             }
             queries[number].extend(scores.iter().copied().zip(relevance.iter().map(|x| f64::from(*x))));
         }
-        let rankings = queries.into_iter().map(|mut documents| {
-            // Of equals the worse ones come first: a model that gives all the same finds nothing.
-            documents.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.total_cmp(&b.1)));
-            let found: Vec<f64> = documents.iter().map(|(_, relevance)| *relevance).collect();
-            let relevant = found.iter().copied().filter(|relevance| *relevance > 0.0).collect();
-            JudgedRanking { found, relevant }
-        });
-        let scores = ranking_scores(&rankings.collect::<Vec<_>>(), &[CUTOFF]);
-        let of =
-            |name: &str| scores.iter().find(|(n, _)| n == &format!("{name}@{CUTOFF}")).map_or(f64::NAN, |(_, x)| *x);
-        Ok(Score { metrics: ["ndcg", "mrr", "map"].map(|name| (name, of(name))).to_vec(), ..Score::default() })
+        Ok(Score { metrics: reranking_scores(&queries, CUTOFF).to_vec(), ..Score::default() })
     }
 }
 

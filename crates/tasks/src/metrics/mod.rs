@@ -25,7 +25,7 @@ pub use classes::{Confusion, MultilabelCounts};
 pub use edits::{common_length, edit_distance};
 pub use entities::EntityCounts;
 pub use numbers::{mean_absolute_error, mean_squared_error, pearson, spearman};
-pub use ranking::{JudgedRanking, PairScores, ranking_scores};
+pub use ranking::{JudgedRanking, PairScores, ranking_scores, reranking_scores};
 pub use retrieval::{cosine, nearest};
 pub use rouge::{Rouge, RougeScore};
 pub use stem::stem;

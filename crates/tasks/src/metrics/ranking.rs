@@ -67,6 +67,48 @@ fn ndcg(found: &[f64], relevant: &[f64], k: usize) -> f64 {
     if best > 0.0 { gain(&mut found.iter().copied()) / best } else { 0.0 }
 }
 
+/// How well documents are put in order: the means over queries of `ndcg` and `mrr` of the first k documents, and `map`, the average
+/// precision over all of them, as CrossEncoderRerankingEvaluator has them. A query's documents are scores with their relevances.
+/// Of equal scores, nDCG and average precision take what they are worth on average or together, as scikit-learn does; for the first
+/// relevant one, those that are not relevant come first: a model that gives all the same finds nothing. Queries without anything
+/// relevant count nothing.
+pub fn reranking_scores(queries: &[Vec<(f32, f64)>], k: usize) -> [(&'static str, f64); 3] {
+    let judged = || queries.iter().filter(|documents| documents.iter().any(|(_, relevance)| *relevance > 0.0));
+    let reciprocal = |documents: &Vec<(f32, f64)>| {
+        let mut documents = documents.clone();
+        documents.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.total_cmp(&b.1)));
+        let first = documents.iter().take(k).position(|(_, relevance)| *relevance > 0.0);
+        first.map_or(0.0, |rank| 1.0 / (rank + 1) as f64)
+    };
+    let average = |documents: &Vec<(f32, f64)>| {
+        let labels: Vec<bool> = documents.iter().map(|(_, relevance)| *relevance > 0.0).collect();
+        let scores: Vec<f64> = documents.iter().map(|(score, _)| f64::from(*score)).collect();
+        PairScores::new(&labels, &scores).average_precision
+    };
+    [
+        ("ndcg", mean(judged().map(|documents| tied_ndcg(documents, k)))),
+        ("mrr", mean(judged().map(reciprocal))),
+        ("map", mean(judged().map(average))),
+    ]
+}
+
+/// nDCG where documents with the same score share the mean of their places' discounts.
+fn tied_ndcg(documents: &[(f32, f64)], k: usize) -> f64 {
+    let mut sorted = documents.to_vec();
+    sorted.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let discount = |rank: usize| if rank < k { 1.0 / ((rank + 2) as f64).log2() } else { 0.0 };
+    let (mut gain, mut rank) = (0.0, 0);
+    for equals in sorted.chunk_by(|a, b| a.0 == b.0) {
+        let discounts: f64 = (rank..rank + equals.len()).map(discount).sum();
+        gain += discounts * equals.iter().map(|(_, relevance)| relevance.max(0.0)).sum::<f64>() / equals.len() as f64;
+        rank += equals.len();
+    }
+    let mut ideal: Vec<f64> = documents.iter().map(|(_, relevance)| relevance.max(0.0)).collect();
+    ideal.sort_by(|a, b| b.total_cmp(a));
+    let best: f64 = ideal.iter().enumerate().map(|(rank, relevance)| relevance * discount(rank)).sum();
+    if best > 0.0 { gain / best } else { 0.0 }
+}
+
 /// How well a number tells pairs that are alike from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PairScores {
@@ -89,6 +131,12 @@ pub struct PairScores {
 impl PairScores {
     /// Of labels (alike or not) and numbers, higher for those that are alike.
     pub fn new(labels: &[bool], numbers: &[f64]) -> Self {
+        Self::among(labels, numbers, labels.iter().filter(|label| **label).count())
+    }
+
+    /// The same where so many are alike in all, of which only some were found to have a number. An accuracy is then of those that have
+    /// one.
+    pub fn among(labels: &[bool], numbers: &[f64], in_all: usize) -> Self {
         let mut order: Vec<usize> = (0..labels.len().min(numbers.len())).collect();
         order.sort_by(|a, b| numbers[*b].total_cmp(&numbers[*a]));
         let (alike, all) = (labels.iter().filter(|label| **label).count(), order.len());
@@ -113,7 +161,7 @@ impl PairScores {
             if accuracy > found.accuracy {
                 (found.accuracy, found.accuracy_threshold) = (accuracy, threshold);
             }
-            let (precision, recall) = (right as f64 / told as f64, right as f64 / alike.max(1) as f64);
+            let (precision, recall) = (right as f64 / told as f64, right as f64 / in_all.max(1) as f64);
             found.average_precision += (recall - before) * precision;
             before = recall;
             let f1 = if right > 0 { 2.0 * precision * recall / (precision + recall) } else { 0.0 };
@@ -147,6 +195,12 @@ mod tests {
     }
 
     #[derive(Deserialize)]
+    struct Trec {
+        queries: Vec<Query>,
+        ndcg: BTreeMap<usize, f64>,
+    }
+
+    #[derive(Deserialize)]
     struct Pairs {
         labels: Vec<u8>,
         scores: Vec<f64>,
@@ -160,9 +214,32 @@ mod tests {
     }
 
     #[derive(Deserialize)]
+    struct Reranked {
+        queries: Vec<Vec<(f32, f64)>>,
+        ndcg: f64,
+        mrr: Option<f64>,
+        map: f64,
+    }
+
+    #[derive(Deserialize)]
+    struct Mined {
+        labels: Vec<u8>,
+        scores: Vec<f64>,
+        duplicates: usize,
+        average_precision: f64,
+        f1: f64,
+        precision: f64,
+        recall: f64,
+        threshold: f64,
+    }
+
+    #[derive(Deserialize)]
     struct Golden {
         rankings: Rankings,
+        trec: Trec,
         pairs: Vec<Pairs>,
+        reranked: Vec<Reranked>,
+        mined: Vec<Mined>,
     }
 
     fn golden() -> Golden {
@@ -188,6 +265,59 @@ mod tests {
             assert!((got[&format!("ndcg@{k}")] - expected).abs() < 1e-12, "{k}");
         }
         assert!(scores["map@10"] > 0.1 && scores["map@10"] < 0.9, "there is something to compare");
+    }
+
+    /// Grades below 0, documents that nobody judged, less found than asked for, a query that nothing is relevant to.
+    #[test]
+    fn odd_queries_are_scored_as_trec_eval_does() {
+        let Trec { queries, ndcg } = golden().trec;
+        let queries = queries.into_iter().map(|Query { found, relevant }| JudgedRanking { found, relevant });
+        let got: BTreeMap<String, f64> =
+            ranking_scores(&queries.collect::<Vec<_>>(), &[1, 3, 5, 10]).into_iter().collect();
+        assert_eq!(ndcg.len(), 4);
+        for (k, expected) in ndcg {
+            assert!(
+                (got[&format!("ndcg@{k}")] - expected).abs() < 1e-12,
+                "{k}: {} {expected}",
+                got[&format!("ndcg@{k}")]
+            );
+        }
+    }
+
+    #[test]
+    fn orders_are_scored_as_rerankers_are() {
+        let all = golden().reranked;
+        assert!(all.len() > 3 && all.iter().any(|case| case.mrr.is_none()));
+        for Reranked { queries, ndcg, mrr, map } in all {
+            let got = reranking_scores(&queries, 10);
+            // Of equals, the peer's first one is any.
+            for ((name, got), expected) in got.into_iter().zip([Some(ndcg), mrr, Some(map)]) {
+                assert!(expected.is_none_or(|expected| (got - expected).abs() < 1e-12), "{name}: {got} {expected:?}");
+            }
+        }
+        let equal = reranking_scores(&[vec![(0.5, 0.0), (0.5, 1.0), (0.5, 0.0)], vec![(0.1, 0.0)]], 10);
+        assert_eq!(
+            (equal[1].1, equal[2].1),
+            (1.0 / 3.0, 1.0 / 3.0),
+            "nothing is told, and a query without an answer counts nothing"
+        );
+        assert_eq!(reranking_scores(&[], 10).map(|(_, score)| score), [0.0; 3]);
+    }
+
+    #[test]
+    fn mined_paraphrases_are_scored_as_sentence_transformers_does() {
+        for mined in golden().mined {
+            let labels: Vec<bool> = mined.labels.iter().map(|label| *label == 1).collect();
+            let got = PairScores::among(&labels, &mined.scores, mined.duplicates);
+            let expected = [
+                (got.average_precision, mined.average_precision),
+                (got.f1, mined.f1),
+                (got.precision, mined.precision),
+                (got.recall, mined.recall),
+                (got.f1_threshold, mined.threshold),
+            ];
+            assert!(expected.iter().all(|(got, expected)| (got - expected).abs() < 1e-12), "{expected:?}");
+        }
     }
 
     #[test]

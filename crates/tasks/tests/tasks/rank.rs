@@ -30,7 +30,7 @@ fn every_loss_learns_and_parts_are_the_whole() {
     let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
     let file = place.path().join("lists.jsonl");
     fs::write(&file, LISTS).unwrap();
-    for loss in ["bce", "mse", "ranknet", "listnet"] {
+    for loss in ["bce", "mse", "ranknet", "listnet", "lambda", "listmle", "plistmle", "margin-mse"] {
         let own = format!("rank_loss={loss}");
         let first = |accumulation: &str| {
             let plan = plan(on(from.path(), &file, &[&own, accumulation]));

@@ -5,8 +5,11 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use henson_data::tables::Column;
 use henson_infer::{EmbedSettings, Model, Pooling, Prompts, Want};
-use henson_tasks::{FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, SentenceLoss, predict, read, score};
+use henson_tasks::{
+    Files, FineTuneRecipe, Plan, PredictSettings, Prediction, Reading, SentenceLoss, predict, read, score,
+};
 use henson_tensor::DType;
 use henson_train::Task as _;
 use serde_json::json;
@@ -350,4 +353,68 @@ fn several_data_sets_have_their_own_losses_and_shares() {
     refused(recipe_of(&[], &format!("{alone}margin = 1\n")), "`margin` is set");
     refused(FineTuneRecipe { train: "x".into(), ..recipe_of(&[], &alone) }, "`train` is x, expected nothing");
     refused(FineTuneRecipe { task: "classify".to_owned(), ..recipe_of(&[], &alone) }, "the tasks embed and rerank");
+}
+
+/// Every kind of row in every kind of table.
+#[test]
+fn rows_are_the_same_in_all_tables() {
+    let place = TempDir::new().unwrap();
+    let pairs = [("a b", "c", "d", 2.5), ("e", "f, g", "h", 0.0)];
+    let kinds: [(&str, &[&str], Option<SentenceLoss>, [&str; 2]); 4] = [
+        ("pairs", &["anchor", "positive"], None, ["0: a b ~ c -> ?", "1: e ~ f, g -> ?"]),
+        ("triplets", &["anchor", "positive", "negative"], None, ["0: a b ~ c / d -> ?", "1: e ~ f, g / h -> ?"]),
+        ("scores", &["sentence1", "sentence2", "score"], None, ["0: a b ~ c -> 2.5", "1: e ~ f, g -> 0"]),
+        (
+            "labels",
+            &["text1", "text2", "label"],
+            Some(SentenceLoss::Softmax),
+            ["0: a b ~ c -> 1 d", "1: e ~ f, g -> 2 h"],
+        ),
+    ];
+    for (kind, columns, loss, expected) in kinds {
+        let cells = |(a, b, c, score): &(&str, &str, &str, f64)| -> Vec<String> {
+            let third = if kind == "scores" { score.to_string() } else { (*c).to_owned() };
+            [(*a).to_owned(), (*b).to_owned(), third].into_iter().take(columns.len()).collect()
+        };
+        let rows: Vec<Vec<String>> = pairs.iter().map(cells).collect();
+        let quoted = |row: &Vec<String>| row.iter().map(|cell| format!("\"{cell}\"")).collect::<Vec<_>>().join(",");
+        let object = |row: &Vec<String>| {
+            let keys = columns.iter().zip(row).map(|(key, cell)| ((*key).to_owned(), json!(cell)));
+            serde_json::Value::Object(keys.collect()).to_string()
+        };
+        let tables = [
+            ("tsv", columns.join("\t"), rows.iter().map(|row| row.join("\t")).collect::<Vec<_>>()),
+            ("csv", columns.join(","), rows.iter().map(quoted).collect()),
+            ("jsonl", String::new(), rows.iter().map(object).collect()),
+        ];
+        for (ending, header, lines) in tables {
+            let path = place.path().join(format!("{kind}.{ending}"));
+            let header = if header.is_empty() { header } else { header + "\n" };
+            fs::write(&path, header + &lines.join("\n") + "\n").unwrap();
+            let names = ["text1", "text2"].map(|name| Some(Column::Name(name.to_owned())));
+            let [text_column, second_column] = if kind == "labels" { names } else { [None, None] };
+            let labels = if kind == "labels" { &["x", "d", "h"][..] } else { &[] };
+            let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+            let files = Files { text_column, second_column, labels, ..Files::default() };
+            let set = read(&path, &Reading { files, loss, ..Reading::new(task("embed")) }).unwrap();
+            let got: Vec<String> = set.examples.iter().map(|example| short(&set, example)).collect();
+            assert_eq!(got, expected, "{kind}.{ending}");
+        }
+    }
+}
+
+/// Rows that are there twice, or at odds, are reported with their lines, and learned from.
+#[test]
+fn twins_are_reported() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let path = place.path().join("x.jsonl");
+    let row = |a: &str, score: f64| json!({"sentence1": a, "sentence2": "b", "score": score}).to_string() + "\n";
+    fs::write(&path, row("a", 1.0) + &row("c", 0.0) + &row("a", 1.0) + &row("c", 0.5) + &row("a", 1.0)).unwrap();
+    let problems = plan(on(from.path(), &path, 4, &["loss=cosent"])).train.problems.join("; ");
+    assert!(problems.contains("2 rows are the same as earlier ones, first line 3, after line 1"), "{problems}");
+    assert!(
+        problems.contains("1 rows are about the same texts") && problems.contains("first line 4, after line 2"),
+        "{problems}"
+    );
+    assert!(plan(on(from.path(), &data("finetune/embed.jsonl"), 4, &[])).train.problems.is_empty());
 }

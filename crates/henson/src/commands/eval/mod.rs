@@ -2,6 +2,7 @@
 
 mod blimp;
 mod diagnostics;
+mod paraphrases;
 mod perplexity;
 mod predictions;
 mod retrieval;
@@ -30,6 +31,10 @@ pub(crate) fn run(flags: &Eval) -> anyhow::Result<()> {
         Some(Task::Retrieval) => {
             model_of(flags)?;
             retrieval::run(flags)
+        }
+        Some(Task::Paraphrases) => {
+            model_of(flags)?;
+            paraphrases::run(flags)
         }
         Some(Task::Labelled(task)) => predictions::run(flags, Some(task)),
         None => predictions::run(flags, None),
