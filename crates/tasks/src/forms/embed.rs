@@ -254,6 +254,12 @@ impl Steps for Embed {
                 recipe.model.clone(),
                 "a model without dense layers after its pooling: these are not trained",
             ),
+            (
+                recipe.taught_by().is_some() && recipe.poolings() != [Pooling::Mean],
+                "pooling",
+                format!("{:?}", recipe.poolings()),
+                "mean, by which students learn from teachers",
+            ),
             (recipe.poolings().is_empty(), "pooling", "[]".to_owned(), "the name of a pooling, or a list of names"),
         ];
         match wrong.into_iter().find(|(wrong, ..)| *wrong) {
