@@ -39,7 +39,10 @@ pub(crate) fn logits_of(
     examples: &[Prepared],
     go_on: impl FnMut(usize) -> bool,
 ) -> Result<Vec<Vec<Vec<f32>>>, TaskError> {
-    Ok(outputs_of(model, parameters, examples, &[Pooling::Mean], go_on)?.into_iter().map(|(logits, _)| logits).collect())
+    Ok(outputs_of(model, parameters, examples, &[Pooling::Mean], go_on)?
+        .into_iter()
+        .map(|(logits, _)| logits)
+        .collect())
 }
 
 /// Of each sequence of an example its logits, and the labels that a conditional random field gives its tokens together.

@@ -60,7 +60,11 @@ fn run_probes(flags: &Probe, out: &Path) -> anyhow::Result<()> {
             best = Some(best.map_or(f1, |best| best.max(f1)));
         }
         Event::Warning { text } => output::warn(text),
-        Event::Begins { .. } | Event::Evaluating | Event::Samples { .. } | Event::Saved { .. } => {}
+        Event::Begins { .. }
+        | Event::Evaluating
+        | Event::Samples { .. }
+        | Event::Saved { .. }
+        | Event::Teaching { .. } => {}
     };
     let mut read = |done: usize, all: usize| {
         reading.at(done as u64, done);

@@ -381,8 +381,7 @@ impl Plan {
         let recipe = &self.recipe;
         let (model, mut builder) = self.model_builder()?;
         self.objectives_laid_out(&mut builder)?;
-        let mut parameters =
-            started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe, directory)?;
+        let mut parameters = started_from(&self.config, self.grown_from.as_ref(), builder, device, recipe, directory)?;
         if let Some(vectors) = &self.vectors {
             begin_with(&mut parameters, vectors)?;
         }
