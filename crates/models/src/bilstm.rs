@@ -263,7 +263,7 @@ impl Network for BiLstm {
             false => pass.dropout_tokens(x, &batch.layout, dropout)?,
         };
         let last = self.lstm.forward(pass, x, &batch.layout)?; // T×H
-        Ok(Encoded { last, hidden_states: Vec::new(), attention_maps: Vec::new() })
+        Ok(Encoded { last, hidden_states: Vec::new(), attention_maps: Vec::new(), states: Vec::new() })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {

@@ -228,7 +228,7 @@ impl Network for LstmLm {
         let why = "a network without layers";
         let last = last.ok_or(TensorError::Unsupported { operation: "encode", why })?;
         let last = pass.dropout_tokens(last, &batch.layout, (self.dropout, OUTPUT_SITE))?;
-        Ok(Encoded { last, hidden_states, attention_maps: Vec::new() })
+        Ok(Encoded { last, hidden_states, attention_maps: Vec::new(), states: Vec::new() })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {

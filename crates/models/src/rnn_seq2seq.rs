@@ -445,7 +445,7 @@ impl Network for RnnSeq2Seq {
                 self.finish(pass, out, &target.layout, source)?
             }
         };
-        Ok(Encoded { last, hidden_states: Vec::new(), attention_maps: Vec::new() })
+        Ok(Encoded { last, hidden_states: Vec::new(), attention_maps: Vec::new(), states: Vec::new() })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {

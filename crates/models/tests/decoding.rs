@@ -168,7 +168,7 @@ fn an_lstm_goes_on_as_if_all_were_read_at_once() {
             DecoderCache::new(parameters.device(), DType::F32, model.decoder().unwrap().cache_sizes(), (8, 0), 4)
                 .unwrap();
         let first = Writing { written: cache.written.enter(), source: None };
-        let mut read = |writings: &[Writing], tokens: &[&[u32]], cache: &mut DecoderCache| {
+        let read = |writings: &[Writing], tokens: &[&[u32]], cache: &mut DecoderCache| {
             let new = NewTokens::new(parameters.device(), model.config(), cache, writings, tokens).unwrap();
             let (mut tape, decoder) = (Tape::new(), model.decoder().unwrap());
             let mut pass = Pass::inference(&mut tape, &parameters);
