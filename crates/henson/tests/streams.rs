@@ -20,7 +20,7 @@ enum Prints {
 }
 
 /// Each command with arguments that make it short. `OUT` is a place of the run's own; other capitals are what all share.
-const COMMANDS: [(Prints, &str); 33] = [
+const COMMANDS: [(Prints, &str); 35] = [
     (Prints::Times, "tokenizer train --vocab-size 300 --out OUT TEXT"),
     (Prints::Equal, "tokenizer encode --model MLM word40"),
     (Prints::Equal, "tokenizer info --model MLM"),
@@ -45,6 +45,11 @@ const COMMANDS: [(Prints, &str); 33] = [
         Prints::Equal,
         "finetune --task ner --model TAG --train TAGS --dev TAGS --out OUT --frozen --layers last --set epochs=1",
     ),
+    (
+        Prints::Equal,
+        "distil --task classify --teacher CLASSIFY --model bert-L2-H128 --train LABELS --dev LABELS --out OUT --set epochs=1",
+    ),
+    (Prints::Equal, "probe --model MLM --task pos --train TAGS --dev TAGS --out OUT --set epochs=1"),
     (Prints::Equal, "predict --task classify --model CLASSIFY --data LABELS --out OUT"),
     (Prints::Equal, "eval --task classify --model CLASSIFY --data LABELS"),
     (Prints::Times, "eval --task perplexity --model MLM --data TEXT --limit 3"),

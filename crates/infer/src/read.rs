@@ -288,11 +288,12 @@ impl Reader<'_> {
     /// The rows of a sequence whose tokens are bytes, one for each word; without the marks of sentences, where there are others.
     fn words(&self, numbers: &[f32], (width, sequence): (usize, usize), words: &[u32], skip: usize) -> Vec<f32> {
         let (range, ids) = (self.range(sequence), self.inputs[sequence].ids);
-        let first = |token: &usize| *token == range.start || words[*token] != words[*token - 1];
-        let starts: Vec<usize> = range.clone().filter(first).filter(|token| *token >= range.start + skip).collect();
+        // White space belongs to the word behind it, also to a mark: what a word is, its last token shows.
+        let last = |token: &usize| *token + 1 == range.end || words[*token] != words[*token + 1];
+        let ends: Vec<usize> = range.clone().filter(last).filter(|token| *token >= range.start + skip).collect();
         let plain = |token: &&usize| ids[**token - range.start] < SENTENCE_START;
-        let marks = !starts.iter().any(|token| plain(&token));
-        let chosen = starts.iter().filter(|token| marks || plain(token));
+        let marks = !ends.iter().any(|token| plain(&token));
+        let chosen = ends.iter().filter(|token| marks || plain(token));
         chosen.flat_map(|token| &numbers[token * width..(token + 1) * width]).copied().collect()
     }
 

@@ -219,7 +219,7 @@ impl Steps for Embed {
     }
 
     fn choose(&self, recipe: &mut FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
-        let own = EmbedSettings::of_directory(model)?.pooling;
+        let own = own_settings(recipe, model)?.pooling;
         if recipe.pooling.is_none() && own != [Pooling::Mean] {
             recipe.pooling = Some(Poolings(own));
         }
@@ -227,7 +227,7 @@ impl Steps for Embed {
     }
 
     fn check(&self, recipe: &FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
-        let own = EmbedSettings::of_directory(model)?;
+        let own = own_settings(recipe, model)?;
         let wrong = [
             (recipe.freeze, "freeze", "true".to_owned(), "false: nothing but the encoder makes the vectors"),
             (
@@ -306,6 +306,14 @@ impl Steps for Embed {
 
     fn prediction(&self, _set: &mut Set, found: &Found) -> Result<Prediction, String> {
         Ok(Prediction::Similarity { cosine: found.number()?, vectors: None, negative: None })
+    }
+}
+
+/// How a model's directory makes vectors; from random weights, by the mean.
+fn own_settings(recipe: &FineTuneRecipe, model: &Path) -> Result<EmbedSettings, TaskError> {
+    match recipe.is_from_scratch() {
+        true => Ok(EmbedSettings::default()),
+        false => Ok(EmbedSettings::of_directory(model)?),
     }
 }
 

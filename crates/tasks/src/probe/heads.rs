@@ -159,12 +159,8 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, sentence: &Arcs, places: &[Range<usize>], maps: &AttentionMaps) {
-        let words = places.len();
-        let tokens = tokens_of_words(maps, places);
-        let offset_of = |word: usize, offset: i64| {
-            let last = words as i64 - 1;
-            usize::try_from((word as i64 + offset).min(last)).ok()
-        };
+        let (words, tokens) = (places.len(), tokens_of_words(maps, places));
+        let offset_of = |word: usize, offset: i64| usize::try_from(word as i64 + offset).ok();
         for (word, (head, relation)) in sentence.heads.iter().enumerate() {
             let Some(head) = head else { continue };
             let found = self.relations.entry(relation.clone()).or_default();

@@ -109,7 +109,7 @@ fn mistakes_are_named() {
 
 fn recipe(model: &Path, task: ProbeTask, file: &Path, sets: &[&str]) -> ProbeRecipe {
     let common =
-        ["projection_size=12", "hidden_size=10", "batch_size=2", "epochs=6", "learning_rate=1e-2", "dropout=0.1"];
+        ["projection_size=12", "hidden_size=10", "batch_size=2", "epochs=24", "learning_rate=1e-2", "dropout=0.1"];
     let sets: Vec<String> = common.into_iter().chain(sets.iter().copied()).map(str::to_owned).collect();
     let recipe: ProbeRecipe = parse_settings(&[("", "test")], &sets).unwrap();
     let file = file.display().to_string();

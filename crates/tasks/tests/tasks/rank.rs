@@ -50,7 +50,7 @@ fn every_loss_learns_and_parts_are_the_whole() {
             whole.0,
             parts.0
         );
-        let plan = plan(on(from.path(), &file, &[&own, "epochs=30", "evals_per_epoch=0.2"]));
+        let plan = plan(on(from.path(), &file, &[&own, "epochs=60", "evals_per_epoch=0.2"]));
         let out = place.path().join(loss);
         let results = finished(run(&plan, &out, None).unwrap());
         assert!(results.metric == "ndcg" && results.value.unwrap() > 0.95, "{loss}: {results:?}");

@@ -18,7 +18,7 @@ use crate::support::task;
 fn words(name: &str, model: &str, file: &str, sets: &[&str]) -> FineTuneRecipe {
     let common =
         ["config.hidden_size=12", "config.embedding_size=10", "learning_rate=2e-2", "dropout=0.1", "min_count=1"];
-    let common = [&common[..], &["epochs=30", "warmup=0", "evals_per_epoch=0.2"], sets].concat();
+    let common = [&common[..], &["epochs=60", "warmup=0", "evals_per_epoch=0.2"], sets].concat();
     recipe(name, Path::new(model), file, &common)
 }
 
@@ -85,7 +85,12 @@ fn runs_resume_where_they_stopped() {
     fs::write(&vectors, "jim 1 0 0.5\nhenson 0 1 0.25\nzebra 3 3 3\n").unwrap();
     let (whole, parts) = (out.path().join("whole"), out.path().join("parts"));
     let file = vectors.display().to_string();
-    let mut recipe = FineTuneRecipe { word_vectors: file, epochs: 4.0, ..words("ner", "bilstm-crf", "tag.conll", &[]) };
+    let mut recipe = FineTuneRecipe {
+        word_vectors: file,
+        epochs: 4.0,
+        weight_decay: 0.0,
+        ..words("ner", "bilstm-crf", "tag.conll", &[])
+    };
     recipe.config.remove("embedding_size");
     finished(run(&plan(recipe.clone()), &whole, None).unwrap());
     for stop_at in [2, 5] {
@@ -114,8 +119,10 @@ fn recurrent_encoder_decoders_learn_to_write() {
     let pairs = data("seq2seq/pairs.jsonl").display().to_string();
     for size in ["rnn-seq2seq", "rnn-seq2seq-gru"] {
         let sets =
-            ["config.hidden_size=24", "config.embedding_size=16", "learning_rate=1e-2", "dropout=0.0", "epochs=60"];
-        let sets = [&sets[..], &["evals_per_epoch=0.1", "warmup=0.0", "max_target_length=12", "beams=2"]].concat();
+            ["config.hidden_size=24", "config.embedding_size=16", "learning_rate=1e-2", "dropout=0.0", "epochs=200"];
+        let sets =
+            [&sets[..], &["evals_per_epoch=0.02", "warmup=0.0", "metric=chrf", "max_target_length=12", "beams=2"]]
+                .concat();
         let recipe = FineTuneRecipe {
             tokenizer: tokenizer.path().display().to_string(),
             train: pairs.clone().into(),
@@ -145,7 +152,7 @@ fn what_makes_no_sense_is_refused() {
         ("ner", "bilstm-crf", "tag.conll", &[&file], "config.embedding_size"),
         ("ner", "bilstm", "tag.conll", &["word_vectors=/nowhere"], "/nowhere"),
         ("ner", "bilstm", "tag.conll", &["config.hidden_size=0"], "hidden_size"),
-        ("qa", "bilstm", "qa.json", &[], "no head"),
+        ("qa", "bilstm", "qa.json", &[], "reads whole words"),
         ("ner", "/nowhere", "tag.conll", &["lowercase=true"], "lowercase"),
     ];
     for (name, model, file, sets, expected) in cases {
