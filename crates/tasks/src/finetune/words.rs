@@ -121,7 +121,7 @@ impl Found {
         known: &'a BTreeMap<String, u64>,
     ) -> impl Iterator<Item = &'a str> {
         let words = self.vectors.words.iter().map(String::as_str);
-        words.take(count).filter(move |word| !known.contains_key(*word) && !(lowercase && has_capitals(word)))
+        words.take(count).filter(move |word| !(known.contains_key(*word) || lowercase && has_capitals(word)))
     }
 
     fn table(&self, tokenizer: &Tokenizer) -> WordTable {

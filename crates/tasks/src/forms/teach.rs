@@ -181,7 +181,8 @@ fn is_passage(window: &Features, position: usize) -> bool {
 /// The bytes of the passage that a window shows.
 fn bytes_of(window: &Features) -> Range<usize> {
     let offsets = window.second.clone().into_iter().flatten().filter_map(|position| window.offsets[position]);
-    offsets.fold(usize::MAX..0, |all, (start, end)| all.start.min(start)..all.end.max(end))
+    let (start, end) = offsets.fold((usize::MAX, 0), |all, (start, end)| (all.0.min(start), all.1.max(end)));
+    start..end
 }
 
 /// The position of the token of the passage that has a byte, or the next one where none has.

@@ -44,13 +44,16 @@ mod tests {
     use super::*;
     use crate::probe::data::EdgeTarget;
 
-    fn set(texts: &[(&str, &[(Range<usize>, u32)])]) -> EdgeSet {
+    /// Spans with their labels.
+    type Spans<'a> = &'a [(Range<usize>, u32)];
+
+    fn set(texts: &[(&str, Spans<'_>)]) -> EdgeSet {
         let target = |(first, label): &(Range<usize>, u32)| EdgeTarget {
             first: first.clone(),
             second: None,
             labels: vec![*label],
         };
-        let example = |(text, targets): &(&str, &[(Range<usize>, u32)])| EdgeExample {
+        let example = |(text, targets): &(&str, Spans<'_>)| EdgeExample {
             place: String::new(),
             words: text.split(' ').map(str::to_owned).collect(),
             targets: targets.iter().map(target).collect(),

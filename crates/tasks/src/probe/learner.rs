@@ -159,6 +159,9 @@ mod tests {
     use henson_train::{Clip, OptimizerSettings};
     use serde::Deserialize;
 
+    /// Two spans.
+    type Pair = [(usize, usize); 2];
+
     /// What tools/golden/edge_probe.py wrote.
     #[derive(Deserialize)]
     struct Golden {
@@ -167,7 +170,7 @@ mod tests {
         projection: usize,
         hidden: usize,
         labels: usize,
-        texts: Vec<(usize, Vec<[(usize, usize); 2]>)>,
+        texts: Vec<(usize, Vec<Pair>)>,
         cases: Vec<Case>,
     }
 

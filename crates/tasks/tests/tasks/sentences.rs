@@ -360,7 +360,8 @@ fn several_data_sets_have_their_own_losses_and_shares() {
 fn rows_are_the_same_in_all_tables() {
     let place = TempDir::new().unwrap();
     let pairs = [("a b", "c", "d", 2.5), ("e", "f, g", "h", 0.0)];
-    let kinds: [(&str, &[&str], Option<SentenceLoss>, [&str; 2]); 4] = [
+    type Kind<'a> = (&'a str, &'a [&'a str], Option<SentenceLoss>, [&'a str; 2]);
+    let kinds: [Kind<'_>; 4] = [
         ("pairs", &["anchor", "positive"], None, ["0: a b ~ c -> ?", "1: e ~ f, g -> ?"]),
         ("triplets", &["anchor", "positive", "negative"], None, ["0: a b ~ c / d -> ?", "1: e ~ f, g / h -> ?"]),
         ("scores", &["sentence1", "sentence2", "score"], None, ["0: a b ~ c -> 2.5", "1: e ~ f, g -> 0"]),

