@@ -9,7 +9,7 @@
 //! A packed *unit* is 32 bits: one f32, or, with the bf16 dot product, two bf16 that are neighbours along k. Without
 //! that instruction bf16 operands are widened to f32 while packing.
 //!
-//! With matrix tiles ([`super::amx`]) a tile of results has 32×32, and panels of A are packed for them; all else is the same.
+//! With matrix tiles (`amx.rs`) a tile of results has 32×32, and panels of A are packed for them; all else is the same.
 
 use super::activation::Activation;
 use super::amx;
