@@ -1,4 +1,4 @@
-"""Print what transformers' Adafactor makes of a matrix and a vector: the values in crates/kernels/tests/adafactor.rs.
+"""Print what transformers' Adafactor makes of a matrix and a vector: the values in crates/kernels/tests/kernels/adafactor.rs.
 
     pip install torch transformers && python tools/golden/adafactor.py
 """

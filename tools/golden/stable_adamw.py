@@ -1,4 +1,4 @@
-"""Print what optimi's StableAdamW makes of two small tensors: the values in crates/kernels/tests/optimizer.rs.
+"""Print what optimi's StableAdamW makes of two small tensors: the values in crates/kernels/tests/kernels/optimizer.rs.
 
     pip install torch-optimi==0.3.3 && python tools/golden/stable_adamw.py
 """

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use crate::Result;
 use crate::strace::{self, Call, End, Fault, KILL, Program};
-use crate::workspace::{Workspace, succeed};
+use crate::workspace::Workspace;
 
 /// For the help text.
 pub(crate) const WHAT: &str = "killed or failed at a system call, commands recover: [--whole] [--binary FILE] \
@@ -224,10 +224,7 @@ impl Bench {
     fn new(workspace: &Workspace, options: &Options) -> Result<Self> {
         let binary = match &options.binary {
             Some(binary) => binary.canonicalize().map_err(|error| format!("{}: {error}", binary.display()))?,
-            None => {
-                succeed(&mut workspace.cargo(&["build", "--release"]))?;
-                workspace.target.join("release/henson")
-            }
+            None => workspace.build()?.join("henson"),
         };
         // In memory, where there is such a place: on a disk, most of the time goes into fsync.
         let memory = Path::new("/dev/shm");

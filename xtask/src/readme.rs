@@ -2,7 +2,7 @@
 //! what the program does.
 //!
 //! A fenced block with the info string `sh test` is run line by line, each line as a command of its own in the
-//! workspace's root. The release binary is first on the PATH, `$MINILM` is the directory of all-MiniLM-L6-v2 and `$TMP`
+//! workspace's root. The program that the tests use is first on the PATH, `$MINILM` is the directory of all-MiniLM-L6-v2 and `$TMP`
 //! an empty directory for results.
 
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::workspace::{Workspace, succeed};
+use crate::workspace::Workspace;
 use crate::{Result, minilm};
 
 /// Documents whose commands are run.
@@ -37,14 +37,14 @@ pub(crate) fn run(workspace: &Workspace) -> Result {
         return Err("no document has a block marked `sh test`".to_owned());
     }
     minilm::run(workspace)?;
-    succeed(&mut workspace.cargo(&["build", "--release"]))?;
+    let program = workspace.build()?;
 
     let results = workspace.target.join("readme");
     if results.exists() {
         fs::remove_dir_all(&results).map_err(|error| format!("{}: {error}", results.display()))?;
     }
     fs::create_dir_all(&results).map_err(|error| format!("{}: {error}", results.display()))?;
-    let path = path_with(&workspace.target.join("release"))?;
+    let path = path_with(&program)?;
     for (place, command) in &commands {
         println!("{place}: {command}");
         let start = Instant::now();

@@ -68,6 +68,13 @@ impl Workspace {
         host.map(str::to_owned).ok_or_else(|| format!("rustc -vV names no host:\n{version}"))
     }
 
+    /// The directory of the program as the tests use it. It is built with them, so that `ci` compiles it once; a release build
+    /// with its optimisation across crates takes as long as all tests, and does the same.
+    pub(crate) fn build(&self) -> Result<PathBuf> {
+        succeed(&mut self.cargo(&["test", "--workspace", "--no-run"]))?;
+        Ok(self.target.join("debug"))
+    }
+
     /// A cargo command in the workspace's root.
     pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = cargo();

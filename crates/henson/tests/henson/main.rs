@@ -1,0 +1,21 @@
+//! The program as its users call it: one program of tests, linked once.
+
+mod built_in;
+mod cli;
+mod data;
+mod demo;
+mod eval;
+mod finetune;
+mod generate;
+mod heads;
+mod instances;
+mod labels;
+mod modernbert;
+mod pretrain;
+mod report;
+mod scoring;
+mod search;
+mod settings;
+mod streams;
+mod tokenizer;
+mod version_0_1;
