@@ -25,6 +25,8 @@ pub enum Method {
     Lamb,
     /// Plain gradient descent, which keeps nothing. On a CPU.
     Sgd,
+    /// Gradients over the root of the sum of all squares so far, which begins at this number (Duchi et al. 2011). On a CPU.
+    Adagrad(f32),
     /// Adam's second moment alone, of matrices only by rows and columns (Shazeer and Stern 2018). On a CPU.
     Adafactor(Adafactor),
 }
@@ -36,7 +38,9 @@ impl Method {
             let len = entry.shape.elements();
             match self {
                 Self::Adafactor(rule) => rule.moment(sides(entry)).kept(len),
-                _ => 2 * len,
+                Self::Sgd => 0,
+                Self::Adagrad(_) => len,
+                Self::AdamW | Self::StableAdamW | Self::Lamb => 2 * len,
             }
         };
         entries.into_iter().map(of).sum()
@@ -58,6 +62,7 @@ pub struct Optimizer {
 
 enum State {
     Nothing { plan: Plan },
+    Squares { plan: Plan, sums: Tensor },
     Moments { plan: Plan, first: Tensor, second: Tensor },
     Factored { plan: adafactor::Plan, numbers: Tensor },
 }
@@ -96,21 +101,20 @@ impl Optimizer {
         let zeros = |shape: Shape| Tensor::zeros(parameters.device(), shape, DType::F32);
         let state = match method {
             Method::Adafactor(rule) => {
-                if let Device::Cuda(_) = parameters.device() {
-                    let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
-                    return Err(TensorError::Unsupported { operation: "adafactor", why });
-                }
+                on_cpu(parameters, "adafactor")?;
                 let segments: Vec<_> = segments.iter().copied().zip(parameters.entries().iter().map(sides)).collect();
                 let plan = adafactor::Plan::new(rule, &segments, shape.elements());
                 let numbers = zeros([plan.state_len().max(1)].into())?;
                 State::Factored { plan, numbers }
             }
             Method::Sgd => {
-                if let Device::Cuda(_) = parameters.device() {
-                    let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
-                    return Err(TensorError::Unsupported { operation: "sgd", why });
-                }
+                on_cpu(parameters, "sgd")?;
                 State::Nothing { plan: Plan::new(&segments, shape.elements()) }
+            }
+            Method::Adagrad(initial) => {
+                on_cpu(parameters, "adagrad")?;
+                let sums = Tensor::from_slice(parameters.device(), shape, &vec![initial; shape.elements()])?;
+                State::Squares { plan: Plan::new(&segments, shape.elements()), sums }
             }
             _ => {
                 let plan = Plan::new(&segments, shape.elements());
@@ -124,6 +128,7 @@ impl Optimizer {
     pub fn kept(&self, entry: &Entry) -> Vec<(&'static str, Shape)> {
         match &self.state {
             State::Nothing { .. } => Vec::new(),
+            State::Squares { .. } => vec![(SECOND, entry.shape)],
             State::Moments { .. } => vec![(FIRST, entry.shape), (SECOND, entry.shape)],
             State::Factored { plan, .. } => match tensor_of(plan, entry).map(|tensor| tensor.moment) {
                 Some(Moment::Factored { rows, columns }) => vec![(ROWS, [rows].into()), (COLUMNS, [columns].into())],
@@ -154,6 +159,7 @@ impl Optimizer {
         let place = kept.clone().position(|(own, _)| own == name).ok_or_else(none)?;
         match &self.state {
             State::Nothing { .. } => Err(none()),
+            State::Squares { sums, .. } => Ok(sums.view(entry.start, entry.shape)),
             State::Moments { first, second, .. } => Ok([first, second][place].view(entry.start, entry.shape)),
             State::Factored { plan, numbers } => {
                 let start = tensor_of(plan, entry).ok_or_else(none)?.state;
@@ -190,15 +196,11 @@ impl Optimizer {
         let (plan, first, second) = match &mut self.state {
             State::Moments { plan, first, second } => (plan, first, second),
             State::Nothing { plan } => {
-                let Device::Cpu(cpu) = parameters.device() else {
-                    return Err(TensorError::Unsupported { operation: "sgd", why: "it is computed on a CPU alone" });
-                };
-                let moved = [p, p, g, copy.unwrap_or(p)];
-                let _timer =
-                    parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 4 } else { 3 }]);
-                let (mut p, mut copy) = (p.clone(), copy.cloned());
-                let copy = copy.as_mut().map(|copy| copy.slice_mut());
-                kernels::sgd(&cpu.kernels, plan, p.slice_mut(), g.slice(), &update, copy);
+                plain_step(parameters, gradients, (plan, None), &update)?;
+                return Ok(Reading::one(norm.unwrap_or(0.0)));
+            }
+            State::Squares { plan, sums } => {
+                plain_step(parameters, gradients, (plan, Some(sums)), &update)?;
                 return Ok(Reading::one(norm.unwrap_or(0.0)));
             }
             State::Factored { plan, numbers } => {
@@ -218,7 +220,7 @@ impl Optimizer {
                 let kernel = match self.method {
                     Method::StableAdamW => kernels::stable_adamw,
                     Method::Lamb => kernels::lamb,
-                    Method::AdamW | Method::Sgd | Method::Adafactor(_) => kernels::adamw,
+                    Method::AdamW | Method::Sgd | Method::Adagrad(_) | Method::Adafactor(_) => kernels::adamw,
                 };
                 let (mut p, mut copy) = (p.clone(), copy.cloned());
                 kernel(
@@ -250,6 +252,43 @@ impl Optimizer {
             }
         }
     }
+}
+
+/// Refuses a GPU for a method that has no kernel there.
+fn on_cpu(parameters: &Parameters, operation: &'static str) -> Result<()> {
+    match parameters.device() {
+        Device::Cpu(_) => Ok(()),
+        Device::Cuda(_) => {
+            let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
+            Err(TensorError::Unsupported { operation, why })
+        }
+    }
+}
+
+/// A step of gradient descent, or of Adagrad where there are sums of squares.
+fn plain_step(
+    parameters: &Parameters,
+    gradients: &Gradients,
+    (plan, sums): (&Plan, Option<&mut Tensor>),
+    update: &Update,
+) -> Result<()> {
+    let Device::Cpu(cpu) = parameters.device() else { return on_cpu(parameters, "optimizer") };
+    let (p, g, copy) = (parameters.flat(), gradients.flat(), parameters.flat_copy());
+    // A step allocates nothing.
+    let kept = sums.as_ref().map(|sums| Tensor::clone(sums));
+    let (mut moved, mut count) = ([p, p, g, p, p, p], 3);
+    for tensor in [copy, kept.as_ref(), kept.as_ref()].into_iter().flatten() {
+        moved[count] = tensor;
+        count += 1;
+    }
+    let _timer = parameters.device().timer(Kind::Optimizer, 0, &moved[..count]);
+    let (mut p, mut copy) = (p.clone(), copy.cloned());
+    let copy = copy.as_mut().map(|copy| copy.slice_mut());
+    match sums {
+        None => kernels::sgd(&cpu.kernels, plan, p.slice_mut(), g.slice(), update, copy),
+        Some(sums) => kernels::adagrad(&cpu.kernels, plan, p.slice_mut(), g.slice(), sums.slice_mut(), update, copy),
+    }
+    Ok(())
 }
 
 /// What Adafactor keeps of a parameter.
@@ -316,8 +355,8 @@ impl OnGpu {
         let kernel = match method {
             Method::StableAdamW => cuda_kernels::stable_adamw,
             Method::Lamb => cuda_kernels::lamb,
-            // The last two are not made on a GPU.
-            Method::AdamW | Method::Sgd | Method::Adafactor(_) => cuda_kernels::adamw,
+            // All but the first are not made on a GPU.
+            Method::AdamW | Method::Sgd | Method::Adagrad(_) | Method::Adafactor(_) => cuda_kernels::adamw,
         };
         let (p, g, first, second) = (p.on_gpu(), g.on_gpu(), first.on_gpu(), second.on_gpu());
         Ok(kernel(gpu, &self.plan, p, g, first, second, factors, copy.map(Tensor::on_gpu))?)

@@ -1,10 +1,11 @@
-//! AdamW, StableAdamW, LAMB and plain gradient descent over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
+//! AdamW, StableAdamW, LAMB, Adagrad and plain gradient descent over flat buffers: parameters, gradients and the two moments of all tensors lie in four slices, and a
 //! [`Plan`] says which part is whose. The bf16 copy that the model computes with is refreshed in the same pass.
 //!
 //! With `bias_correction` AdamW is `torch.optim.AdamW` (Loshchilov and Hutter 2019); without it is that of the BERT paper
 //! (google-research/bert `optimization.py` 130-151). ε stands outside of the root in both. LAMB is that of You et al.
 //! 2020, algorithm 2. StableAdamW (Wortsman et al. 2023, algorithm 2) is AdamW with the update clipping of Adafactor, as in
-//! optimi, which ModernBERT was trained with: the clipped rate is that of the decay, too. Clipping gradients is not done here: the factor comes in by `gradient_scale`.
+//! optimi, which ModernBERT was trained with: the clipped rate is that of the decay, too. Adagrad (Duchi et al. 2011) is
+//! `torch.optim.Adagrad` with decoupled decay. Clipping gradients is not done here: the factor comes in by `gradient_scale`.
 
 use half::bf16;
 
@@ -58,6 +59,19 @@ pub mod reference {
             let decay = if segment.decay { settings.weight_decay } else { 0.0 };
             for i in segment.start..segment.start + segment.len {
                 let direction = g[i] * settings.gradient_scale + decay * p[i];
+                p[i] -= settings.learning_rate * f64::from(segment.rate) * direction;
+            }
+        }
+    }
+
+    /// One step of Adagrad: a += g², then p −= learning rate·(g/(√a + ε) + decay·p).
+    pub fn adagrad(p: &mut [f64], g: &[f64], a: &mut [f64], segments: &[Segment], settings: &Settings) {
+        for segment in segments {
+            let decay = if segment.decay { settings.weight_decay } else { 0.0 };
+            for i in segment.start..segment.start + segment.len {
+                let g = g[i] * settings.gradient_scale;
+                a[i] += g * g;
+                let direction = g / (a[i].sqrt() + settings.epsilon) + decay * p[i];
                 p[i] -= settings.learning_rate * f64::from(segment.rate) * direction;
             }
         }
@@ -295,6 +309,33 @@ pub fn sgd(
     });
 }
 
+/// One step of Adagrad over all segments of the plan, which keeps the sums of squares of gradients; `copy`, where given, gets the new
+/// parameters in bf16.
+pub fn adagrad(
+    cpu: &Cpu,
+    plan: &Plan,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    squares: &mut [f32],
+    settings: &Settings,
+    copy: Option<&mut [bf16]>,
+) {
+    assert!(settings.epsilon as f32 > 0.0, "optimizer: epsilon {} is not positive", settings.epsilon);
+    let lengths = [parameters.len(), gradients.len(), squares.len(), copy.as_ref().map_or(plan.len, |c| c.len())];
+    assert!(lengths == [plan.len; 4], "optimizer: lengths {lengths:?} for a plan of {}", plan.len);
+    let (p, a, copy) = (SharedMut::new(parameters), SharedMut::new(squares), copy.map(SharedMut::new));
+    cpu.for_each(plan.chunks.len(), |i| {
+        let Chunk { start, len, segment } = plan.chunks[i];
+        let factors = Factors::new(settings, &plan.segments[segment]);
+        // SAFETY: chunks are disjoint, since segments are.
+        unsafe {
+            let copy = copy.as_ref().map(|copy| copy.slice(start, len));
+            let (p, a) = (p.slice(start, len), a.slice(start, len));
+            adagrad_chunk(cpu.isa(), &factors, p, &gradients[start..start + len], a, copy);
+        }
+    });
+}
+
 /// One step of LAMB over all segments of the plan; `copy`, where given, gets the new parameters in bf16.
 ///
 /// A segment's trust ratio is ‖p‖/‖direction‖; it is 1 where either is 0 and where the segment is not decayed.
@@ -391,6 +432,9 @@ dispatch! {
     ) = adamw_body
 }
 dispatch! {
+    fn adagrad_chunk(factors: &Factors, p: &mut [f32], g: &[f32], a: &mut [f32], copy: Option<&mut [bf16]>) = adagrad_body
+}
+dispatch! {
     fn moments_chunk(factors: &Factors, p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2] = moments_body
 }
 dispatch! {
@@ -417,6 +461,34 @@ unsafe fn adamw_body<S: Simd>(
             let (moment, square) = moments::<S>(factors, g, m, v, i);
             let old = read::<S, f32>(p, i);
             let new = S::mul_add(direction::<S>(factors, old, moment, square), S::splat(-factors.rate), old);
+            write::<S, f32>(p, i, new);
+            if let Some(copy) = copy.as_deref_mut() {
+                write::<S, bf16>(copy, i, new);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for `adamw_body`.
+#[inline(always)]
+unsafe fn adagrad_body<S: Simd>(
+    factors: &Factors,
+    p: &mut [f32],
+    g: &[f32],
+    a: &mut [f32],
+    mut copy: Option<&mut [bf16]>,
+) {
+    for i in (0..p.len()).step_by(S::LANES) {
+        // SAFETY: i is below the length. Beyond it g and a are 0, and since ε > 0 so is the step.
+        unsafe {
+            let g = S::mul(read::<S, f32>(g, i), S::splat(factors.gradient_scale));
+            let squares = S::mul_add(g, g, read::<S, f32>(a, i));
+            write::<S, f32>(a, i, squares);
+            let old = read::<S, f32>(p, i);
+            let step = S::div(g, S::add(S::sqrt(squares), S::splat(factors.epsilon)));
+            let direction = S::mul_add(old, S::splat(factors.decay), step);
+            let new = S::mul_add(direction, S::splat(-factors.rate), old);
             write::<S, f32>(p, i, new);
             if let Some(copy) = copy.as_deref_mut() {
                 write::<S, bf16>(copy, i, new);

@@ -4,7 +4,7 @@
 use crate::common::*;
 use henson_kernels::bf16;
 use henson_kernels::cpu::cast::to_bf16;
-use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adamw, lamb, reference, sgd, stable_adamw};
+use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adagrad, adamw, lamb, reference, sgd, stable_adamw};
 use henson_kernels::cpu::{Cpu, Isa};
 
 const SETTINGS: Settings = Settings {
@@ -60,6 +60,44 @@ fn gradient_descent_follows_its_reference() {
             assert_eq!(copy[all], rounded);
         }
         assert!(copy[0].is_nan() && p[0] == start[0], "what lies in no segment is not touched");
+    }
+}
+
+/// Three steps from sums of 1, as ELMo is trained: against the reference, which is `_single_tensor_adagrad` of torch/optim/adagrad.py
+/// with TensorFlow's first sums.
+#[test]
+fn adagrad_follows_its_reference_and_torch() {
+    let (segments, len) = segments();
+    let (start, mut expected) = (numbers::<f32>(1, len), exact(&numbers::<f32>(1, len)));
+    let mut sums = vec![1.0; len];
+    let gradients: Vec<Vec<f32>> = (0..3).map(|step| numbers::<f32>(2 + step, len)).collect();
+    for g in &gradients {
+        reference::adagrad(&mut expected, &exact(g), &mut sums, &segments, &SETTINGS);
+    }
+    for cpu in &contexts() {
+        let (plan, mut p, mut a) = (Plan::new(&segments, len), start.clone(), vec![1.0; len]);
+        let mut copy = poisoned::<bf16>(len);
+        for g in &gradients {
+            adagrad(cpu, &plan, &mut p, g, &mut a, &SETTINGS, Some(&mut copy));
+        }
+        assert_close("parameters", cpu, &p, &expected);
+        assert_close("sums of squares", cpu, &a, &sums);
+        for Segment { start, len, .. } in &segments {
+            let all = *start..start + len;
+            let rounded: Vec<bf16> = p[all.clone()].iter().map(|p| bf16::from_f32(*p)).collect();
+            assert_eq!(copy[all], rounded);
+        }
+        assert!(copy[0].is_nan() && p[0] == start[0] && a[0] == 1.0, "what lies in no segment is not touched");
+    }
+    let (mut p, mut a) = ([0.8], [1.0]);
+    let settings = Settings { gradient_scale: 1.0, weight_decay: 0.0, ..SETTINGS };
+    let (mut torch, mut sum) = (0.8, 1.0);
+    for step in 1..=10 {
+        let g = (f64::from(step) * 1.7).sin();
+        reference::adagrad(&mut p, &[g], &mut a, &[segment(0, 1, true, 1.0)], &settings);
+        sum += g * g;
+        torch += -settings.learning_rate * g / (sum.sqrt() + settings.epsilon);
+        assert!((p[0] - torch).abs() < 1e-12, "{} is not {torch}", p[0]);
     }
 }
 
