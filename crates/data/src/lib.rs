@@ -27,6 +27,7 @@ mod sentences;
 mod shard;
 mod staging;
 mod stats;
+mod stream;
 pub mod tables;
 mod vocabulary;
 
@@ -43,4 +44,5 @@ pub use loader::{Loader, Part, Place, Step, part_of};
 pub use sentences::Sentences;
 pub use shard::Counts;
 pub use stats::{Lengths, PackingStats, SourceStats, Stats, stats};
+pub use stream::{Stream, WordList};
 pub use vocabulary::{Vocabulary, WordMarks};

@@ -129,6 +129,10 @@ impl Instances {
         weights: Weights,
     ) -> Result<Self, DataError> {
         settings.check()?;
+        if settings.is_stream() {
+            let problem = "running text has no instances, it is read as it stands: expected another packing".to_owned();
+            return Err(DataError::InstanceSetting { name: "packing", value: "stream".to_owned(), problem });
+        }
         let (cut, room) = (settings.cut(), settings.room(&template)?);
         let size = corpus.vocabulary().size;
         if let Some(id) = template.special_ids().find(|id| *id >= size) {
@@ -158,7 +162,7 @@ impl Instances {
         };
         let masks = || Masks::new(corpus.vocabulary(), &template, settings.objective);
         let corruption = match settings.objective {
-            Objective::Causal => Corruption::None,
+            Objective::Causal | Objective::Bidirectional => Corruption::None,
             Objective::SpanCorruption => Corruption::Spans(Spans::new(corpus.vocabulary(), room, &settings)?),
             Objective::Denoising => Corruption::Noise(settings.noise.unwrap_or_default(), masks()?),
             Objective::Permutation => Corruption::Order(Orders::new(corpus.vocabulary(), &template)),

@@ -83,6 +83,9 @@ pub enum Objective {
     Denoising,
     /// Predict some tokens in a random order, each from those before it in that order, as in XLNet.
     Permutation,
+    /// Predict every next word and every previous one, by two networks over words that are read as characters, as in ELMo; with
+    /// `packing = "stream"`, on a corpus of bytes (`data build --tokenizer bytes`).
+    Bidirectional,
 }
 
 /// How single segments are cut from documents.
@@ -101,6 +104,9 @@ pub enum Packing {
     Blocks,
     /// For `mlm-nsp` and `mlm-sop`: two single sentences instead of two long segments (SENTENCE-PAIR in RoBERTa).
     SentencePairs,
+    /// Running text for recurrent networks, with `causal` and `bidirectional`: all documents in a row, which is read at `batch_size`
+    /// places at once, `sequence_length` tokens (or words) at a time. States go on from step to step, as in Zaremba et al. (2014).
+    Stream,
 }
 
 /// What becomes of sentences that do not fit into a sequence by themselves.
@@ -181,7 +187,11 @@ impl Objective {
             | Objective::Mlm
             | Objective::SpanBoundary
             | Objective::ReplacedTokens => true,
-            Objective::Causal | Objective::SpanCorruption | Objective::Denoising | Objective::Permutation => false,
+            Objective::Causal
+            | Objective::SpanCorruption
+            | Objective::Denoising
+            | Objective::Permutation
+            | Objective::Bidirectional => false,
         }
     }
 
@@ -261,6 +271,18 @@ impl InstanceSettings {
                 "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
             return refuse("packing", name.to_owned(), problem.to_owned());
         }
+        let streams = matches!(self.objective, Objective::Causal | Objective::Bidirectional);
+        if self.packing == Packing::Stream && !streams
+            || self.objective == Objective::Bidirectional && !self.is_stream()
+        {
+            let problem =
+                "running text is for objective = \"causal\" and \"bidirectional\", and the second has no other packing";
+            return refuse(
+                "packing",
+                if self.is_stream() { "stream" } else { "another" }.to_owned(),
+                problem.to_owned(),
+            );
+        }
         if self.objective == Objective::ReplacedTokens && self.mask_split[1] > 0.0 {
             let problem =
                 "no random token is put into what a generator reads: expected such as [0.85, 0.0, 0.15]".to_owned();
@@ -299,6 +321,11 @@ impl InstanceSettings {
         Ok(())
     }
 
+    /// Whether texts are not cut into sequences, but read as they stand: [`Stream`](crate::Stream).
+    pub fn is_stream(&self) -> bool {
+        self.packing == Packing::Stream
+    }
+
     /// How many pieces must be hidden in a sequence of `length` pieces, specials included, where there are enough to
     /// hide: `min(max_predictions, max(1, round(length · probability)))`, with Python's rounding of halves to even.
     pub fn predictions(&self, length: usize) -> usize {
@@ -313,7 +340,7 @@ impl InstanceSettings {
             (Objective::ReplacedTokens, Packing::Documents) => Cut::Consecutive,
             (_, Packing::Documents | Packing::SentencePairs) => Cut::Documents,
             (_, Packing::FullSentences) => Cut::FullSentences,
-            (_, Packing::Blocks) => Cut::Blocks,
+            (_, Packing::Blocks | Packing::Stream) => Cut::Blocks,
         }
     }
 
