@@ -162,8 +162,29 @@ def pooling():
 SOURCES, TARGETS, VOCABULARY = [4, 1, 6], [3, 5, 2], 11
 
 
-def seq2seq(cell, score, bidirectional, layers=2, width=5, hidden=8):
-    """An encoder-decoder with attention (Luong et al. 2015, section 3): its logits. Token i of a stream is 7·i mod 11."""
+def seq2seq(cell, score, bidirectional):
+    """An encoder-decoder with attention (Luong et al. 2015, section 3): its logits."""
+    p, logits, _ = encoder_decoder(cell, score, bidirectional)
+    return finish(p, logits())
+
+
+def training(cell, score, bidirectional, updates=10):
+    """The losses of its updates by Adam, clipped, each before the update, and all parameters after the last one."""
+    p, logits, targets = encoder_decoder(cell, score, bidirectional)
+    adam = torch.optim.Adam(p.values(), lr=1e-2, eps=1e-6)
+    losses = []
+    for _ in range(updates):
+        adam.zero_grad()
+        loss = torch.nn.functional.cross_entropy(torch.cat(logits()), targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(p.values(), 0.5)
+        adam.step()
+        losses.append(loss.detach())
+    return {"losses": torch.stack(losses)} | {f"after.{name}": x.detach() for name, x in p.items()}
+
+
+def encoder_decoder(cell, score, bidirectional, layers=2, width=5, hidden=8):
+    """Its parameters, what gives its logits, and the targets. Token i of a stream is 7·i mod 11."""
     kind = torch.nn.LSTM if cell == "lstm" else torch.nn.GRU
     units = hidden // 2 if bidirectional else hidden
     encoder = kind(width, units, layers, bidirectional=bidirectional).double()
@@ -181,8 +202,8 @@ def seq2seq(cell, score, bidirectional, layers=2, width=5, hidden=8):
     p.update({f"model.decoder.{name}": x for name, x in decoder.named_parameters()})
     fill(p)
     tokens = lambda lengths: torch.split(torch.arange(sum(lengths)) * 7 % VOCABULARY, lengths)
-    outputs = []
-    for source, target in zip(tokens(SOURCES), tokens(TARGETS)):
+
+    def logits_of(source, target):
         read = torch.cat([torch.zeros(1, dtype=torch.long), target[:-1]])
         memory, last = encoder(p["model.shared.weight"][source][:, None])
         join = lambda x: torch.cat([x[0::2], x[1::2]], -1) if bidirectional else x
@@ -199,8 +220,12 @@ def seq2seq(cell, score, bidirectional, layers=2, width=5, hidden=8):
                 scores = queries @ memory.T
             both = torch.cat([torch.softmax(scores, -1) @ memory, states], -1)
             states = torch.tanh(both @ p["model.attention.combine.weight"].T + p["model.attention.combine.bias"])
-        outputs.append(states @ p["lm_head.weight"].T + p["lm_head.bias"])
-    return finish(p, outputs)
+        return states @ p["lm_head.weight"].T + p["lm_head.bias"]
+
+    def logits():
+        return [logits_of(source, target) for source, target in zip(tokens(SOURCES), tokens(TARGETS))]
+
+    return p, logits, torch.cat(tokens(TARGETS))
 
 
 def finish(parameters, outputs):
@@ -221,6 +246,8 @@ def main(directory):
     results["pooling"] = pooling()
     for cell, score, both in [("lstm", "general", True), ("gru", "additive", True), ("lstm", "dot", False), ("gru", "none", False)]:
         results[f"seq2seq-{cell}-{score}"] = seq2seq(cell, score, both)
+    for cell, score in [("lstm", "general"), ("gru", "additive")]:
+        results[f"training-{cell}-{score}"] = training(cell, score, bidirectional=True)
     tensors = {
         f"{case}/{name}": x.to(torch.float32).contiguous().clone()
         for case, result in results.items()

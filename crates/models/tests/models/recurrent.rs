@@ -10,7 +10,8 @@ use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
 use henson_models::{Batch, Capture, Head, Model, ModelConfig, Sequence};
 use henson_tensor::{
     Activation, Attention, BiasValues, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa,
-    Layout, Param, Parameters, Pass, QueryKeyValue, RecurrentState, Tape, Tensor, Training, Var,
+    Layout, Method, Optimizer, Param, Parameters, Pass, QueryKeyValue, RecurrentState, Tape, Tensor, Training, Update,
+    Var,
 };
 use safetensors::SafeTensors;
 
@@ -191,39 +192,54 @@ fn attentions_and_poolings_equal_those_of_torch() {
     }
 }
 
+const VOCABULARY: usize = 11;
+
+/// Tokens of sequences: token i of a stream is 7·i mod 11.
+fn tokens(lengths: &[usize]) -> Vec<Vec<u32>> {
+    let mut all = (0u32..).map(|i| i * 7 % VOCABULARY as u32);
+    lengths.iter().map(|length| all.by_ref().take(*length).collect()).collect()
+}
+
+/// An encoder-decoder with the weights of the script, and what it reads and writes.
+fn encoder_decoder(
+    device: &Device,
+    (cell, attention, bidirectional): (&str, &str, bool),
+) -> (Model, Parameters, Batch, Vec<u32>) {
+    let config = serde_json::json!({
+        "model_type": "rnn-seq2seq", "vocab_size": VOCABULARY, "embedding_size": 5, "hidden_size": 8, "dropout": 0.0,
+        "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional,
+    });
+    let config = ModelConfig::from_value(config).unwrap();
+    let (sources, targets, segments) = (tokens(&[4, 1, 6]), tokens(&[3, 5, 2]), [0; 6]);
+    let mut b = Builder::new();
+    let model = Model::build(&mut b, &config, Head::Seq2Seq).unwrap();
+    let mut parameters = b.finish(device, DType::F32).unwrap();
+    fill(&mut parameters);
+    let of_sources: Vec<Sequence<'_>> =
+        sources.iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
+    let of_targets: Vec<&[u32]> = targets.iter().map(Vec::as_slice).collect();
+    let batch = Batch::pairs(device, &config, &of_sources, &of_targets, 0).unwrap();
+    (model, parameters, batch, targets.concat())
+}
+
+/// The logits of all tokens of the targets.
+fn logits_of_targets(model: &Model, pass: &mut Pass<'_>, batch: &Batch) -> Var {
+    let last = model.encode(pass, batch, Capture::default()).unwrap().last;
+    let rows = Tensor::from_slice(pass.device(), [10], &(0..10).collect::<Vec<u32>>()).unwrap();
+    model.logits_of(pass, last, batch.output_layout(), Some(&rows)).unwrap()
+}
+
 /// Encoder-decoders: logits and all gradients.
 #[test]
 fn encoder_decoders_equal_those_of_torch() {
-    const VOCABULARY: usize = 11;
-    let tokens = |lengths: &[usize]| -> Vec<Vec<u32>> {
-        let mut all = (0u32..).map(|i| i * 7 % VOCABULARY as u32);
-        lengths.iter().map(|length| all.by_ref().take(*length).collect()).collect()
-    };
-    let (sources, targets, segments) = (tokens(&[4, 1, 6]), tokens(&[3, 5, 2]), [0; 6]);
-    for (cell, attention, bidirectional) in
-        [("lstm", "general", true), ("gru", "additive", true), ("lstm", "dot", false), ("gru", "none", false)]
-    {
-        let case = format!("seq2seq-{cell}-{attention}");
-        let config = serde_json::json!({
-            "model_type": "rnn-seq2seq", "vocab_size": VOCABULARY, "embedding_size": 5, "hidden_size": 8, "dropout": 0.0,
-            "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional,
-        });
-        let config = ModelConfig::from_value(config).unwrap();
+    for kind in [("lstm", "general", true), ("gru", "additive", true), ("lstm", "dot", false), ("gru", "none", false)] {
+        let case = format!("seq2seq-{}-{}", kind.0, kind.1);
         for isa in Isa::available() {
             let device = Device::cpu(Some(isa), Some(2)).unwrap();
-            let mut b = Builder::new();
-            let model = Model::build(&mut b, &config, Head::Seq2Seq).unwrap();
-            let mut parameters = b.finish(&device, DType::F32).unwrap();
-            fill(&mut parameters);
-            let of_sources: Vec<Sequence<'_>> =
-                sources.iter().map(|ids| Sequence { ids, segments: &segments[..ids.len()] }).collect();
-            let of_targets: Vec<&[u32]> = targets.iter().map(Vec::as_slice).collect();
-            let batch = Batch::pairs(&device, &config, &of_sources, &of_targets, 0).unwrap();
+            let (model, parameters, batch, _) = encoder_decoder(&device, kind);
             let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
             let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
-            let last = model.encode(&mut pass, &batch, Capture::default()).unwrap().last;
-            let rows = Tensor::from_slice(&device, [10], &(0..10).collect::<Vec<u32>>()).unwrap();
-            let logits = model.logits_of(&mut pass, last, batch.output_layout(), Some(&rows)).unwrap();
+            let logits = logits_of_targets(&model, &mut pass, &batch);
             // The vocabulary's columns are filled up.
             let (values, columns) = (logits.tensor().to_f32().unwrap(), logits.tensor().columns());
             let own = |j: usize| j / columns * VOCABULARY + j % columns;
@@ -234,6 +250,43 @@ fn encoder_decoders_equal_those_of_torch() {
             let values: Vec<f32> = values.chunks(columns).flat_map(|row| row[..VOCABULARY].to_vec()).collect();
             assert_close(&format!("{case}: logits, {isa}"), &values, &golden(&case)["output"], 0.0, TOLERANCE);
             check_gradients(&case, isa, &parameters, &gradients);
+        }
+    }
+}
+
+/// Ten updates by Adam, clipped: every loss, and all parameters after the last one.
+#[test]
+fn encoder_decoders_learn_as_those_of_torch() {
+    for kind in [("lstm", "general", true), ("gru", "additive", true)] {
+        let golden = golden(&format!("training-{}-{}", kind.0, kind.1));
+        let device = Device::cpu(None, Some(2)).unwrap();
+        let (model, mut parameters, batch, targets) = encoder_decoder(&device, kind);
+        let targets = Tensor::from_slice(&device, [targets.len()], &targets).unwrap();
+        let mut optimizer = Optimizer::new(Method::AdamW, &parameters, |_| 1.0).unwrap();
+        let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+        for (step, expected) in (1..).zip(&golden["losses"]) {
+            gradients.zero();
+            let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step });
+            let logits = logits_of_targets(&model, &mut pass, &batch);
+            let loss = pass.cross_entropy(logits, VOCABULARY, &targets, None, 0.1).unwrap().0;
+            pass.backward(&mut gradients).unwrap();
+            let loss = f64::from(loss.to_f32().unwrap()[0]);
+            assert!((loss - expected).abs() < 1e-5, "{kind:?}, update {step}: {loss}, PyTorch has {expected}");
+            let update = Update {
+                learning_rate: 1e-2,
+                beta1: 0.9,
+                beta2: 0.999,
+                epsilon: 1e-6,
+                weight_decay: 0.0,
+                bias_correction: Some(u64::from(step)),
+                gradient_scale: 1.0,
+            };
+            optimizer.step(&mut parameters, &gradients, &update, Some(0.5)).unwrap();
+        }
+        for (i, entry) in parameters.entries().iter().enumerate() {
+            let (got, key) = (parameters.read(i).unwrap(), format!("after.{}", entry.name));
+            // Adam divides a gradient by its own size: what is noise in a gradient moves a parameter.
+            assert_close(&key, &got, &golden[&key], 1.0, 2e-4);
         }
     }
 }

@@ -118,11 +118,22 @@ fn recurrent_encoder_decoders_learn_to_write() {
     let (tokenizer, out) = (writer("bart", &BART_SPECIAL, &json!({})), TempDir::new().unwrap());
     let pairs = data("seq2seq/pairs.jsonl").display().to_string();
     for size in ["rnn-seq2seq", "rnn-seq2seq-gru"] {
-        let sets =
-            ["config.hidden_size=24", "config.embedding_size=16", "learning_rate=1e-2", "dropout=0.0", "epochs=200"];
-        let sets =
-            [&sets[..], &["evals_per_epoch=0.02", "warmup=0.0", "metric=chrf", "max_target_length=12", "beams=2"]]
-                .concat();
+        // Initial weights of 1/√24: from those of 1,000 units, ±0.08, PyTorch has a loss of 1.5 after these updates, too.
+        let sets = ["config.hidden_size=24", "config.embedding_size=16", "config.initializer_range=0.2"];
+        let sets = [
+            &sets[..],
+            &[
+                "learning_rate=1e-2",
+                "dropout=0.0",
+                "epochs=200",
+                "evals_per_epoch=0.02",
+                "warmup=0.0",
+                "metric=chrf",
+                "max_target_length=12",
+                "beams=2",
+            ],
+        ]
+        .concat();
         let recipe = FineTuneRecipe {
             tokenizer: tokenizer.path().display().to_string(),
             train: pairs.clone().into(),
@@ -132,8 +143,8 @@ fn recurrent_encoder_decoders_learn_to_write() {
         };
         let path = out.path().join(size);
         let results = finished(run(&plan(recipe), &path, None).unwrap());
-        // After 60 updates it was 2.4.
-        assert!(results.scores["loss"].as_f64().unwrap() < 2.2, "{size}: {results:?}");
+        // PyTorch has 0.6 and 0.04.
+        assert!(results.scores["loss"].as_f64().unwrap() < 1.0, "{size}: {results:?}");
         let model = Model::open(&path, &device(), DType::F32, Want::Writer).unwrap();
         let set = read(Path::new(&pairs), &reading_for(&model, Reading::new(task("seq2seq")))).unwrap();
         let models = std::slice::from_ref(&model);
