@@ -81,6 +81,9 @@ pub enum InputError {
         "a {0} predicts tokens where they stand, and remembers none: neither orders nor a memory belong to its batches"
     )]
     NoStreams(String),
+    /// Sequences in two directions for a model that reads in one, or in both at once.
+    #[error("a {0} does not read words in two directions: only elmo does")]
+    NoDirections(String),
     /// The memory of other sequences.
     #[error("a batch of {sequences} sequences with the memory of {remembered}")]
     Memory {
@@ -115,6 +118,17 @@ pub struct Batch {
     pub(crate) words: Option<WordStream>,
     /// What recurrent layers begin with: [`Encoded::states`](crate::Encoded) of the same sequences' earlier parts; none: zeros.
     pub states: Vec<RecurrentState>,
+    /// Of two networks that read words in opposite directions, which words are whose, where each reads sequences of its own.
+    pub(crate) apart: Option<Apart>,
+}
+
+/// The words of two networks, first those of the network that reads forwards.
+#[derive(Clone, Debug)]
+pub(crate) struct Apart {
+    /// Their places among all words.
+    pub(crate) places: [Tensor; 2],
+    /// How they are divided into sequences.
+    pub(crate) layouts: [Layout; 2],
 }
 
 impl Batch {
@@ -175,6 +189,35 @@ impl Batch {
         // The same layout, not an equal one: attention knows it by that.
         let target = Self { ids: Tensor::from_slice(device, [ids.len()], &ids)?, ..batch.clone() };
         Ok(Self { target_is_source: true, ..batch.with_target(target) })
+    }
+
+    /// Lays out sequences for two language models over words in opposite directions, each with sequences of its own. The network's output
+    /// then has a row for each word, those of the first model first.
+    pub fn in_two_directions(
+        device: &Device,
+        config: &ModelConfig,
+        [forwards, backwards]: [&[Sequence<'_>]; 2],
+        first_number: u32,
+    ) -> Result<Self, InputError> {
+        let all = [forwards, backwards].concat();
+        let batch = Self::laid_out(device, config, &all, (None, None), first_number)?;
+        let Some(words) = &batch.words else { return Err(InputError::NoDirections(config.model_type().to_owned())) };
+        let offsets = words.layout.offsets();
+        let border = offsets[forwards.len()];
+        let places = |range: std::ops::Range<u32>| {
+            Tensor::from_slice(device, [range.len()], &range.clone().collect::<Vec<u32>>())
+        };
+        let layout = |offsets: &[u32], number: u32| {
+            let lengths: Vec<usize> = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
+            Layout::new(device, &lengths, number)
+        };
+        let last = offsets.last().copied().unwrap_or(0);
+        let layouts = [
+            layout(&offsets[..=forwards.len()], first_number)?,
+            layout(&offsets[forwards.len()..], first_number + forwards.len() as u32)?,
+        ];
+        let apart = Some(Apart { places: [places(0..border)?, places(border..last)?], layouts });
+        Ok(Self { apart, ..batch })
     }
 
     /// Lays out sequences some of whose tokens are predicted in an order, by a second stream that does not see them, and behind
@@ -314,6 +357,7 @@ impl Batch {
             target_is_source: false,
             words,
             states: Vec::new(),
+            apart: None,
         })
     }
 }

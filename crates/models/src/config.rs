@@ -54,6 +54,16 @@ pub(crate) trait FamilyConfig {
     fn characters(&self) -> Option<CharacterSettings> {
         None
     }
+    /// How many words a language model over words predicts, where tokens are the bytes of words; none: it has no such head yet.
+    fn predicted_words(&self) -> Option<usize> {
+        None
+    }
+    /// Sets it, where there is such a number.
+    fn set_predicted_words(&mut self, _words: usize) {}
+    /// Whether its states can be carried from one part of a text to the next in training.
+    fn carries_states(&self) -> bool {
+        false
+    }
     /// How models with a head are fine-tuned where nobody says otherwise.
     fn fine_tuning(&self, _head: Head) -> FineTuning {
         FineTuning::BERT
@@ -357,6 +367,26 @@ impl ModelConfig {
     /// How words are read as characters, where tokens are the bytes of words: all of a word's have its vector.
     pub fn characters(&self) -> Option<CharacterSettings> {
         self.own().characters()
+    }
+
+    /// How many classes the head for tokens has: those of the vocabulary, or of the words that are predicted where tokens are bytes.
+    pub fn predicted_classes(&self) -> usize {
+        self.own().predicted_words().unwrap_or_else(|| self.sizes().vocab_size)
+    }
+
+    /// How many words a language model over words predicts, where tokens are the bytes of words.
+    pub fn predicted_words(&self) -> Option<usize> {
+        self.own().predicted_words()
+    }
+
+    /// Sets it, where there is such a number.
+    pub fn set_predicted_words(&mut self, words: usize) {
+        self.own_mut().set_predicted_words(words);
+    }
+
+    /// Whether its states can be carried from one part of a text to the next: [`Batch::continuing`](crate::Batch).
+    pub fn carries_states(&self) -> bool {
+        self.own().carries_states()
     }
 
     /// So many tokens of a usual tokenizer in this network's own: where tokens are bytes, eight for each.

@@ -7,17 +7,18 @@
 //! Legend: T tokens, W words, P numbers of a direction, C cells, L layers.
 
 use henson_tensor::{
-    Activation, Builder, Cell, Directions, Group, Init, Param, Parameters, Pass, RecurrentState, Result, Tensor,
-    TensorError, Var,
+    Activation, Builder, Cell, Directions, Group, Init, Layout, Param, Parameters, Pass, RecurrentState, Result,
+    Tensor, TensorError, Var,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::batch::Apart;
 use crate::bert::tenth;
 use crate::characters::{CHARACTERS, CharacterCnn, CharacterSettings, SENTENCE_END};
-use crate::config::{FamilyConfig, check_dropouts, check_sizes, own_config};
+use crate::config::{FamilyConfig, FineTuning, check_dropouts, check_sizes, own_config};
 use crate::family::{Arrays, Original};
-use crate::heads::{Classifier, HeadParts, SequencePooling};
+use crate::heads::{Classifier, HeadParts, SequencePooling, VocabularyBias, VocabularyHead};
 use crate::layers::Linear;
 use crate::recurrent::{RecurrentSettings, RecurrentStack};
 use crate::{
@@ -34,10 +35,17 @@ pub(crate) static FAMILY: Family = Family {
         tied: &[],
         ignored_endings: &[],
     },
-    heads: &[Head::Encoder, Head::Sequence { labels: 0 }, Head::Token { labels: 0 }],
+    heads: &[Head::Encoder, Head::MaskedLm, Head::Sequence { labels: 0 }, Head::Token { labels: 0 }],
     causal: None,
-    endings: &[],
-    sizes: &[],
+    // No masks: the next word and the one before.
+    endings: &[(Head::MaskedLm, "BidirectionalLM")],
+    // But for the first, the sizes that were published.
+    sizes: &[
+        ("elmo-tiny", || of_size(TINY_FILTERS, 1, 256, 64)),
+        ("elmo-small", || of_size(FILTERS, 1, 1024, 128)),
+        ("elmo-medium", || of_size(FILTERS, 1, 2048, 256)),
+        ("elmo-original", || of_size(FILTERS, 2, 4096, 512)),
+    ],
     parse: |value| Ok(ModelConfig::Elmo(serde_json::from_value(value)?)),
 };
 
@@ -50,6 +58,13 @@ const TOKENS: usize = SENTENCE_END as usize + 1;
 
 /// Bytes of a sequence at most. Nothing in the network ends there.
 const MOST_BYTES: usize = 1 << 14;
+
+/// The filters of all published models: of each width how many.
+const FILTERS: &[(usize, usize)] = &[(1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)];
+const TINY_FILTERS: &[(usize, usize)] = &[(1, 16), (2, 16), (3, 32), (4, 64), (5, 128)];
+
+/// Words that a new model predicts, where nobody says otherwise: a corpus of some millions has few others often enough.
+const USUAL_WORDS: usize = 50_000;
 
 /// Where dropout falls: before every layer of the first direction and of the second, and on their last output.
 const DROPOUT: u32 = 0x7100;
@@ -64,6 +79,9 @@ pub struct ElmoConfig {
     /// Dropout on what every layer reads, and on the last one's output.
     #[serde(default = "tenth")]
     pub dropout: f64,
+    /// Words that the two language models predict, the marks of sentences and unknown words included; none: there is no such head.
+    #[serde(default)]
+    pub n_tokens_vocab: Option<usize>,
     /// `elmo`.
     pub model_type: String,
     /// Keys that we do not know, kept as they are.
@@ -127,6 +145,25 @@ pub struct Lstm {
     pub use_skip_connections: bool,
 }
 
+/// C cells and P numbers in each direction.
+fn of_size(filters: &[(usize, usize)], n_highway: usize, dim: usize, projection_dim: usize) -> ModelConfig {
+    ModelConfig::Elmo(ElmoConfig {
+        char_cnn: CharCnn {
+            activation: FilterActivation::Relu,
+            embedding: CharEmbedding { dim: 16 },
+            filters: filters.to_vec(),
+            max_characters_per_token: 50,
+            n_characters: CHARACTERS + 1,
+            n_highway,
+        },
+        lstm: Lstm { cell_clip: 3.0, dim, n_layers: 2, proj_clip: 3.0, projection_dim, use_skip_connections: true },
+        dropout: 0.1,
+        n_tokens_vocab: Some(USUAL_WORDS),
+        model_type: "elmo".to_owned(),
+        other: Map::new(),
+    })
+}
+
 impl ElmoConfig {
     fn words(&self) -> CharacterSettings {
         let CharCnn { activation, embedding, filters, max_characters_per_token, n_highway, .. } = &self.char_cnn;
@@ -171,6 +208,7 @@ impl FamilyConfig for ElmoConfig {
             ("lstm.projection_dim", projection_dim, 1 << 16),
             ("char_cnn.embedding.dim", self.char_cnn.embedding.dim, 1 << 12),
             ("char_cnn.max_characters_per_token", self.char_cnn.max_characters_per_token, 1 << 10),
+            ("n_tokens_vocab", self.n_tokens_vocab.unwrap_or(3), 1 << 24),
         ])?;
         for (key, clip) in [("lstm.cell_clip", cell_clip), ("lstm.proj_clip", proj_clip)] {
             if !(0.0..=1e6).contains(&clip) {
@@ -232,6 +270,34 @@ impl FamilyConfig for ElmoConfig {
     fn characters(&self) -> Option<CharacterSettings> {
         Some(self.words())
     }
+
+    /// Adam at 10⁻³ as its authors trained the networks that stand on it, and long enough for a head that begins with nothing.
+    fn fine_tuning(&self, _head: Head) -> FineTuning {
+        FineTuning {
+            learning_rates: [1e-3, 1e-3],
+            epochs: 10.0,
+            warmup: 0.0,
+            weight_decay: 0.0,
+            clip: 5.0,
+            ..FineTuning::BERT
+        }
+    }
+
+    fn predicted_words(&self) -> Option<usize> {
+        self.n_tokens_vocab
+    }
+
+    fn set_predicted_words(&mut self, words: usize) {
+        self.n_tokens_vocab = Some(words);
+    }
+
+    fn carries_states(&self) -> bool {
+        true
+    }
+
+    fn in_transformers(&self) -> bool {
+        false
+    }
 }
 
 fn build(b: &mut Builder, own: &ElmoConfig, head: Head) -> Model {
@@ -240,22 +306,30 @@ fn build(b: &mut Builder, own: &ElmoConfig, head: Head) -> Model {
     let network = b.at(base, |b| Elmo {
         words: b.group(Group::Embeddings, |b| b.at("words", |b| CharacterCnn::build(b, &own.words()))),
         directions: [("forward_lm", Directions::Forward), ("backward_lm", Directions::Backward)]
-            .map(|(name, directions)| b.at(name, |b| RecurrentStack::build_network(b, own.stack(directions)))),
+            .map(|(name, directions)| b.at(name, |b| RecurrentStack::build(b, own.stack(directions)))),
         skip: own.lstm.use_skip_connections,
         dropout: own.dropout as f32,
     });
+    let mut parts = HeadParts::default();
+    if head == Head::MaskedLm {
+        // One table for both directions.
+        let (words, p) = (own.n_tokens_vocab.unwrap_or(USUAL_WORDS), own.lstm.projection_dim);
+        let table = b.padded_table("softmax.weight", words, p, Init::Normal(1.0 / (p.max(1) as f32).sqrt()));
+        let bias = b.padded_vector("softmax.bias", words, Init::Zeros);
+        parts.vocabulary = Some(VocabularyHead::scaled(Some(table), 1.0, VocabularyBias::Trained(bias)));
+    }
     let init = Init::Normal(1.0 / (width as f32).sqrt());
     let mut classifier = |labels| {
         b.group(Group::Head, |b| {
             Classifier::plain(own.dropout as f32, Linear::build(b, "classifier", width, labels, init))
         })
     };
-    let classifier = match head {
+    parts.classifier = match head {
         Head::Sequence { labels } => Some(Classifier { pooling: SequencePooling::Mean, ..classifier(labels) }),
         Head::Token { labels } => Some(classifier(labels)),
         _ => None,
     };
-    Model::new(ModelConfig::Elmo(own.clone()), head, network, HeadParts { classifier, ..HeadParts::default() })
+    Model::new(ModelConfig::Elmo(own.clone()), head, network, parts)
 }
 
 /// Two language models over one reader of words.
@@ -274,16 +348,16 @@ impl Elmo {
         pass: &mut Pass<'_>,
         direction: usize,
         words: &Var,
-        batch: &Batch,
+        layout: &Layout,
+        initial: &[RecurrentState],
     ) -> Result<(Vec<Var>, Vec<RecurrentState>)> {
         let stack = &self.directions[direction];
         let count = stack.layers.len();
-        let layout = &words_of(batch)?.layout;
         let (mut x, mut outputs, mut states) = (words.clone(), Vec::new(), Vec::new());
         for (i, layer) in stack.layers.iter().enumerate() {
             let site = DROPOUT + (direction * count + i) as u32;
             let read = pass.dropout_tokens(x, layout, (self.dropout, site))?;
-            let output = pass.recurrent(&read, layer, layout, batch.states.get(direction * count + i))?;
+            let output = pass.recurrent(&read, layer, layout, initial.get(direction * count + i))?;
             x = match self.skip && i > 0 {
                 // Dropout falls on both, as in the authors' code.
                 true => pass.add_residual(output.out, &read, layout, (0.0, 0))?,
@@ -293,6 +367,21 @@ impl Elmo {
             states.push(output.last);
         }
         Ok((outputs, states))
+    }
+
+    /// What predicts the next word of the sequences that are read forwards, and the word before of the others: a row for each word.
+    fn predict(&self, pass: &mut Pass<'_>, words: &Var, batch: &Batch, apart: &Apart) -> Result<Encoded> {
+        let (mut ends, mut states) = (Vec::new(), Vec::new());
+        for (direction, (places, layout)) in apart.places.iter().zip(&apart.layouts).enumerate() {
+            let own = pass.gather(words, places)?;
+            let (outputs, last) = self.run(pass, direction, &own, layout, &batch.states)?;
+            let site = DROPOUT + (2 * outputs.len() + direction) as u32;
+            let end = outputs.into_iter().next_back().unwrap_or(own);
+            ends.push(pass.dropout_tokens(end, layout, (self.dropout, site))?);
+            states.extend(last);
+        }
+        let last = pass.join(&ends[0], &ends[1], [&apart.places[0], &apart.places[1]])?;
+        Ok(Encoded { last, hidden_states: Vec::new(), attention_maps: Vec::new(), states })
     }
 }
 
@@ -314,8 +403,11 @@ impl Network for Elmo {
             return Err(TensorError::Unsupported { operation: "encode", why });
         }
         let words = self.words.forward(pass, &stream.words)?;
-        let (forward, mut states) = self.run(pass, 0, &words, batch)?;
-        let (backward, others) = self.run(pass, 1, &words, batch)?;
+        if let Some(apart) = &batch.apart {
+            return self.predict(pass, &words, batch, apart);
+        }
+        let (forward, mut states) = self.run(pass, 0, &words, &stream.layout, &batch.states)?;
+        let (backward, others) = self.run(pass, 1, &words, &stream.layout, &batch.states)?;
         states.extend(others);
         let last = forward.len() - 1;
         let mut hidden_states = Vec::new();

@@ -158,6 +158,10 @@ impl FamilyConfig for LstmLmConfig {
     fn in_transformers(&self) -> bool {
         false
     }
+
+    fn carries_states(&self) -> bool {
+        true
+    }
 }
 
 fn build(b: &mut Builder, own: &LstmLmConfig, head: Head) -> Model {
@@ -220,7 +224,7 @@ impl Network for LstmLm {
         if capture.hidden_states {
             hidden_states.push(x.clone());
         }
-        let (outputs, _) = self.layers.layers_from(pass, x, &batch.layout, &[])?;
+        let (outputs, states) = self.layers.layers_from(pass, x, &batch.layout, &batch.states)?;
         let last = outputs.last().cloned();
         if capture.hidden_states {
             hidden_states.extend(outputs);
@@ -228,7 +232,7 @@ impl Network for LstmLm {
         let why = "a network without layers";
         let last = last.ok_or(TensorError::Unsupported { operation: "encode", why })?;
         let last = pass.dropout_tokens(last, &batch.layout, (self.dropout, OUTPUT_SITE))?;
-        Ok(Encoded { last, hidden_states, attention_maps: Vec::new(), states: Vec::new() })
+        Ok(Encoded { last, hidden_states, attention_maps: Vec::new(), states })
     }
 
     fn encode_rows(&self, pass: &mut Pass<'_>, batch: &Batch, rows: &Tensor) -> Result<Var> {

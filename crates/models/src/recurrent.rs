@@ -5,7 +5,7 @@
 
 use henson_tensor::{
     Builder, Cell, CrfParams, Directions, Group, Init, Layout, MixParams, Pass, RecurrentLayer, RecurrentState, Result,
-    Tensor, Var,
+    Tensor, TensorError, Var,
 };
 
 use crate::layers::Linear;
@@ -85,12 +85,6 @@ impl RecurrentStack {
         Self { settings, layers: (0..settings.layers).map(build).collect() }
     }
 
-    /// The same with every layer in a group of its own: those of a network.
-    pub(crate) fn build_network(b: &mut Builder, settings: RecurrentSettings) -> Self {
-        let build = |layer| b.group(Group::Layer(layer), |b| build_layer(b, &settings, layer));
-        Self { settings, layers: (0..settings.layers).map(build).collect() }
-    }
-
     /// T×I → T×D·P, from states of zeros.
     pub fn forward(&self, pass: &mut Pass<'_>, x: Var, layout: &Layout) -> Result<Var> {
         Ok(self.forward_from(pass, x, layout, &[])?.0)
@@ -117,6 +111,10 @@ impl RecurrentStack {
         initial: &[RecurrentState],
     ) -> Result<(Vec<Var>, Vec<RecurrentState>)> {
         let RecurrentSettings { dropout, variational, site, .. } = self.settings;
+        if !initial.is_empty() && initial.len() != self.layers.len() {
+            let why = "the states to begin with are not one for each layer";
+            return Err(TensorError::Unsupported { operation: "recurrent", why });
+        }
         let (mut outputs, mut last) = (Vec::new(), Vec::new());
         for (i, layer) in self.layers.iter().enumerate() {
             if i > 0 {

@@ -116,6 +116,27 @@ pub struct RecurrentState {
 }
 
 impl RecurrentState {
+    /// From numbers that were kept, rows of `width` each: the states, and the cells of an LSTM.
+    pub fn from_numbers(
+        device: &Device,
+        dtype: DType,
+        (hidden, width): (&[f32], usize),
+        cell: Option<(&[f32], usize)>,
+    ) -> Result<Self> {
+        let kept = |(numbers, width): (&[f32], usize)| {
+            let shape = [numbers.len() / width.max(1), width];
+            let tensor = match dtype {
+                DType::Bf16 => {
+                    let rounded: Vec<crate::bf16> = numbers.iter().map(|x| crate::bf16::from_f32(*x)).collect();
+                    Tensor::from_slice(device, shape, &rounded)?
+                }
+                _ => Tensor::from_slice(device, shape, numbers)?,
+            };
+            Ok::<_, TensorError>(Var::without_gradient(tensor))
+        };
+        Ok(Self { hidden: kept((hidden, width))?, cell: cell.map(kept).transpose()? })
+    }
+
     /// The same numbers, of which no gradient is wanted: what another pass begins with.
     pub fn detached(&self) -> Self {
         let cut = |x: &Var| Var::without_gradient(x.tensor().clone());
