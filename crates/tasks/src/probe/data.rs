@@ -381,3 +381,54 @@ fn edges_of_arcs(sentence: &Arcs) -> Named {
     let targets = sentence.heads.iter().enumerate().map(target).collect();
     Named { place: sentence.place.clone(), words: sentence.words.clone(), targets }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEEDS: [&str; 3] = [
+        "{\"text\": \"the cat sat\", \"targets\": [{\"span1\": [0, 2], \"span2\": [2, 3], \"label\": \"A\"}]}\n",
+        "1\tthe\tthe\tDET\tDT\t_\t2\tdet\t_\t_\n2\tcat\tcat\tNOUN\tNN\t_\t0\troot\t_\t_\n\n",
+        "jim B-PER\nhenson I-PER\nwas O\n\nold B-LOC\n",
+    ];
+
+    /// Files come from strangers: what is changed at random is read, with spans and labels within bounds, or refused.
+    #[test]
+    fn any_bytes_are_read_or_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("probe.txt");
+        let files = Reading::new(Task::named("ner").unwrap()).files;
+        let tasks = [ProbeTask::Edges, ProbeTask::Pos, ProbeTask::Entities, ProbeTask::Chunks, ProbeTask::Dependencies];
+        let mut state = 1_u64;
+        let mut draw = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let mut accepted = 0;
+        for round in 0..900 {
+            let mut bytes = SEEDS[round % SEEDS.len()].as_bytes().to_vec();
+            for _ in 0..draw(4) {
+                let at = draw(bytes.len());
+                match draw(3) {
+                    0 => bytes[at] = draw(256) as u8,
+                    1 => _ = bytes.remove(at),
+                    _ => bytes.extend_from_within(at..),
+                }
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            for task in tasks {
+                let Ok(set) = read_edges(task, &path, &files) else { continue };
+                accepted += 1;
+                for example in &set.examples {
+                    for target in &example.targets {
+                        for span in [Some(&target.first), target.second.as_ref()].into_iter().flatten() {
+                            assert!(span.start < span.end && span.end <= example.words.len(), "{target:?}");
+                        }
+                        assert!(target.labels.iter().all(|label| (*label as usize) < set.labels.len()));
+                    }
+                }
+            }
+        }
+        assert!(accepted > 200, "{accepted}");
+    }
+}
