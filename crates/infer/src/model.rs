@@ -69,7 +69,10 @@ impl Model {
         let labels = config.task.labels();
         let head = match want {
             Want::Encoder => Head::Encoder,
-            Want::MaskedLm if !config.model.family().has_head(Head::MaskedLm) => {
+            // Language models over words predict whole words, and no token.
+            Want::MaskedLm
+                if !config.model.family().has_head(Head::MaskedLm) || config.model.characters().is_some() =>
+            {
                 let has = described(&config.model, config.head().unwrap_or(Head::Encoder));
                 return Err(InferError::NoTokens { path: path.to_owned(), has });
             }

@@ -50,8 +50,12 @@ impl Ability {
         let mut abilities = vec![Embed, EmbedAll, Similarity, Tokenize, Decode, Inside];
         abilities.extend(Task::of_head(head).map(Ability::Task));
         match head {
-            // A left-to-right model predicts the next token and knows nothing of masks.
-            Head::PreTraining | Head::MaskedLm if !config.model.sizes().causal => abilities.push(Fill),
+            // A left-to-right model predicts the next token and knows nothing of masks, and one over words no token at all.
+            Head::PreTraining | Head::MaskedLm
+                if !config.model.sizes().causal && config.model.characters().is_none() =>
+            {
+                abilities.push(Fill);
+            }
             Head::MaskedLm | Head::Seq2Seq if writes => abilities.push(Generate),
             Head::Sequence { labels: 1 } => abilities.push(Rerank),
             Head::Sequence { .. } if Entailment::of_labels(&config.task.label_names()).is_some() => {
@@ -166,6 +170,7 @@ fn writes(config: &ModelConfig, head: Head) -> bool {
 pub(crate) fn described(config: &ModelConfig, head: Head) -> String {
     let words = match head {
         Head::Encoder | Head::Pooler => "an encoder without a head",
+        Head::MaskedLm if config.characters().is_some() => "a language model over words",
         Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => "a masked language model",
         Head::Seq2Seq => "an encoder-decoder that writes",
         Head::Sequence { .. } => "a classifier of texts",

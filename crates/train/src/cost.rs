@@ -8,6 +8,8 @@ use henson_tensor::{DType, Entry, Method};
 pub struct Footprint {
     entries: Vec<Entry>,
     sizes: Sizes,
+    /// What a prediction is one of.
+    classes: usize,
     /// What a cache holds for it, where it can write.
     cache: Option<CacheSizes>,
 }
@@ -32,7 +34,8 @@ impl Footprint {
     /// Of a model, with its parameters as they were laid out.
     pub fn new(model: &Model, entries: &[Entry]) -> Self {
         let cache = model.decoder().map(|decoder| decoder.cache_sizes());
-        Self { entries: entries.to_vec(), sizes: model.config().sizes(), cache }
+        let (sizes, classes) = (model.config().sizes(), model.config().predicted_classes());
+        Self { entries: entries.to_vec(), sizes, classes, cache }
     }
 
     /// Numbers of the model.
@@ -59,7 +62,7 @@ impl Footprint {
         let source = layers * (8.0 * h + inner) + 2.0 * h + written * 2.0 * h;
         let target = written * (12.0 * h + inner) + 2.0 * h;
         let (sources, targets) = (counts.sources as f64, counts.targets as f64);
-        let logits = counts.predicted as f64 * self.sizes.vocab_size as f64;
+        let logits = counts.predicted as f64 * self.classes as f64;
         let kept = sources * source + targets * target + logits + 3.0 * i * sources.max(targets);
         (size(dtype) * kept) as u64
     }

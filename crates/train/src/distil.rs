@@ -121,7 +121,8 @@ impl TeacherDirectory {
         let path = PathBuf::from(&settings.teacher);
         let config = Config::from_value(ModelDirectory::open(&path)?.config()?)?.model;
         let (own, new) = (config.sizes(), student.sizes());
-        if !config.family().has_head(Head::MaskedLm) || config.targets().is_some() || own.causal {
+        let masks = config.family().has_head(Head::MaskedLm) && config.characters().is_none();
+        if !masks || config.targets().is_some() || own.causal {
             let expected = format!("a model that predicts masked tokens, not a {}", config.model_type());
             return Err(TrainError::setting("distil.teacher", path.display(), expected));
         }

@@ -22,6 +22,7 @@ mod run;
 mod schedule;
 mod settings;
 pub mod span_boundary;
+mod stream;
 pub mod tensorboard;
 mod trainer;
 mod update;
@@ -37,8 +38,8 @@ pub use recipe::{
     check_ranges, differences, parse_settings, to_toml,
 };
 pub use replaced::GeneratorSettings;
-pub use run::{Best, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};
-pub use schedule::{Schedule, ScheduleKind};
+pub use run::{Best, Carried, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};
+pub use schedule::{ByEpoch, Schedule, ScheduleKind};
 pub use settings::{Setting, choices_of, settings};
 pub use trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch, Work};
 pub use update::{Clip, OptimizerSettings, Updater};

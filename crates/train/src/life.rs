@@ -8,7 +8,7 @@ use henson_checkpoint::{read_limited, write_atomic};
 use henson_tensor::{Device, Isa, Parameters};
 
 use crate::error::{Result, TrainError};
-use crate::run::{ModelFiles, RunDirectory, RunRecipe, State};
+use crate::run::{Carried, ModelFiles, RunDirectory, RunRecipe, State};
 use crate::trainer::{Engine, Event, Keep, LoopSettings, Outcome, PRODUCTS, Task, Watch, train};
 
 /// The largest list of how a GPU does its matrix products that is read.
@@ -90,6 +90,11 @@ impl TrainingRun {
             self.directory.verify(best).map_err(|error| self.directory.lost_best(best, error))?;
         }
         Ok(())
+    }
+
+    /// The states that its next step begins with: those of the checkpoint that it resumes from.
+    pub fn carried(&self) -> Result<Vec<Carried>> {
+        if self.state.place.is_null() { Ok(Vec::new()) } else { self.directory.carried(self.state.step) }
     }
 
     /// Does matrix products as the run did before, on a GPU like that one.

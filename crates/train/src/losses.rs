@@ -45,7 +45,7 @@ impl Losses {
     }
 
     /// The parts by name, each divided by a number of steps.
-    pub(crate) fn named(&self, steps: f64) -> Vec<(String, f64)> {
+    pub fn named(&self, steps: f64) -> Vec<(String, f64)> {
         self.names.iter().zip(self.parts).map(|(name, part)| ((*name).to_owned(), part / steps)).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, Weights, difference, open_parameters};
-use henson_data::{Corpus, Instances, Loader, Objective, Part, Place, Split, Step, part_of};
+use henson_data::{Corpus, Instances, Loader, Objective, Packing, Part, Place, Split, Step, part_of};
 use henson_models::{
     BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Permutation, Sequence, SpecialIds,
 };
@@ -25,8 +25,9 @@ use crate::metrics::{self, Prediction};
 use crate::objective::{self, Masked, Objective as _, Scales};
 use crate::recipe::{Recipe, ResolvedPhase};
 use crate::replaced::{self, GeneratorSettings, PerPrediction};
-use crate::run::{GENERATOR, GeneratorFiles, ModelFiles, weights_of};
+use crate::run::{Carried, GENERATOR, GeneratorFiles, ModelFiles, weights_of};
 use crate::span_boundary::{MaskedAndBoundary, PartWithBoundaries};
+use crate::stream::{self, RunningText, Unrolled};
 use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
@@ -37,6 +38,9 @@ const EVALUATION_TOKENS: usize = 4096;
 
 /// Steps that are made ahead of the trainer.
 const AHEAD: usize = 4;
+
+/// The file with the words that a language model over words predicts, one on each line.
+const WORDS: &str = "words.txt";
 
 /// Texts that are drawn from the held-out part where a recipe names no samples.
 const DRAWN_SAMPLES: usize = 6;
@@ -69,6 +73,7 @@ pub fn pretrain(
     run.resume(&mut engine, watch)?;
     let start = Instant::now();
     let mut task = plan.task(&run.state().place, loader_threads)?;
+    task.resume(run.carried()?);
     (watch.on)(Event::Begins { step: run.state().step, seconds: start.elapsed().as_secs_f64() });
     let model = plan.model_files()?;
     let outcome = run.train(&mut engine, &mut task, &model, watch)?;
@@ -104,6 +109,8 @@ pub struct Plan {
     generator: Option<ModelConfig>,
     /// The teacher that it learns from.
     teacher: Option<TeacherDirectory>,
+    /// The text, where it is read as it stands.
+    text: Option<Arc<RunningText>>,
 }
 
 /// A directory to start from, with the configs of its model and of the generator in it.
@@ -184,8 +191,13 @@ impl Plan {
             return Err(TrainError::setting("config.vocab_size", rows, expected));
         }
         config.set_vocab_size(rows.max(pieces));
+        stream::check_model(&recipe, &config, &corpus)?;
         config.set_causal(recipe.objective == Objective::Causal)?;
         check_streams(recipe.objective, &config)?;
+        let text = match recipe.packing {
+            Packing::Stream => Some(RunningText::open(&recipe, &mut config, &corpus, held_out.as_ref())?),
+            _ => None,
+        };
         let mut config = Config::new(config);
         let head = head(recipe.objective);
         if !config.model.family().has_head(head) && head != Head::ReplacedTokens {
@@ -205,6 +217,9 @@ impl Plan {
         let template = tokenizer.template();
         let first = recipe.instances(&recipe.phases.first().cloned().unwrap_or_default());
         let phases = recipe.resolve(|epochs| {
+            if let Some(text) = &text {
+                return Ok(text.steps_of_epochs(epochs));
+            }
             let instances =
                 Arc::new(Instances::new(Arc::clone(&corpus), template.clone(), first.clone(), recipe.seed)?);
             let mut sequences = 0.0;
@@ -220,6 +235,9 @@ impl Plan {
             if length > max_tokens {
                 let expected = format!("at most the model's {max_tokens} positions");
                 return Err(TrainError::setting("sequence_length", length, expected));
+            }
+            if text.is_some() {
+                continue;
             }
             // Each phase walks over the data by a seed of its own.
             let seed = recipe.seed.wrapping_add((number as u64) << 32);
@@ -239,6 +257,7 @@ impl Plan {
             start,
             generator,
             teacher,
+            text: text.map(Arc::new),
         })
     }
 
@@ -312,7 +331,10 @@ impl Plan {
 
     /// What is saved beside the weights.
     pub fn model_files(&self) -> Result<ModelFiles> {
-        let files = self.tokenizer.files(Some(self.config.model.sizes().max_tokens))?;
+        let mut files = self.tokenizer.files(Some(self.config.model.sizes().max_tokens))?;
+        if let Some(words) = self.text.as_ref().and_then(|text| text.words.as_ref()) {
+            files.push((WORDS.to_owned(), words.to_text().into_bytes()));
+        }
         let generator = self.generator.as_ref().map(|generator| self.generator_files(generator)).transpose()?;
         Ok(ModelFiles { config: self.config.to_json()?, files, generator })
     }
@@ -475,8 +497,8 @@ impl Plan {
             })?,
         };
         let held_out = match &self.held_out {
-            Some(corpus) => self.held_out_parts(corpus, threads)?,
-            None => Vec::new(),
+            Some(corpus) if self.text.is_none() => self.held_out_parts(corpus, threads)?,
+            _ => Vec::new(),
         };
         Ok(PreTraining {
             phases: self.phases.clone(),
@@ -490,6 +512,8 @@ impl Plan {
             generator: self.recipe.generator.clone(),
             smoothing: self.recipe.label_smoothing as f32,
             teacher: self.teacher.clone().map(|found| (found, DType::from(self.recipe.dtype), None)),
+            unrolled: self.text.as_ref().map(|text| Unrolled::new(Arc::clone(text), &self.recipe)),
+            eval_sequences: self.recipe.eval_sequences,
         })
     }
 
@@ -672,6 +696,8 @@ fn token_counts(phase: &ResolvedPhase) -> TokenCounts {
     let (sources, predicted) = match instances.objective {
         // What is predicted stands in the batch once more.
         Objective::Permutation => (sources + masked, masked),
+        // One row for each direction.
+        Objective::Bidirectional => (2 * sources, 2 * sources),
         objective if objective.masks() => (sources, masked),
         _ if targets > 0 => (sources, targets),
         _ => (sources, sources),
@@ -685,7 +711,7 @@ fn head(objective: Objective) -> Head {
         Objective::ReplacedTokens => Head::ReplacedTokens,
         Objective::MlmNsp | Objective::MlmSop => Head::PreTraining,
         Objective::SpanBoundary => Head::SpanBoundary,
-        Objective::Mlm | Objective::Causal | Objective::Permutation => Head::MaskedLm,
+        Objective::Mlm | Objective::Causal | Objective::Permutation | Objective::Bidirectional => Head::MaskedLm,
     }
 }
 
@@ -721,9 +747,19 @@ pub struct PreTraining {
     smoothing: f32,
     /// Where the model learns from a teacher: what it is, in which numbers it computes, and itself, once it was asked.
     teacher: Option<(TeacherDirectory, DType, Option<Teacher>)>,
+    /// Where the text is read as it stands.
+    unrolled: Option<Unrolled>,
+    eval_sequences: usize,
 }
 
 impl PreTraining {
+    /// Goes on with the states of a checkpoint, where there are some.
+    fn resume(&mut self, carried: Vec<Carried>) {
+        if let Some(unrolled) = &mut self.unrolled {
+            unrolled.resume(carried);
+        }
+    }
+
     /// A token as people read it, without the space before it.
     fn token(&self, id: u32) -> String {
         let readable = self.tokenizer.readable(id).map(|token| token.trim().to_owned());
@@ -765,6 +801,9 @@ impl PreTraining {
 
 impl Task for PreTraining {
     fn step(&mut self, engine: &mut Engine, step: u64) -> Result<Underway> {
+        if let Some(unrolled) = &mut self.unrolled {
+            return unrolled.step(engine, step, &mut self.place.place);
+        }
         let data = self.next(step)?;
         if let Some((found, dtype, teacher)) = &mut self.teacher {
             let teacher = match teacher {
@@ -809,6 +848,9 @@ impl Task for PreTraining {
     fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {
         if let Some(generator) = &self.generator {
             return replaced::evaluate(engine, generator, &self.held_out);
+        }
+        if let Some(unrolled) = &self.unrolled {
+            return unrolled.evaluate(engine, self.eval_sequences);
         }
         if self.held_out.is_empty() {
             return Ok(None);
@@ -891,6 +933,10 @@ impl Task for PreTraining {
     fn place(&self) -> Result<Value> {
         serde_json::to_value(self.place)
             .map_err(|error| TrainError::State { path: PathBuf::from("state.json"), problem: error.to_string() })
+    }
+
+    fn carried(&self) -> Result<Vec<Carried>> {
+        self.unrolled.as_ref().map_or_else(|| Ok(Vec::new()), Unrolled::carried)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::distil::TeacherSettings;
 use crate::error::{Result, TrainError};
 use crate::replaced::{self, GeneratorSettings};
 use crate::run::RunRecipe;
-use crate::schedule::{Schedule, ScheduleKind};
+use crate::schedule::{ByEpoch, Schedule, ScheduleKind};
 use crate::{Clip, OptimizerSettings};
 
 /// What models compute in.
@@ -61,6 +61,8 @@ pub enum OptimizerKind {
     Lamb,
     /// Plain gradient descent, as recurrent language models are trained (Zaremba et al. 2014); on a CPU alone.
     Sgd,
+    /// Adagrad, as ELMo is trained: gradients over the root of the sum of all their squares so far, which begins at 1; on a CPU alone.
+    Adagrad,
     /// Adafactor: no first moment, and of large matrices only the means of rows and columns of the second, as T5 is trained. Its
     /// constants are those of `adafactor`; on a CPU alone.
     Adafactor,
@@ -75,6 +77,7 @@ impl OptimizerKind {
                 OptimizerKind::StableAdamw => Method::StableAdamW,
                 OptimizerKind::Lamb => Method::Lamb,
                 OptimizerKind::Sgd => Method::Sgd,
+                OptimizerKind::Adagrad => Method::Adagrad(1.0),
                 OptimizerKind::Adafactor => Method::Adafactor(Adafactor::default()),
             },
             beta1: betas[0],
@@ -82,6 +85,7 @@ impl OptimizerKind {
             epsilon,
             weight_decay,
             bias_correction: self != OptimizerKind::AdamwPaper,
+            gradient_scale: 1.0,
             clip: if clip == 0.0 { Clip::Off } else { Clip::GlobalNorm(clip) },
         }
     }
@@ -196,7 +200,8 @@ pub struct Recipe {
 
     /// Optimizer.
     pub optimizer: OptimizerKind,
-    /// Peak learning rate (`--learning-rate`).
+    /// Peak learning rate (`--learning-rate`). With `packing = "stream"`, it and `clip` are for the sum of a sequence's losses, as
+    /// recurrent language models are trained; logs show means.
     pub learning_rate: f64,
     /// Learning-rate schedule after the linear warm-up.
     pub schedule: ScheduleKind,
@@ -206,6 +211,12 @@ pub struct Recipe {
     /// Updates in which `warmup-stable-decay` and `warmup-stable-sqrt` decay; by default a tenth of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
+    /// With `schedule = "by-epoch"`: what the learning rate is divided by after each epoch (1.2 in Zaremba et al. 2014).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_factor: Option<f64>,
+    /// With `schedule = "by-epoch"`: the number of epochs before the first division.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constant_epochs: Option<u64>,
     /// Decoupled weight decay; biases and LayerNorm are not decayed.
     pub weight_decay: f64,
     /// Decay biases and LayerNorm as well, as fairseq does (RoBERTa, SpanBERT).
@@ -349,6 +360,8 @@ impl Default for Recipe {
             schedule: ScheduleKind::Linear,
             warmup_steps: None,
             decay_steps: None,
+            decay_factor: None,
+            constant_epochs: None,
             weight_decay: 0.01,
             decay_all: false,
             beta1: 0.9,
@@ -406,7 +419,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// Writes the defaults of a generator, of noises and of Adafactor out, where there are such.
+    /// Writes the defaults of a generator, of noises, of Adafactor and of a decay by epochs out, where there are such.
     pub(crate) fn resolve_tables(&mut self) {
         if self.objective == Objective::ReplacedTokens {
             self.generator.get_or_insert_default();
@@ -416,6 +429,10 @@ impl Recipe {
         }
         if self.optimizer == OptimizerKind::Adafactor {
             self.adafactor.get_or_insert_default();
+        }
+        if self.schedule == ScheduleKind::ByEpoch {
+            self.decay_factor.get_or_insert(1.2);
+            self.constant_epochs.get_or_insert(6);
         }
     }
 
@@ -516,9 +533,33 @@ impl Recipe {
             return Err(TrainError::setting("mask_split", format!("{:?}", self.mask_split), expected));
         }
         AdafactorSettings::check(self.adafactor.as_ref(), self.optimizer)?;
+        self.check_by_epoch()?;
+        self.check_stream()?;
         self.instances(&Phase::default()).check()?;
         for phase in &self.phases {
             self.instances(phase).check()?;
+        }
+        Ok(())
+    }
+
+    /// Refuses the constants of a decay by epochs where there is none, and such as make no sense.
+    fn check_by_epoch(&self) -> Result<()> {
+        let by_epoch = self.schedule == ScheduleKind::ByEpoch;
+        for (key, given) in
+            [("decay_factor", self.decay_factor.is_some()), ("constant_epochs", self.constant_epochs.is_some())]
+        {
+            if given && !by_epoch {
+                return Err(TrainError::setting(key, "given", "schedule = \"by-epoch\""));
+            }
+        }
+        check_ranges(&[("decay_factor", self.decay_factor.unwrap_or(1.0), 1.0, 1e6)])
+    }
+
+    /// Running text is one phase: the rows of another would begin elsewhere.
+    fn check_stream(&self) -> Result<()> {
+        if self.packing == Packing::Stream && !self.phases.is_empty() {
+            let expected = "one phase: running text is read in the same rows from the first step to the last";
+            return Err(TrainError::setting("phase", "given", expected));
         }
         Ok(())
     }
@@ -562,7 +603,7 @@ impl Recipe {
     }
 
     /// The phases with everything that they do. `steps_of_epochs` turns the recipe's epochs into updates.
-    pub fn resolve(&self, steps_of_epochs: impl FnOnce(f64) -> Result<u64>) -> Result<Vec<ResolvedPhase>> {
+    pub fn resolve(&self, steps_of_epochs: impl Fn(f64) -> Result<u64>) -> Result<Vec<ResolvedPhase>> {
         let given = match (self.steps, self.epochs) {
             (Some(steps), _) => steps,
             (None, Some(epochs)) => steps_of_epochs(epochs)?.max(1),
@@ -586,12 +627,23 @@ impl Recipe {
         if total == 0 || total > u64::from(u32::MAX) {
             return Err(TrainError::setting("steps", total, "1 to 4294967295 in all"));
         }
+        let by_epoch = match self.schedule {
+            ScheduleKind::ByEpoch => ByEpoch {
+                steps: steps_of_epochs(1.0)?.max(1),
+                constant: self.constant_epochs.unwrap_or(0),
+                factor: self.decay_factor.unwrap_or(1.0),
+            },
+            _ => ByEpoch::default(),
+        };
+        // Gradient descent by epochs has no warm-up, unless it is asked for.
+        let longest_warmup = if self.schedule == ScheduleKind::ByEpoch { 0 } else { 10_000 };
         let schedule = |peak, steps: u64, warmup: Option<u64>| Schedule {
             kind: self.schedule,
             peak,
-            warmup_steps: warmup.unwrap_or((steps / 10).min(10_000)),
+            warmup_steps: warmup.unwrap_or((steps / 10).min(longest_warmup)),
             decay_steps: self.decay_steps.unwrap_or(steps / 10),
             steps,
+            by_epoch,
         };
         let run = schedule(self.learning_rate, total, self.warmup_steps);
         let mut first_step = 0;
@@ -622,6 +674,10 @@ impl Recipe {
         let mut settings = self.optimizer.with([self.beta1, self.beta2], self.epsilon, self.weight_decay, self.clip);
         if let (Method::Adafactor(rule), Some(own)) = (&mut settings.method, self.adafactor) {
             *rule = own.into();
+        }
+        if self.packing == Packing::Stream {
+            // The losses of an unrolled sequence are added up in Zaremba et al. (2014) and in ELMo's code; rates and clips are for that.
+            settings.gradient_scale = self.sequence_length as f64;
         }
         settings
     }

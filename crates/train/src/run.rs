@@ -29,6 +29,8 @@ const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Names the numbers of a parameter in [`OPTIMIZER`] that is no part of the model; other names are the optimizer's.
 const VALUE: &str = "value";
+/// Begins the names of states in [`OPTIMIZER`] that the next step begins with.
+const CARRIED: &str = "carried.";
 
 /// The largest state.json that is read.
 const STATE_LIMIT: u64 = 1 << 20;
@@ -138,6 +140,36 @@ impl Noted {
 struct Damage {
     step: u64,
     problem: String,
+}
+
+/// What a recurrent layer ended the last step with: the next one begins with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Carried {
+    /// The part of a step that it belongs to.
+    pub part: usize,
+    /// The layer, counted over all directions.
+    pub layer: usize,
+    /// `hidden` or `cell`.
+    pub what: &'static str,
+    /// Numbers of a row.
+    pub width: usize,
+    /// Row after row.
+    pub numbers: Vec<f32>,
+}
+
+impl Carried {
+    fn name(&self) -> String {
+        format!("{CARRIED}{}.{}.{}", self.part, self.layer, self.what)
+    }
+
+    /// Part, layer and what it is, from its name.
+    fn parse(name: &str) -> Option<(usize, usize, &'static str)> {
+        let mut parts = name.strip_prefix(CARRIED)?.split('.');
+        let mut number = || parts.next()?.parse().ok();
+        let (part, layer) = (number()?, number()?);
+        let what = ["hidden", "cell"].into_iter().find(|what| parts.clone().eq([*what]))?;
+        Some((part, layer, what))
+    }
 }
 
 /// Whether a parameter is no part of the model.
@@ -358,6 +390,19 @@ impl RunDirectory {
         Ok(state)
     }
 
+    /// The states that the step after a checkpoint begins with, by part and layer, hidden ones before cells.
+    pub fn carried(&self, step: u64) -> Result<Vec<Carried>> {
+        let moments = Weights::open_file(&self.checkpoint(step).join(OPTIMIZER))?;
+        let mut found = Vec::new();
+        for name in moments.names() {
+            let Some((part, layer, what)) = Carried::parse(name) else { continue };
+            let width = moments.get(name).and_then(|info| info.shape.last().copied()).unwrap_or(0);
+            found.push(Carried { part, layer, what, width, numbers: moments.read_f32(name)? });
+        }
+        found.sort_by_key(|carried| (carried.part, carried.layer, carried.what != "hidden"));
+        Ok(found)
+    }
+
     /// Whether all files of a checkpoint are what was written, as far as that is known.
     pub fn verify(&self, step: u64) -> Result<()> {
         let files = self.state(step)?.files.unwrap_or_default();
@@ -421,8 +466,15 @@ impl RunDirectory {
         TrainError::State { path, problem }
     }
 
-    /// Writes the checkpoint of a step: weights, moments, state, all or nothing.
-    pub fn save(&self, state: &State, model: &ModelFiles, parameters: &Parameters, updater: &Updater) -> Result<()> {
+    /// Writes the checkpoint of a step: weights, moments, carried states, state, all or nothing.
+    pub fn save(
+        &self,
+        state: &State,
+        model: &ModelFiles,
+        parameters: &Parameters,
+        updater: &Updater,
+        carried: &[Carried],
+    ) -> Result<()> {
         // Sorted by name, like weights.
         let entries = parameters.entries();
         let mut order: Vec<usize> = (0..entries.len()).collect();
@@ -435,7 +487,14 @@ impl RunDirectory {
                 sources.push((i, what));
             }
         }
+        let own = tensors.len();
+        for state in carried {
+            tensors.push((state.name(), vec![state.numbers.len() / state.width.max(1), state.width]));
+        }
         let read = |place: usize| {
+            if let Some(state) = place.checked_sub(own).and_then(|place| carried.get(place)) {
+                return Ok(state.numbers.clone());
+            }
             let (i, what) = sources[place];
             if what == VALUE {
                 return parameters.read(i);

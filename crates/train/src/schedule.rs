@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Result, TrainError};
+
 /// The course of the learning rate after the warm-up, in which it rises from 0 in a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -24,6 +26,25 @@ pub enum ScheduleKind {
     InverseSqrt,
     /// The same without a rise: constant in the warm-up, as T5 is trained, whose peak is 1/√warm-up.
     ConstantInverseSqrt,
+    /// Constant for `constant_epochs`, then divided by `decay_factor` after each epoch, as in Zaremba et al. (2014).
+    ByEpoch,
+}
+
+/// The constants of [`ScheduleKind::ByEpoch`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ByEpoch {
+    /// Steps of an epoch.
+    pub steps: u64,
+    /// Epochs before the first division.
+    pub constant: u64,
+    /// What the rate is divided by.
+    pub factor: f64,
+}
+
+impl Default for ByEpoch {
+    fn default() -> Self {
+        Self { steps: 1, constant: 0, factor: 1.0 }
+    }
 }
 
 /// A learning rate for each of a number of steps.
@@ -39,9 +60,30 @@ pub struct Schedule {
     pub decay_steps: u64,
     /// All steps.
     pub steps: u64,
+    /// The constants of a decay by epochs.
+    pub by_epoch: ByEpoch,
+}
+
+impl ScheduleKind {
+    /// Refuses a decay by epochs, which runs of pre-training alone have the constants of.
+    pub fn check_task(self) -> Result<()> {
+        match self {
+            Self::ByEpoch => {
+                let expected = "another schedule: the rate is divided after epochs in pre-training alone";
+                Err(TrainError::setting("schedule", "by-epoch", expected))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Schedule {
+    /// That of a task: `warmup` is a share of all steps, and a tenth of them is the decay's, where there is one.
+    pub fn of_task(kind: ScheduleKind, peak: f64, warmup: f64, steps: u64) -> Self {
+        let warmup_steps = (steps as f64 * warmup) as u64;
+        Self { kind, peak, warmup_steps, decay_steps: steps / 10, steps, by_epoch: ByEpoch::default() }
+    }
+
     /// The rate of update number `step`, from 0. The first of a warm-up is 0, as in both Google's and Hugging Face's code.
     pub fn rate(&self, step: u64) -> f64 {
         let (k, warmup, total) = (step as f64, self.warmup_steps as f64, self.steps as f64);
@@ -60,6 +102,12 @@ impl Schedule {
                 ScheduleKind::WarmupStableDecay => last_part,
                 ScheduleKind::WarmupStableSqrt => 1.0 - (1.0 - last_part).sqrt(),
                 // Without a warm-up, the first step has the peak.
+                ScheduleKind::ByEpoch => {
+                    let ByEpoch { steps, constant, factor } = self.by_epoch;
+                    // The epoch at hand, from 1, is the first to be divided where it is the first behind the constant ones.
+                    let divisions = (step / steps.max(1) + 1).saturating_sub(constant.max(1));
+                    factor.powf(-(divisions as f64))
+                }
                 ScheduleKind::InverseSqrt | ScheduleKind::ConstantInverseSqrt => (warmup.max(1.0) / k.max(1.0)).sqrt(),
             }
     }
@@ -72,6 +120,7 @@ mod tests {
     #[test]
     fn rates() {
         use ScheduleKind::*;
+        let by_epoch = super::ByEpoch { steps: 20, constant: 2, factor: 2.0 };
         // kind, step, expected of a peak of 1 with 10 steps of warm-up, 20 of decay, 110 in all
         let cases = [
             (Linear, 0, 0.0),
@@ -107,9 +156,14 @@ mod tests {
             (ConstantInverseSqrt, 9, 1.0),
             (ConstantInverseSqrt, 10, 1.0),
             (ConstantInverseSqrt, 90, 1.0 / 3.0),
+            (ByEpoch, 5, 0.5),
+            (ByEpoch, 39, 1.0),
+            (ByEpoch, 40, 0.5),
+            (ByEpoch, 59, 0.5),
+            (ByEpoch, 60, 0.25),
         ];
         for (kind, step, expected) in cases {
-            let schedule = Schedule { kind, peak: 1.0, warmup_steps: 10, decay_steps: 20, steps: 110 };
+            let schedule = Schedule { kind, peak: 1.0, warmup_steps: 10, decay_steps: 20, steps: 110, by_epoch };
             let got = schedule.rate(step);
             assert!((got - expected).abs() < 1e-12, "{kind:?} at {step}: {got}, expected {expected}");
         }
@@ -118,7 +172,14 @@ mod tests {
     /// The formulas of T5 and of Vaswani et al., from peaks that are theirs.
     #[test]
     fn inverse_roots_are_those_of_the_papers() {
-        let schedule = |kind, peak, warmup_steps| Schedule { kind, peak, warmup_steps, decay_steps: 0, steps: 1 << 19 };
+        let schedule = |kind, peak, warmup_steps| Schedule {
+            kind,
+            peak,
+            warmup_steps,
+            decay_steps: 0,
+            steps: 1 << 19,
+            by_epoch: ByEpoch::default(),
+        };
         let t5 = schedule(ScheduleKind::ConstantInverseSqrt, 1e-2, 10_000);
         let width = 512_f64;
         let vaswani = schedule(ScheduleKind::InverseSqrt, (width * 4000.0).powf(-0.5), 4000);
@@ -147,9 +208,11 @@ mod tests {
             ScheduleKind::WarmupStableSqrt,
             ScheduleKind::InverseSqrt,
             ScheduleKind::ConstantInverseSqrt,
+            ScheduleKind::ByEpoch,
         ] {
             for (warmup_steps, decay_steps, steps) in [(0, 0, 0), (5, 0, 5), (9, 9, 5), (0, 9, 1)] {
-                let schedule = Schedule { kind, peak: 1.0, warmup_steps, decay_steps, steps };
+                let by_epoch = ByEpoch { steps, constant: 1, factor: 1.5 };
+                let schedule = Schedule { kind, peak: 1.0, warmup_steps, decay_steps, steps, by_epoch };
                 for step in 0..12 {
                     assert!((0.0..=1.0).contains(&schedule.rate(step)), "{schedule:?} at {step}");
                 }

@@ -115,7 +115,7 @@ mod tests {
         let names: Vec<&str> = at("objective").choices.iter().map(|(name, _)| name.as_str()).collect();
         let [encoders, writers] = [
             ["mlm-nsp", "mlm-sop", "mlm", "span-boundary", "causal", "replaced-tokens"].as_slice(),
-            &["span-corruption", "denoising", "permutation"],
+            &["span-corruption", "denoising", "permutation", "bidirectional"],
         ];
         assert_eq!((names, at("objective").default.as_deref()), ([encoders, writers].concat(), Some("\"mlm-nsp\"")));
         assert!(at("phase.N.share").meaning.contains("share"));

@@ -17,7 +17,7 @@ use crate::error::{Result, TrainError};
 use crate::losses::{LossNames, LossWeights, Losses};
 use crate::metrics::{self, Line, MetricsLog};
 use crate::objective::Objective;
-use crate::run::{Best, ModelFiles, RunDirectory, State};
+use crate::run::{Best, Carried, ModelFiles, RunDirectory, State};
 use crate::tensorboard::EventWriter;
 use crate::{OptimizerSettings, Updater};
 
@@ -181,6 +181,10 @@ pub trait Task<M = Model> {
     fn rate(&self, step: u64) -> (f64, u32);
     /// Where the data is, for a checkpoint.
     fn place(&self) -> Result<Value>;
+    /// What recurrent layers ended the last step with, for a checkpoint; none where each step begins with zeros.
+    fn carried(&self) -> Result<Vec<Carried>> {
+        Ok(Vec::new())
+    }
 }
 
 /// When the loop does what.
@@ -410,7 +414,7 @@ fn save<M>(
     watch: &mut Watch<'_>,
 ) -> Result<()> {
     state.place = task.place()?;
-    run.save(state, model, &engine.parameters, &engine.updater)?;
+    run.save(state, model, &engine.parameters, &engine.updater, &task.carried()?)?;
     // A run that continues elsewhere does its matrix products in the same way.
     if let (Keep::Last, Some(choices)) = (settings.keep, engine.parameters.device().product_choices()) {
         write_atomic(&run.path().join(PRODUCTS), choices.as_bytes())?;

@@ -1,4 +1,4 @@
-//! One update: the gradients' global norm, clipping, then AdamW, StableAdamW, LAMB or Adafactor.
+//! One update: the gradients' global norm, clipping, then AdamW, StableAdamW, LAMB, Adafactor, Adagrad or gradient descent.
 
 use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Reading, Result, Shape, Update};
 
@@ -18,6 +18,9 @@ pub struct OptimizerSettings {
     /// Whether the moments are corrected for their start at zero. Google's BERT does not; fine-tuning on small sets is
     /// unstable without it (Mosbach et al. 2021), so it is the default.
     pub bias_correction: bool,
+    /// What the gradients are multiplied by before they are cut and used: where the rules of a paper are for sums of losses, and losses
+    /// here are means.
+    pub gradient_scale: f64,
     /// What the gradients are cut to.
     pub clip: Clip,
 }
@@ -40,6 +43,7 @@ impl Default for OptimizerSettings {
             epsilon: 1e-6,
             weight_decay: 0.01,
             bias_correction: true,
+            gradient_scale: 1.0,
             clip: Clip::GlobalNorm(1.0),
         }
     }
@@ -119,7 +123,7 @@ impl Updater {
             weight_decay: s.weight_decay,
             // Adafactor has no correction, and counts steps.
             bias_correction: (s.bias_correction || matches!(s.method, Method::Adafactor(_))).then_some(self.steps),
-            gradient_scale: 1.0,
+            gradient_scale: s.gradient_scale,
         };
         self.optimizer.step(parameters, gradients, &update, clip)
     }

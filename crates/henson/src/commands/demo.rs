@@ -363,8 +363,7 @@ fn classify(
     let (lengths, threads) = (Lengths::new(LONGEST), device.threads());
     let (instances, _) = instances(&set(train), &plan.tokenizer, &lengths, threads)?;
     let steps = EPOCHS * train.len().div_ceil(BATCH) as u64;
-    let schedule =
-        Schedule { kind: ScheduleKind::Linear, peak: LEARNING_RATE, warmup_steps: steps / 10, decay_steps: 0, steps };
+    let schedule = Schedule::of_task(ScheduleKind::Linear, LEARNING_RATE, 0.1, steps);
     let mut progress = Progress::steps(steps * SEEDS.len() as u64, 0);
     let mut scores = Vec::new();
     for (number, seed) in SEEDS.into_iter().enumerate() {

@@ -344,6 +344,8 @@ impl Watcher<'_> {
                     let names = [
                         "loss",
                         "perplexity",
+                        "forward_perplexity",
+                        "backward_perplexity",
                         "accuracy",
                         "nsp_accuracy",
                         "sop_accuracy",

@@ -66,7 +66,8 @@ const SENTENCES: Values<Sentences> = &[
 
 #[derive(Args, Debug)]
 pub(crate) struct DataBuild {
-    /// The directory of the tokenizer, or of a model with one; henson-12m is the one that comes with henson
+    /// The directory of the tokenizer, or of a model with one; henson-12m is the one that comes with henson, bytes needs no
+    /// file (ELMo's: words are read as characters)
     #[arg(long, value_name = "DIR")]
     pub(crate) tokenizer: PathBuf,
 

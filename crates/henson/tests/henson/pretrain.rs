@@ -38,8 +38,17 @@ fn fails(code: i32, arguments: &[&str], parts: &[&str]) {
 
 /// Shards of a real text, made once for all tests.
 fn shards() -> &'static str {
-    static SHARDS: OnceLock<(TempDir, String)> = OnceLock::new();
-    let (_, path) = SHARDS.get_or_init(|| {
+    &both_shards()[0]
+}
+
+/// The same text as bytes, for models that read words as characters.
+fn shards_of_bytes() -> &'static str {
+    &both_shards()[1]
+}
+
+fn both_shards() -> &'static [String; 2] {
+    static SHARDS: OnceLock<(TempDir, [String; 2])> = OnceLock::new();
+    let (_, paths) = SHARDS.get_or_init(|| {
         let directory = TempDir::new().unwrap();
         let at = |name: &str| directory.path().join(name).display().to_string();
         let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/text/novels.txt");
@@ -70,10 +79,12 @@ fn shards() -> &'static str {
             "0.1",
             &at("text.txt"),
         ]);
-        let path = at("data");
-        (directory, path)
+        let text = at("text.txt");
+        works(&["data", "build", "--tokenizer", "bytes", "--out", &at("bytes"), "--held-out", "0.1", &text]);
+        let paths = [at("data"), at("bytes")];
+        (directory, paths)
     });
-    path
+    paths
 }
 
 /// A run of some seconds, with checkpoints often enough to be killed between them.
@@ -110,15 +121,108 @@ fn start(arguments: &[String]) -> Child {
     command(&borrowed(arguments)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+/// Recurrent networks that carry their states from step to step: an LSTM over tokens in two parts, ELMo over words.
+fn unrolled(model: &str, data: &str, sets: &[&str], out: &Path) -> Vec<String> {
+    let out = out.display().to_string();
+    let mut arguments: Vec<String> =
+        ["pretrain", "--model", model, "--data", data, "--out", &out].map(str::to_owned).to_vec();
+    let common = ["steps=40", "batch_size=4", "packing=stream", "checkpoint_every=3", "eval_every=20"];
+    for set in common.iter().chain(sets).chain(&["eval_sequences=8", "warmup_steps=0", "weight_decay=0.0"]) {
+        arguments.extend(["--set".to_owned(), (*set).to_owned()]);
+    }
+    arguments
+}
+
+const LSTM: [&str; 10] = [
+    "objective=causal",
+    "sequence_length=8",
+    "accumulation=2",
+    "optimizer=sgd",
+    "learning_rate=1.0",
+    "schedule=by-epoch",
+    "constant_epochs=1",
+    "clip=5.0",
+    "dropout=0.2",
+    "config.hidden_size=40",
+];
+
+const ELMO: [&str; 7] = [
+    "objective=bidirectional",
+    "sequence_length=10",
+    "optimizer=adagrad",
+    "learning_rate=0.2",
+    "schedule=constant",
+    "clip=10.0",
+    "config.n_tokens_vocab=300",
+];
+
+#[test]
+fn killed_at_any_moment_states_that_are_carried_are_kept() {
+    killed_run_ends_with_the_same_bits(2, |out| unrolled("lstm-small", shards(), &LSTM, out));
+    killed_run_ends_with_the_same_bits(2, |out| unrolled("elmo-tiny", shards_of_bytes(), &ELMO, out));
+}
+
+/// An ELMo that was pre-trained here gives features and is fine-tuned, and says what it cannot do.
+#[test]
+fn an_elmo_that_was_pretrained_is_used() {
+    let directory = TempDir::new().unwrap();
+    let (out, tagger) = (directory.path().join("elmo"), directory.path().join("tagger"));
+    let mut arguments = unrolled("elmo-tiny", shards_of_bytes(), &ELMO, &out);
+    arguments.extend(["--set", "steps=12", "--json"].map(str::to_owned));
+    let log = works(&borrowed(&arguments));
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last = lines.filter(|line| line["kind"] == "eval").next_back().unwrap();
+    let metric = |name: &str| last["metrics"][name].as_f64().unwrap();
+    assert!(metric("forward_perplexity") < 300.0 && metric("backward_perplexity") < 300.0, "{last}");
+    assert_eq!(metric("perplexity"), (metric("forward_perplexity") + metric("backward_perplexity")) / 2.0);
+    let words = std::fs::read_to_string(out.join("words.txt")).unwrap();
+    assert!(words.starts_with("</S>\n<S>\n<UNK>\n") && words.lines().count() == 300, "{words}");
+    let path = out.display().to_string();
+    let features = works(&["features", "--model", &path, "--layers", "all", "The cat sat ."]);
+    let features: Value = serde_json::from_str(&features).unwrap();
+    assert_eq!(features["tokens"], serde_json::json!(["<S>", "The", "cat", "sat", ".", "</S>"]));
+    for command in ["fill", "generate"] {
+        fails(1, &[command, "--model", &path, "a"], &["a language model over words (ElmoBidirectionalLM)"]);
+    }
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/finetune/tag.conll").display().to_string();
+    let tagger = tagger.display().to_string();
+    let common = ["finetune", "--task", "ner", "--model", &path, "--train", &data, "--dev", &data, "--out", &tagger];
+    works(&[&common[..], &["--set", "epochs=2"]].concat());
+    works(&["tag", "--model", &tagger, "Jim sat ."]);
+}
+
+#[test]
+fn running_text_is_refused_where_it_makes_no_sense() {
+    let directory = TempDir::new().unwrap();
+    let out = directory.path().join("run");
+    let cases: [(&str, &str, &[&str], &str); 6] = [
+        ("bert-tiny", shards(), &["objective=causal"], "has no states to carry"),
+        ("lstm-small", shards(), &["objective=mlm"], "running text is for"),
+        ("lstm-small", shards(), &["objective=bidirectional"], "does not read words as characters"),
+        ("elmo-tiny", shards_of_bytes(), &["objective=causal"], "predicts words from both sides"),
+        ("elmo-tiny", shards(), &["objective=bidirectional"], "--tokenizer bytes"),
+        ("lstm-small", shards(), &["objective=causal", "batch_size=100000"], "the text has"),
+    ];
+    for (model, data, sets, expected) in cases {
+        let arguments = unrolled(model, data, sets, &out);
+        fails(1, &borrowed(&arguments), &[expected]);
+        assert!(!out.join("recipe.toml").exists(), "{model}");
+    }
+}
+
 /// HENSON_KILLS sets how often the run is killed; the soak test of a release has hundreds.
 #[test]
 fn killed_at_any_moment_a_run_goes_on_and_ends_with_the_same_bits() {
+    killed_run_ends_with_the_same_bits(4, arguments);
+}
+
+fn killed_run_ends_with_the_same_bits(usually: u32, arguments: impl Fn(&Path) -> Vec<String>) {
     let directory = TempDir::new().unwrap();
     let (whole, killed) = (directory.path().join("whole"), directory.path().join("killed"));
     let started = std::time::Instant::now();
     works(&borrowed(&arguments(&whole)));
     let time = started.elapsed();
-    let kills: u32 = std::env::var("HENSON_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
+    let kills: u32 = std::env::var("HENSON_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usually);
     // What is left by a kill before the first rename.
     std::fs::create_dir(&killed).unwrap();
     std::fs::write(killed.join("run.lock"), "").unwrap();

@@ -74,13 +74,7 @@ impl TaggerPlan {
 
     pub(super) fn schedule(&self) -> Schedule {
         let (recipe, steps) = (&self.recipe, self.steps());
-        Schedule {
-            kind: recipe.schedule,
-            peak: recipe.learning_rate,
-            warmup_steps: (steps as f64 * recipe.warmup) as u64,
-            decay_steps: steps / 10,
-            steps,
-        }
+        Schedule::of_task(recipe.schedule, recipe.learning_rate, recipe.warmup, steps)
     }
 
     /// When the loop does what: evaluations and checkpoints are those of epochs.

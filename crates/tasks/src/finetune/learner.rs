@@ -552,7 +552,7 @@ mod tests {
             task: crate::Task::named(task).unwrap(),
             batch_size,
             accumulation,
-            schedule: Schedule { kind: ScheduleKind::Linear, peak: 1.0, warmup_steps: 0, decay_steps: 0, steps: 10 },
+            schedule: Schedule::of_task(ScheduleKind::Linear, 1.0, 0.0, 10),
             seed: 3,
             freeze: false,
             may_decline: false,

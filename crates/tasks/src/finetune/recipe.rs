@@ -344,6 +344,7 @@ impl RunRecipe for FineTuneRecipe {
 impl FineTuneRecipe {
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
+        self.schedule.check_task()?;
         check_ranges(&[
             ("learning_rate", self.learning_rate, 0.0, 10.0),
             ("weight_decay", self.weight_decay, 0.0, 10.0),

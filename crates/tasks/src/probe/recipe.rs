@@ -112,6 +112,7 @@ impl RunRecipe for ProbeRecipe {
 impl ProbeRecipe {
     /// Checks what the single values cannot.
     pub fn check(&self) -> Result<()> {
+        self.schedule.check_task()?;
         check_ranges(&[
             ("learning_rate", self.learning_rate, 0.0, 10.0),
             ("clip", self.clip, 0.0, 1e9),

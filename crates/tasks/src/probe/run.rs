@@ -121,13 +121,7 @@ impl ProbePlan {
 
     fn schedule(&self) -> Schedule {
         let (recipe, steps) = (&self.recipe, self.steps());
-        Schedule {
-            kind: recipe.schedule,
-            peak: recipe.learning_rate,
-            warmup_steps: (steps as f64 * recipe.warmup) as u64,
-            decay_steps: steps / 10,
-            steps,
-        }
+        Schedule::of_task(recipe.schedule, recipe.learning_rate, recipe.warmup, steps)
     }
 
     /// Evaluations and checkpoints are those of epochs.

@@ -297,3 +297,127 @@ fn what_a_pass_reads_from_the_host_is_in_its_key() {
     let forgotten = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| learn(&mut engine, 1.0.into(), 0.5)));
     assert!(forgotten.is_err());
 }
+
+/// Recurrent language models on running text against PyTorch (tools/golden/running_text.py): losses of steps across the border of an
+/// epoch, with states that go on from step to step, and all parameters after them.
+mod running_text {
+    use std::path::Path;
+
+    use henson_data::{Corpus, Vocabulary, WordMarks};
+    use henson_tensor::{Device, Parameters};
+    use henson_text::{Tokenizer, WordPieceOptions};
+    use henson_train::{Engine, Plan, Recipe, Task};
+    use serde_json::Value;
+
+    /// f32 against f64: of losses, and of sums over parameters after eight updates.
+    const TOLERANCE: f64 = 2e-5;
+
+    fn golden() -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/running-text/golden.json");
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    }
+
+    fn documents(golden: &Value, ids: impl Fn(u8) -> u32) -> Vec<Vec<Vec<u32>>> {
+        let sentence = |text: &Value| text.as_str().unwrap().bytes().map(&ids).collect();
+        let document = |document: &Value| document.as_array().unwrap().iter().map(sentence).collect();
+        golden["text"].as_array().unwrap().iter().map(document).collect()
+    }
+
+    fn corpus(size: u32, cls: u32, sep: u32, documents: &[Vec<Vec<u32>>]) -> Corpus {
+        let words = WordMarks::Begin(vec![true; size as usize]);
+        let special = vec![cls.min(sep), cls.max(sep)];
+        let vocabulary = Vocabulary { size, cls, sep, mask: None, special, words, sentinels: Vec::new() };
+        Corpus::from_documents(vocabulary, documents)
+    }
+
+    fn fill(parameters: &mut Parameters) {
+        let mut names: Vec<String> = parameters.entries().iter().map(|entry| entry.name.clone()).collect();
+        names.sort();
+        for i in 0..parameters.entries().len() {
+            let entry = parameters.entries()[i].clone();
+            let k = names.iter().position(|name| *name == entry.name).unwrap() as f64;
+            let values = (0..entry.shape.elements()).map(|j| (0.4 * (0.7 * j as f64 + 1.3 * k).sin()) as f32);
+            parameters.write(i, &values.collect::<Vec<f32>>()).unwrap();
+        }
+        parameters.refresh().unwrap();
+    }
+
+    /// Takes all steps, and compares their losses and what becomes of the parameters.
+    fn check(plan: &Plan, golden: &Value, losses: &[&str]) {
+        let device = Device::cpu(None, Some(2)).unwrap();
+        let mut engine: Engine = plan.engine(&device).unwrap();
+        fill(&mut engine.parameters);
+        let mut task = plan.task(&Value::Null, 1).unwrap();
+        for (step, expected) in golden["losses"].as_array().unwrap().iter().enumerate() {
+            engine.gradients.zero();
+            let found = task.step(&mut engine, step as u64).unwrap().wait().unwrap();
+            let rate = task.rate(step as u64).0;
+            let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate).unwrap().wait().unwrap()[0];
+            let expected: Vec<f64> = match expected {
+                Value::Array(both) => both.iter().map(|loss| loss.as_f64().unwrap()).collect(),
+                one => vec![one.as_f64().unwrap()],
+            };
+            let named = found.named(1.0);
+            assert_eq!(named.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), losses);
+            for ((name, got), expected) in named.iter().zip(&expected) {
+                assert!((got - expected).abs() < TOLERANCE, "step {step}, {name}: {got}, PyTorch has {expected}");
+            }
+            assert!((found.total - expected.iter().sum::<f64>() / expected.len() as f64).abs() < TOLERANCE);
+            let expected = golden["norms"][step].as_f64().unwrap();
+            assert!((norm - expected).abs() < TOLERANCE * 10.0, "step {step}: norm {norm}, PyTorch has {expected}");
+        }
+        let known = golden["parameters"].as_object().unwrap();
+        assert_eq!(known.len(), engine.parameters.entries().len());
+        for (i, entry) in engine.parameters.entries().iter().enumerate() {
+            let numbers = engine.parameters.read(i).unwrap();
+            let sum = numbers.iter().zip(0..).map(|(p, j)| f64::from(*p) * f64::from(j + 1).sin()).sum::<f64>();
+            let expected = known[&entry.name].as_f64().unwrap();
+            assert!((sum - expected).abs() < 10.0 * TOLERANCE, "{}: {sum}, PyTorch has {expected}", entry.name);
+        }
+    }
+
+    fn recipe(text: &str) -> Recipe {
+        let common = "steps = 8\nbatch_size = 2\npacking = \"stream\"\nweight_decay = 0.0\nwarmup_steps = 0\n\
+                      schedule = \"constant\"\neval_every = 0\n";
+        Recipe::parse(&format!("{common}{text}"), "test", &[]).unwrap()
+    }
+
+    #[test]
+    fn an_lstm_carries_its_states() {
+        let golden = golden();
+        let texts = documents(&golden, |byte| 1 + u32::from(byte) % 30);
+        let vocabulary: Vec<String> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain((0..26).map(|i| format!("w{i}")))
+            .collect();
+        let tokenizer = Tokenizer::from_vocabulary(&vocabulary, &WordPieceOptions::default()).unwrap();
+        let recipe = recipe(
+            "model = \"lstm-small\"\nobjective = \"causal\"\nsequence_length = 16\noptimizer = \"sgd\"\n\
+             learning_rate = 0.5\nclip = 5.0\nconfig.hidden_size = 6",
+        );
+        let plan = Plan::on(corpus(31, 2, 0, &texts), corpus(31, 2, 0, &[]), tokenizer, recipe, 1).unwrap();
+        check(&plan, &golden["tokens"], &["lm_loss"]);
+    }
+
+    #[test]
+    fn elmo_predicts_words_from_both_sides() {
+        let golden = golden();
+        let texts = documents(&golden, u32::from);
+        let recipe = recipe(
+            "model = \"elmo-tiny\"\nobjective = \"bidirectional\"\nsequence_length = 4\noptimizer = \"adagrad\"\n\
+             learning_rate = 0.2\nclip = 0.7\ndropout = 0.0\n[config]\nn_tokens_vocab = 9\n\
+             char_cnn = { activation = \"relu\", embedding = { dim = 4 }, filters = [[1, 3], [2, 4], [3, 5]], \
+             max_characters_per_token = 12, n_characters = 261, n_highway = 1 }\n\
+             lstm = { cell_clip = 0.3, dim = 5, n_layers = 2, proj_clip = 0.2, projection_dim = 6, use_skip_connections = true }",
+        );
+        let bytes = Tokenizer::of_bytes().unwrap();
+        let plan = Plan::on(corpus(258, 256, 257, &texts), corpus(258, 256, 257, &[]), bytes, recipe, 1).unwrap();
+        let files = plan.model_files().unwrap().files;
+        let words = files.iter().find(|(name, _)| name == "words.txt").map(|(_, bytes)| bytes.clone()).unwrap();
+        let expected: Vec<&str> =
+            golden["words"]["words"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert_eq!(String::from_utf8(words).unwrap().lines().collect::<Vec<_>>(), expected);
+        check(&plan, &golden["words"], &["forward_loss", "backward_loss"]);
+    }
+}

@@ -40,8 +40,13 @@ struct Summary<'a> {
 
 pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
     let start = Instant::now();
-    let tokenizer = Tokenizer::open(&models::directory(&flags.tokenizer)?)
-        .with_context(|| format!("cannot open the tokenizer in {}", flags.tokenizer.display()))?;
+    // A name that is no directory: what ELMo reads needs no file.
+    let bytes = flags.tokenizer.as_os_str() == "bytes" && !flags.tokenizer.exists();
+    let tokenizer = match bytes {
+        true => Tokenizer::of_bytes()?,
+        false => Tokenizer::open(&models::directory(&flags.tokenizer)?)
+            .with_context(|| format!("cannot open the tokenizer in {}", flags.tokenizer.display()))?,
+    };
     let options = options(flags)?;
     // The first interruption cannot end a wait for standard input, the second can.
     let stop = signals::stop()?;

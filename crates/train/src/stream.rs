@@ -1,0 +1,329 @@
+//! Pre-training on running text: a recurrent network reads rows of it a few tokens at a time, and begins each step with the states that
+//! the step before ended with. Gradients stay within a step (truncated back-propagation), states do not.
+//!
+//! Either each token predicts the next (Zaremba et al. 2014), or two networks over words predict the next word and the one before
+//! (Peters et al. 2018), each with rows of its own and one table of words for both.
+//!
+//! Legend: B rows, L units of a step, P predictions of a part.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use henson_data::{Corpus, Objective, Part, Place, Stream, WordList};
+use henson_models::{Batch, Capture, Model, ModelConfig, Sequence};
+use henson_tensor::{Bits, DType, Device, Pass, RecurrentState, Tensor};
+
+use crate::error::{Result, TrainError};
+use crate::losses::{EQUAL, LossNames};
+use crate::objective::Masked;
+use crate::recipe::Recipe;
+use crate::run::Carried;
+use crate::trainer::{Engine, Evaluation, Underway};
+
+/// Steps that each row of held-out text has at least, where the text is long enough: a state that has seen nothing predicts badly.
+const HELD_OUT_STEPS: u64 = 16;
+
+/// The text of a run, as it is read.
+#[derive(Debug)]
+pub(crate) struct RunningText {
+    train: Stream,
+    held_out: Option<Stream>,
+    /// The words that are predicted, where units are words.
+    pub(crate) words: Option<Arc<WordList>>,
+}
+
+impl RunningText {
+    /// The text of a recipe for a model. Where it reads words as characters, the words that it predicts are counted, and the config
+    /// gets their number.
+    pub(crate) fn open(
+        recipe: &Recipe,
+        config: &mut ModelConfig,
+        corpus: &Arc<Corpus>,
+        held_out: Option<&Arc<Corpus>>,
+    ) -> Result<Self> {
+        let (rows, length) = (recipe.batch_size, recipe.sequence_length);
+        let words = match config.characters() {
+            None => None,
+            Some(settings) => {
+                let most = config.predicted_words().unwrap_or(0);
+                if most < 4 {
+                    let expected = "the number of words that are predicted, such as config.n_tokens_vocab=50000";
+                    return Err(TrainError::setting("config.n_tokens_vocab", most, expected));
+                }
+                let list = Arc::new(WordList::of_corpus(corpus, most)?);
+                config.set_predicted_words(list.len());
+                Some((list, settings.max_characters.saturating_sub(2)))
+            }
+        };
+        let open = |corpus: &Arc<Corpus>, rows: usize| match &words {
+            None => Stream::of_tokens(Arc::clone(corpus), rows, length),
+            Some((list, bytes)) => Stream::of_words(Arc::clone(corpus), Arc::clone(list), *bytes, rows, length),
+        };
+        let train = open(corpus, rows)?;
+        let held_out = match held_out {
+            None => None,
+            Some(corpus) => {
+                let whole = open(corpus, 1)?;
+                let fits = (whole.steps() / HELD_OUT_STEPS).max(1) as usize;
+                Some(whole.with_rows(rows.min(fits))?)
+            }
+        };
+        Ok(Self { train, held_out, words: words.map(|(list, _)| list) })
+    }
+
+    /// Updates of so many epochs.
+    pub(crate) fn steps_of_epochs(&self, epochs: f64) -> u64 {
+        (self.train.steps() as f64 * epochs).ceil() as u64
+    }
+}
+
+/// Refuses running text for networks without states, and words in two directions where a network does not read them.
+pub(crate) fn check_model(recipe: &Recipe, config: &ModelConfig, corpus: &Corpus) -> Result<()> {
+    let (streams, words) = (recipe.instances(&Default::default()).is_stream(), config.characters().is_some());
+    if streams && !config.carries_states() {
+        let expected =
+            format!("another: {} has no states to carry, as lstm-small and elmo-small have", config.model_type());
+        return Err(TrainError::setting("packing", "stream", expected));
+    }
+    let both = recipe.objective == Objective::Bidirectional;
+    if words != both {
+        let expected = match words {
+            true => format!("bidirectional: {} predicts words from both sides", config.model_type()),
+            false => format!(
+                "causal or another: {} does not read words as characters, as elmo-small does",
+                config.model_type()
+            ),
+        };
+        let got = if both { "bidirectional" } else { "another" };
+        return Err(TrainError::setting("objective", got, expected));
+    }
+    let bytes = config.sizes().vocab_size;
+    if words && corpus.vocabulary().size as usize != bytes {
+        return Err(TrainError::Vocabulary(format!(
+            "{} was built with a vocabulary of {} tokens, and {} reads the {bytes} bytes and marks of `henson data build \
+             --tokenizer bytes`: build the data with that",
+            recipe.data,
+            corpus.vocabulary().size,
+            config.model_type()
+        )));
+    }
+    Ok(())
+}
+
+/// The states between two passes over the same rows: those that the last one ended with.
+type Between = Rc<RefCell<Vec<RecurrentState>>>;
+
+/// Where a run stands in its text.
+pub(crate) struct Unrolled {
+    text: Arc<RunningText>,
+    parts: usize,
+    smoothing: f32,
+    /// For each part of a step.
+    states: Vec<Between>,
+    /// From a checkpoint, until the device is known.
+    kept: Vec<Carried>,
+    dtype: DType,
+}
+
+impl Unrolled {
+    pub(crate) fn new(text: Arc<RunningText>, recipe: &Recipe) -> Self {
+        let (parts, smoothing, dtype) = (recipe.accumulation, recipe.label_smoothing as f32, DType::from(recipe.dtype));
+        let states = (0..parts).map(|_| Between::default()).collect();
+        Self { text, parts, smoothing, states, kept: Vec::new(), dtype }
+    }
+
+    /// Goes on with the states of a checkpoint.
+    pub(crate) fn resume(&mut self, kept: Vec<Carried>) {
+        self.kept = kept;
+    }
+
+    /// The gradients of a step, and where the next one is.
+    pub(crate) fn step(&mut self, engine: &mut Engine, step: u64, place: &mut Place) -> Result<Underway> {
+        if place.index >= self.text.train.steps() {
+            *place = Place { epoch: place.epoch + 1, index: 0 };
+        }
+        if place.index == 0 {
+            self.states.iter().for_each(|states| states.borrow_mut().clear());
+        } else {
+            self.restore(engine.parameters.device())?;
+        }
+        let data = self.text.train.step(place.index, self.parts)?;
+        let predicted: usize = data.iter().map(|part| part.rows.len()).sum();
+        let objective = Unroll { words: self.text.words.is_some(), smoothing: Bits::from(self.smoothing) };
+        let mut parts = Vec::with_capacity(data.len());
+        for (part, states) in data.iter().zip(&self.states) {
+            let fill = |device: &Device, config: &ModelConfig| {
+                Inputs::new(device, config, part, objective.words, 1.0 / predicted.max(1) as f32, states)
+            };
+            parts.push(engine.learn(step, objective, fill, Unroll::losses)?);
+        }
+        place.index += 1;
+        let mut weights = EQUAL;
+        if objective.words {
+            weights[..2].fill(0.5);
+        }
+        Ok(Underway { parts, losses: objective.names(), weights, tokens: predicted })
+    }
+
+    /// The states of a checkpoint become those of the next step.
+    fn restore(&mut self, device: &Device) -> Result<()> {
+        let mut kept = std::mem::take(&mut self.kept).into_iter().peekable();
+        while let Some(hidden) = kept.next() {
+            let cell = kept.next_if(|next| next.layer == hidden.layer && next.part == hidden.part);
+            let cell = cell.as_ref().map(|cell| (&cell.numbers[..], cell.width));
+            let state = RecurrentState::from_numbers(device, self.dtype, (&hidden.numbers, hidden.width), cell)?;
+            let states = self.states.get(hidden.part);
+            states.into_iter().for_each(|states| states.borrow_mut().push(state.clone()));
+        }
+        match self.states.iter().all(|states| !states.borrow().is_empty()) {
+            true => Ok(()),
+            false => Err(TrainError::State {
+                path: "optimizer.safetensors".into(),
+                problem: "it lacks the states that the next step begins with".to_owned(),
+            }),
+        }
+    }
+
+    /// What the next step begins with, for a checkpoint.
+    pub(crate) fn carried(&self) -> Result<Vec<Carried>> {
+        let mut all = Vec::new();
+        for (part, states) in self.states.iter().enumerate() {
+            for (layer, state) in states.borrow().iter().enumerate() {
+                let named = [("hidden", Some(&state.hidden)), ("cell", state.cell.as_ref())];
+                for (what, value) in named.into_iter().filter_map(|(what, value)| Some((what, value?))) {
+                    let (numbers, width) = (value.tensor().to_f32()?, value.tensor().columns());
+                    all.push(Carried { part, layer, what, width, numbers });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Loss, perplexity and accuracy on held-out text, by direction where there are two. Its states begin at zeros.
+    pub(crate) fn evaluate(&self, engine: &mut Engine, sequences: usize) -> Result<Option<Evaluation>> {
+        let Some(stream) = &self.text.held_out else { return Ok(None) };
+        let words = self.text.words.is_some();
+        let steps = stream.steps().min(sequences.div_ceil(stream.rows()) as u64).max(1);
+        let (states, mut readings, mut predicted) = (Between::default(), Vec::new(), 0);
+        for step in 0..steps {
+            let part = &stream.step(step, 1)?[0];
+            let fill = |device: &Device, config: &ModelConfig| Inputs::new(device, config, part, words, 1.0, &states);
+            readings.push(engine.look((), fill, |(), model, pass, inputs| inputs.found(model, pass))?);
+            predicted += part.rows.len();
+        }
+        let mut sums = [0.0; 4];
+        for reading in readings {
+            sums.iter_mut().zip(reading.wait()?).for_each(|(sum, number)| *sum += number);
+        }
+        let mut metrics = BTreeMap::new();
+        let mut set = |name: &str, value: f64| _ = metrics.insert(name.to_owned(), value);
+        let [loss, right, backward, backward_right] = sums;
+        if !words {
+            let loss = loss / predicted.max(1) as f64;
+            set("loss", loss);
+            set("perplexity", loss.exp());
+            set("accuracy", right / predicted.max(1) as f64);
+            return Ok(Some(Evaluation { metrics, score: loss }));
+        }
+        let half = (predicted / 2).max(1) as f64;
+        let [forward, backward] = [loss / half, backward / half];
+        set("loss", (forward + backward) / 2.0);
+        set("forward_perplexity", forward.exp());
+        set("backward_perplexity", backward.exp());
+        // As the authors report it: the mean of both.
+        set("perplexity", (forward.exp() + backward.exp()) / 2.0);
+        set("accuracy", (right + backward_right) / (2.0 * half));
+        Ok(Some(Evaluation { metrics, score: (forward + backward) / 2.0 }))
+    }
+}
+
+/// What is learned from running text.
+#[derive(Clone, Copy, Hash)]
+struct Unroll {
+    /// Whether units are words, read in two directions.
+    words: bool,
+    smoothing: Bits,
+}
+
+impl Unroll {
+    fn names(self) -> LossNames {
+        if self.words { &["forward_loss", "backward_loss"] } else { &["lm_loss"] }
+    }
+
+    fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
+        let (classes, smoothing) = (model.config().predicted_classes(), self.smoothing.get());
+        let logits = inputs.logits(model, pass)?;
+        let mut losses = Vec::with_capacity(logits.len());
+        for (logits, masked) in logits.into_iter().zip(&inputs.predicted) {
+            let weights = masked.weights.as_ref();
+            losses.push(pass.smoothed_cross_entropy(logits, classes, &masked.targets, weights, smoothing, 1.0)?.0);
+        }
+        Ok(losses)
+    }
+}
+
+/// A part of a step on the device.
+struct Inputs {
+    batch: Batch,
+    /// What is predicted: of words, forwards and backwards.
+    predicted: Vec<Masked>,
+    /// Where the states go that the rows end with.
+    ended: Between,
+}
+
+impl Inputs {
+    fn new(
+        device: &Device,
+        config: &ModelConfig,
+        part: &Part,
+        words: bool,
+        weight: f32,
+        states: &Between,
+    ) -> Result<Self> {
+        let mut start = 0;
+        let sequences: Vec<Sequence<'_>> = part
+            .lengths
+            .iter()
+            .map(|length| {
+                let range = start..start + length;
+                start = range.end;
+                Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] }
+            })
+            .collect();
+        let (batch, directions) = match words {
+            false => (Batch::new(device, config, &sequences, part.first_number)?, 1),
+            true => {
+                let (forwards, backwards) = sequences.split_at(sequences.len() / 2);
+                (Batch::in_two_directions(device, config, [forwards, backwards], part.first_number)?, 2)
+            }
+        };
+        let each = (part.rows.len() / directions).max(1);
+        let predicted = part.rows.chunks(each).zip(part.targets.chunks(each));
+        let predicted: std::result::Result<_, _> =
+            predicted.map(|(rows, targets)| Masked::new(device, rows, targets, weight)).collect();
+        let batch = batch.continuing(&states.borrow());
+        Ok(Self { batch, predicted: predicted?, ended: Rc::clone(states) })
+    }
+
+    /// The logits of what is predicted, P×V each. Keeps the states that the rows end with.
+    fn logits(&self, model: &Model, pass: &mut Pass<'_>) -> Result<Vec<henson_tensor::Var>> {
+        let encoded = model.encode(pass, &self.batch, Capture::default())?;
+        *self.ended.borrow_mut() = encoded.states.iter().map(RecurrentState::detached).collect();
+        let rows = self.predicted.iter().map(|masked| &masked.rows);
+        let logits = |rows| model.logits_of(pass, encoded.last.clone(), &self.batch.layout, Some(rows));
+        Ok(rows.map(logits).collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// Of each direction the sum of losses, and how many predictions are right.
+    fn found(&self, model: &Model, pass: &mut Pass<'_>) -> Result<Vec<Tensor>> {
+        let (classes, mut found) = (model.config().predicted_classes(), Vec::new());
+        for (logits, masked) in self.logits(model, pass)?.into_iter().zip(&self.predicted) {
+            let weights = masked.weights.as_ref();
+            let right = pass.count_correct(&logits, classes, &masked.targets, weights)?;
+            found.extend([pass.cross_entropy(logits, classes, &masked.targets, weights, 1.0)?.0, right]);
+        }
+        Ok(found)
+    }
+}
