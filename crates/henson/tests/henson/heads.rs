@@ -348,3 +348,39 @@ fn empty_texts_have_no_vector() {
     fails(1, "embed", &directory, &[" "], "", &["text 1 is empty"]);
     assert_eq!(lines("embed", &directory, &[], "the cat\n\nthe man\n").len(), 2);
 }
+
+/// The authors' files as they are, and what becomes of them.
+#[test]
+fn elmo_opens_as_it_was_published() {
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/elmo/plain");
+    let directory = TempDir::new().unwrap();
+    for name in ["options.json", "lm_weights.hdf5"] {
+        std::fs::copy(published.join(name), directory.path().join(name)).unwrap();
+    }
+    let converted = directory.path().join("converted");
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_henson")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let path = directory.path().to_str().unwrap();
+    assert!(run(&["info", path]).contains("2 layers of LSTMs in both directions, 64 cells, 32 numbers a word"));
+    run(&["convert", path, converted.to_str().unwrap()]);
+    let texts = ["--layers", "all", "The cat sat .", "na\u{ef}ve"];
+    // Lines of JSON, as they are.
+    let features = |model: &TempDir| -> Vec<Value> {
+        let output = henson("features", model, &texts, "");
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let before = features(&directory);
+    assert_eq!(before[0]["tokens"], json!(["<S>", "The", "cat", "sat", ".", "</S>"]));
+    let (other, from) = (TempDir::new().unwrap(), &converted);
+    std::fs::remove_dir(other.path()).unwrap();
+    std::fs::rename(from, other.path()).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        assert!(other.path().join(name).is_file(), "{name}");
+    }
+    assert_eq!(features(&other), before);
+    assert_eq!(lines("embed", &other, &["The cat"], ""), lines("embed", &directory, &["The cat"], ""));
+    fails(1, "fill", &other, &["a"], "", &["ElmoModel"]);
+}

@@ -5,12 +5,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use henson_infer::TagInput;
+use henson_infer::{Model, TagInput, Want};
 use henson_tasks::{Ended, Reading, Results, Tagger, TaggerPlan, TaggerRecipe, TaskError, read, score, train_tagger};
 use henson_tensor::{DType, Device};
 use henson_train::{Watch, parse_settings};
 use tempfile::TempDir;
 
+use crate::finetune;
 use crate::support::{DOCUMENTS, task};
 
 fn data(name: &str) -> PathBuf {
@@ -179,5 +180,44 @@ fn other_runs_and_broken_files_are_refused() {
         let Err(error) = Tagger::open(&place, &device, DType::F32) else { panic!("{to} was read") };
         let error = format!("{error}");
         assert!(error.contains(expected), "{to}: {error}");
+    }
+}
+
+/// An ELMo as its authors published it: a tagger on a mixture of its layers, on words as they stand in the corpus.
+#[test]
+fn taggers_stand_on_elmo() {
+    let (from, out) = (data("elmo/skip"), TempDir::new().unwrap());
+    let recipe = recipe(&from, &["layers=mix-whole"]);
+    let (one, two) = (out.path().join("1"), out.path().join("2"));
+    let results = train(&recipe, 1, &one).unwrap();
+    assert!(results.value.unwrap() > 0.5, "{results:?}");
+    assert_eq!(train(&recipe, 2, &two).unwrap().value, results.value);
+    let bytes = |run: &Path| fs::read(run.join("tagger.safetensors")).unwrap();
+    assert_eq!(bytes(&one), bytes(&two));
+    // What is saved is safetensors, and reads as before.
+    assert!(one.join("model.safetensors").is_file() && one.join("tokenizer.json").is_file());
+    let tagger = Tagger::open(&one, &Device::cpu(None, Some(1)).unwrap(), DType::F32).unwrap();
+    let set = read(&data("finetune/tag.conll"), &tagger.reading(Reading::new(task("ner")))).unwrap();
+    let predictions = tagger.predict(&set, None, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(score(&set, &predictions, None, 0).unwrap().get("f1"), results.value);
+}
+
+/// All of it learns, for texts and for words; a run that stops resumes with the same bits.
+#[test]
+fn elmo_is_fine_tuned() {
+    let out = TempDir::new().unwrap();
+    for (name, file) in [("classify", "classify.jsonl"), ("ner", "tag.conll")] {
+        let sets = ["epochs=60", "learning_rate=5e-3", "dropout=0.1"];
+        let plan = finetune::plan(finetune::recipe(name, &data("elmo/skip"), file, &sets));
+        // Eight bytes for each token of usual lengths.
+        assert_eq!(plan.config.task.reading.unwrap().max_length % 1024, 0);
+        let (whole, parts) = (out.path().join(format!("{name}-whole")), out.path().join(format!("{name}-parts")));
+        let expected = finetune::finished(finetune::run(&plan, &whole, None).unwrap());
+        assert!(expected.value.unwrap() > 0.6, "{name}: {expected:?}");
+        assert!(matches!(finetune::run(&plan, &parts, Some(7)).unwrap(), Ended::Stopped(7)));
+        assert_eq!(finetune::finished(finetune::run(&plan, &parts, None).unwrap()).value, expected.value);
+        let weights = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
+        assert!(weights(&whole) == weights(&parts), "{name}");
+        Model::open(&whole, &Device::cpu(None, Some(1)).unwrap(), DType::F32, Want::AsSaved).unwrap();
     }
 }
