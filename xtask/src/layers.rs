@@ -10,16 +10,25 @@ use crate::Result;
 use crate::workspace::Workspace;
 
 /// Each crate and the crates of the workspace that it may use.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("henson-kernels", &[]),
-    ("henson-tensor", &["henson-kernels"]),
+    ("henson-ranks", &[]),
+    ("henson-tensor", &["henson-kernels", "henson-ranks"]),
     ("henson-models", &["henson-tensor"]),
     ("henson-checkpoint", &["henson-models", "henson-tensor"]),
     ("henson-text", &["henson-kernels"]),
     ("henson-data", &["henson-kernels", "henson-text"]),
     (
         "henson-train",
-        &["henson-checkpoint", "henson-data", "henson-kernels", "henson-models", "henson-tensor", "henson-text"],
+        &[
+            "henson-checkpoint",
+            "henson-data",
+            "henson-kernels",
+            "henson-models",
+            "henson-ranks",
+            "henson-tensor",
+            "henson-text",
+        ],
     ),
     ("henson-infer", &["henson-checkpoint", "henson-models", "henson-tensor", "henson-text"]),
     ("henson-serve", &["henson-infer", "henson-tensor", "henson-text"]),
@@ -31,6 +40,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
             "henson-infer",
             "henson-kernels",
             "henson-models",
+            "henson-ranks",
             "henson-tensor",
             "henson-text",
             "henson-train",
@@ -44,6 +54,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
             "henson-infer",
             "henson-kernels",
             "henson-models",
+            "henson-ranks",
             "henson-serve",
             "henson-tasks",
             "henson-tensor",
@@ -60,8 +71,8 @@ const APART: [(&str, &str); 1] = [("henson-infer", "henson-train")];
 /// Crates from elsewhere that only one of ours may use.
 const SOLE_USERS: [(&str, &str); 1] = [("tokenizers", "henson-text")];
 
-/// Vector instructions and raw memory. Everywhere else `unsafe` is forbidden.
-const MAY_BE_UNSAFE: [&str; 2] = ["henson-kernels", "henson-tensor"];
+/// Vector instructions, raw memory, and the functions of MPI. Everywhere else `unsafe` is forbidden.
+const MAY_BE_UNSAFE: [&str; 3] = ["henson-kernels", "henson-ranks", "henson-tensor"];
 
 /// The crate that knows families of models, and the file with the list of them.
 const FAMILIES: (&str, &str) = ("henson-models", "families! {");

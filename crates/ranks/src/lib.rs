@@ -1,0 +1,272 @@
+//! Processes that train one model together ("ranks"). This crate knows bytes only: how the processes were started ([`Launch`]), how they
+//! find each other, how bytes get from one to another, and how the loss of one is noticed by all. What is in the bytes, and every sum
+//! over them, is the business of others: no bit of a result depends on who moved it.
+//!
+//! Large data moves over MPI, which is loaded at run time. Small values of the host and signs of life go over TCP connections of our own.
+
+mod error;
+mod launch;
+mod meeting;
+mod mpi;
+mod threads;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+pub use error::{RanksError, Result};
+pub use launch::{Launch, Launcher};
+pub use meeting::OnLoss;
+use meeting::{Door, Meeting, Token};
+use mpi::Mpi;
+pub use mpi::MpiLibrary;
+use threads::Port;
+
+/// How ranks are joined.
+pub struct Settings {
+    /// The file of the MPI library; none: the one that belongs to the launcher.
+    pub mpi_library: Option<PathBuf>,
+    /// After how long without a sign of life a rank counts as lost.
+    pub lost_after: Duration,
+    /// Is told why the work cannot be continued, and must end the process: data may still be under way.
+    pub on_loss: OnLoss,
+}
+
+impl Settings {
+    /// How long a rank counts as alive without a sign of it.
+    pub const LOST_AFTER: Duration = Duration::from_secs(30);
+}
+
+/// An answer or a transfer may take so many times as long as a sign of life: a rank may be writing a checkpoint.
+const PATIENCE: u32 = 40;
+
+/// This process among those that train together.
+pub struct Ranks {
+    rank: usize,
+    size: usize,
+    link: Link,
+    patience: Duration,
+    /// The thread that started MPI, and alone may call it.
+    owner: ThreadId,
+}
+
+enum Link {
+    World { mpi: Mpi, meeting: Meeting },
+    Threads(Port),
+}
+
+impl Ranks {
+    /// Joins the others that were started with this process. Called by the thread that will move all data.
+    pub fn join(launch: &Launch, settings: Settings) -> Result<Self> {
+        let library = MpiLibrary::load(settings.mpi_library.as_deref(), Some(launch.launcher))?;
+        let mpi = Mpi::start(library)?;
+        if mpi.size() != launch.size {
+            return Err(RanksError::OtherWorld {
+                launcher: launch.launcher.name(),
+                expected: launch.size,
+                library: mpi.library().version.clone(),
+                found: mpi.size(),
+            });
+        }
+        let (rank, size, patience) = (mpi.rank(), mpi.size(), PATIENCE * settings.lost_after);
+        let meeting = meet(&mpi, patience, settings)?;
+        Ok(Self { rank, size, link: Link::World { mpi, meeting }, patience, owner: std::thread::current().id() })
+    }
+
+    /// Ranks that are threads of this process, for tests. Each must be used by a thread of its own.
+    pub fn in_threads(size: usize) -> Vec<Self> {
+        let owner = std::thread::current().id();
+        let ranks = Port::all(size).into_iter().enumerate().map(|(rank, port)| Self {
+            rank,
+            size,
+            link: Link::Threads(port),
+            patience: Duration::MAX,
+            owner,
+        });
+        ranks.collect()
+    }
+
+    /// This one's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many there are; at least 2 where processes were started together.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// What moves the data, for people.
+    pub fn engine(&self) -> String {
+        match &self.link {
+            Link::World { mpi, .. } => mpi.library().version.clone(),
+            Link::Threads(_) => "threads".to_owned(),
+        }
+    }
+
+    /// Which of `count` things in a row belong to a rank: neighbours, as evenly as can be.
+    pub fn share(&self, count: usize, rank: usize) -> std::ops::Range<usize> {
+        rank * count / self.size..(rank + 1) * count / self.size
+    }
+
+    /// Notes where the work is, for messages.
+    pub fn at(&self, step: u64) {
+        if let Link::World { meeting, .. } = &self.link {
+            meeting.at(step);
+        }
+    }
+
+    /// Sends and receives bytes, all at once; messages between two ranks keep their order. Every rank must expect what is sent to
+    /// it. Returns when all is done; where that cannot be, the process ends.
+    ///
+    /// Panics when another thread calls than the one that joined.
+    pub fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) {
+        match &self.link {
+            Link::World { mpi, meeting } => {
+                assert_eq!(self.owner, std::thread::current().id(), "ranks: one thread moves all data");
+                mpi.exchange(sends, receives, self.patience, &|reason| meeting.fail(&reason));
+            }
+            Link::Threads(port) => {
+                sends.iter().for_each(|(to, message)| port.send(*to, message));
+                receives.iter_mut().for_each(|(from, to)| to.copy_from_slice(&port.receive(*from)));
+            }
+        }
+    }
+
+    /// Completes a buffer of which each rank has a part: `parts` says which bytes are whose, in the order of ranks.
+    pub fn all_gather(&self, buffer: &mut [u8], parts: &[std::ops::Range<usize>]) {
+        let (mut rest, mut at, mut own) = (buffer, 0, &[][..]);
+        let mut receives: Vec<(usize, &mut [u8])> = Vec::new();
+        for (rank, part) in parts.iter().enumerate() {
+            let (_, tail) = std::mem::take(&mut rest).split_at_mut(part.start - at);
+            let (piece, tail) = tail.split_at_mut(part.len());
+            (rest, at) = (tail, part.end);
+            match rank == self.rank {
+                true => own = &*piece,
+                // What is empty is neither sent nor expected.
+                false if piece.is_empty() => {}
+                false => receives.push((rank, piece)),
+            }
+        }
+        let sends: Vec<(usize, &[u8])> = self.others().filter(|_| !own.is_empty()).map(|rank| (rank, own)).collect();
+        self.exchange(&sends, &mut receives);
+    }
+
+    /// Gives all ranks the bytes of rank 0.
+    pub fn broadcast(&self, buffer: &mut [u8]) {
+        if buffer.is_empty() {
+            return;
+        }
+        if self.rank == 0 {
+            let buffer = &*buffer;
+            let sends: Vec<(usize, &[u8])> = self.others().map(|rank| (rank, buffer)).collect();
+            self.exchange(&sends, &mut []);
+        } else {
+            self.exchange(&[], &mut [(0, buffer)]);
+        }
+    }
+
+    /// A small value of every rank, in their order. All must give one.
+    pub fn gather(&self, value: &[u8]) -> Vec<Vec<u8>> {
+        match &self.link {
+            Link::World { meeting, .. } => meeting.gather(value, self.patience),
+            Link::Threads(port) => {
+                self.others().for_each(|rank| port.send(rank, value));
+                (0..self.size).map(|rank| if rank == self.rank { value.to_vec() } else { port.receive(rank) }).collect()
+            }
+        }
+    }
+
+    /// The small value of rank 0; what the others give is not used.
+    pub fn from_first(&self, value: &[u8]) -> Vec<u8> {
+        let value = if self.rank == 0 { value } else { &[] };
+        self.gather(value).swap_remove(0)
+    }
+
+    /// Compares facts by name, such as a version and a digest of the data: all ranks must have the same.
+    pub fn agree(&self, facts: &[(&str, String)], host: &str) -> Result<()> {
+        let own: Vec<String> = facts.iter().map(|(name, fact)| format!("{name}\t{fact}")).collect();
+        let all = self.gather(format!("{host}\n{}", own.join("\n")).as_bytes());
+        let all: Vec<String> = all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
+        let facts_of = |text: &str| -> Vec<String> { text.lines().skip(1).map(str::to_owned).collect() };
+        let first = all.first().map(|text| facts_of(text)).unwrap_or_default();
+        for (rank, text) in all.iter().enumerate() {
+            let facts = facts_of(text);
+            let names = facts.iter().chain(&first).filter(|fact| !(facts.contains(fact) && first.contains(fact)));
+            let mut names: Vec<&str> = names.filter_map(|fact| Some(fact.split_once('\t')?.0)).collect();
+            names.sort_unstable();
+            names.dedup();
+            if !names.is_empty() {
+                let host = text.lines().next().unwrap_or_default().to_owned();
+                return Err(RanksError::Differs { rank, host, what: names.join(", ") });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the others why this rank cannot continue. They end; so must it.
+    pub fn leave(&self, reason: &str) {
+        if let Link::World { meeting, .. } = &self.link {
+            meeting.leave(reason);
+        }
+    }
+
+    /// Parts from the others, when all have come this far.
+    pub fn finish(&self) -> Result<()> {
+        match &self.link {
+            Link::World { mpi, meeting } => {
+                meeting.finish(self.patience);
+                mpi.finish()
+            }
+            Link::Threads(_) => Ok(()),
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.size).filter(|rank| *rank != self.rank)
+    }
+}
+
+/// Bytes that say where rank 0 waits: port, token, the length of the host's name, and that name.
+const INVITATION: usize = 2 + 16 + 1 + 255;
+
+/// Lets all ranks of a world meet over TCP, whose address goes over MPI.
+fn meet(mpi: &Mpi, patience: Duration, settings: Settings) -> Result<Meeting> {
+    let Settings { lost_after, on_loss, .. } = settings;
+    let (rank, size, host) = (mpi.rank(), mpi.size(), host());
+    let end = |reason: String| on_loss(&reason);
+    let mut invitation = [0; INVITATION];
+    if rank != 0 {
+        mpi.exchange(&[], &mut [(0, &mut invitation[..])], patience, &end);
+        let token: Token = std::array::from_fn(|i| invitation[2 + i]);
+        let name = String::from_utf8_lossy(&invitation[19..19 + usize::from(invitation[18])]).into_owned();
+        let port = u16::from_le_bytes([invitation[0], invitation[1]]);
+        // On the same machine no name has to be known.
+        let address = if name == host { "127.0.0.1" } else { &name };
+        return Meeting::join((address, port), &token, (rank, size), &host, lost_after, on_loss);
+    }
+    let token: Token = {
+        let random = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+        let (a, b) = (random(), random());
+        std::array::from_fn(|i| if i < 8 { a[i] } else { b[i - 8] })
+    };
+    let door = Door::open(SocketAddr::from(([0, 0, 0, 0], 0)), token)?;
+    invitation[..2].copy_from_slice(&door.port()?.to_le_bytes());
+    invitation[2..18].copy_from_slice(&token);
+    let name = &host.as_bytes()[..host.len().min(255)];
+    invitation[18] = name.len() as u8;
+    invitation[19..19 + name.len()].copy_from_slice(name);
+    let sends: Vec<(usize, &[u8])> = (1..size).map(|rank| (rank, &invitation[..])).collect();
+    mpi.exchange(&sends, &mut [], patience, &end);
+    Meeting::host(&door, size, &host, lost_after, on_loss)
+}
+
+/// The name of this machine.
+pub fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}

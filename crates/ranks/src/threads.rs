@@ -1,0 +1,40 @@
+//! Ranks that are threads of one process, for tests: what they do with each other is the same, without any library.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Messages under way, by sender and receiver.
+#[derive(Default)]
+struct Mail {
+    boxes: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    changed: Condvar,
+}
+
+pub(crate) struct Port {
+    rank: usize,
+    mail: Arc<Mail>,
+}
+
+impl Port {
+    pub(crate) fn all(size: usize) -> Vec<Self> {
+        let mail = Arc::new(Mail::default());
+        (0..size).map(|rank| Self { rank, mail: Arc::clone(&mail) }).collect()
+    }
+
+    pub(crate) fn send(&self, to: usize, message: &[u8]) {
+        let mut boxes = self.mail.boxes.lock().unwrap_or_else(PoisonError::into_inner);
+        boxes.entry((self.rank, to)).or_default().push_back(message.to_vec());
+        drop(boxes);
+        self.mail.changed.notify_all();
+    }
+
+    pub(crate) fn receive(&self, from: usize) -> Vec<u8> {
+        let mut boxes = self.mail.boxes.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(message) = boxes.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
+                return message;
+            }
+            boxes = self.mail.changed.wait(boxes).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
