@@ -7,11 +7,14 @@
 //! optimi, which ModernBERT was trained with: the clipped rate is that of the decay, too. Adagrad (Duchi et al. 2011) is
 //! `torch.optim.Adagrad` with decoupled decay. Clipping gradients is not done here: the factor comes in by `gradient_scale`.
 
+use std::ops::Range;
+
 use half::bf16;
 
+use super::reduce::CHUNK;
 use super::scratch::{self, Purpose};
 use super::simd::{Simd, read, write};
-use super::{Cpu, Isa, SharedMut};
+use super::{Cpu, SharedMut};
 
 /// The definition, in f64.
 pub mod reference {
@@ -151,14 +154,21 @@ pub struct Settings {
 }
 
 /// How the work on a set of segments is divided. Built once; a step then allocates nothing.
+///
+/// A plan may be of a part of the buffers alone, where several processes share an update: the slices of a step are then that part.
+/// Rates that depend on a whole tensor need the sums of all parts between the two passes of such a step.
 #[derive(Clone, Debug)]
 pub struct Plan {
     segments: Vec<Segment>,
+    /// Of all buffers, in their order.
     chunks: Vec<Chunk>,
-    len: usize,
+    /// Those of this plan's part.
+    own: Range<usize>,
+    /// The part.
+    range: Range<usize>,
 }
 
-/// A piece of one segment: a task.
+/// A piece of one segment: a task. Ends where a chunk of the flat buffers does, at the latest.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     start: usize,
@@ -166,30 +176,63 @@ struct Chunk {
     segment: usize,
 }
 
-/// Elements of a chunk: half a megabyte of traffic, tens of microseconds.
-const CHUNK: usize = 16384;
-
 impl Plan {
     /// A plan for buffers of `len` elements. What lies in no segment is padding and never touched.
     ///
     /// Panics when segments overlap or end outside of the buffers.
     pub fn new(segments: &[Segment], len: usize) -> Self {
+        Self::of_range(segments, len, 0..len)
+    }
+
+    /// A plan for a part of such buffers, whose borders are multiples of [`CHUNK`] or their end.
+    ///
+    /// Panics as [`Plan::new`] does, and where a border is another.
+    pub fn of_range(segments: &[Segment], len: usize, range: Range<usize>) -> Self {
         let mut order: Vec<(usize, usize)> = segments.iter().map(|s| (s.start, s.start + s.len)).collect();
         order.sort_unstable();
         assert!(order.windows(2).all(|w| w[0].1 <= w[1].0), "optimizer: segments overlap");
         assert!(order.iter().all(|(_, end)| *end <= len), "optimizer: a segment ends outside of {len}");
-        let pieces = |(i, segment): (usize, &Segment)| {
-            let (start, end) = (segment.start, segment.start + segment.len);
-            let starts = (start..end).step_by(CHUNK);
-            starts.map(move |start| Chunk { start, len: CHUNK.min(end - start), segment: i })
-        };
-        let chunks = segments.iter().enumerate().flat_map(pieces).collect();
-        Self { segments: segments.to_vec(), chunks, len }
+        let is_border = |place: usize| place.is_multiple_of(CHUNK) || place == len;
+        assert!(is_border(range.start) && is_border(range.end) && range.end <= len, "optimizer: {range:?} of {len}");
+        let mut chunks = Vec::new();
+        for (segment, Segment { start, len, .. }) in segments.iter().enumerate() {
+            let (mut start, end) = (*start, start + len);
+            while start < end {
+                let next = end.min((start / CHUNK + 1) * CHUNK);
+                chunks.push(Chunk { start, len: next - start, segment });
+                start = next;
+            }
+        }
+        chunks.sort_unstable_by_key(|chunk| chunk.start);
+        let place = |of: usize| chunks.partition_point(|chunk| chunk.start < of);
+        let own = place(range.start)..place(range.end);
+        Self { segments: segments.to_vec(), own, chunks, range }
     }
 
     /// The segments, as they were given.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// How many numbers [`first_pass`] and [`second_pass`] need for their sums.
+    pub fn sums(&self) -> usize {
+        2 * (self.chunks.len() + self.segments.len())
+    }
+
+    /// Which of these [`first_pass`] writes. Those of the other parts of the buffers must stand before and behind them for
+    /// [`second_pass`].
+    pub fn own_sums(&self) -> Range<usize> {
+        2 * self.own.start..2 * self.own.end
+    }
+
+    /// Calls `task` with the number of every own chunk, the chunk with its place in the slices, and its segment.
+    fn for_chunks(&self, cpu: &Cpu, task: impl Fn(usize, Chunk, &Segment) + Sync) {
+        cpu.for_each(self.own.len(), |i| {
+            let number = self.own.start + i;
+            let chunk = self.chunks[number];
+            let start = chunk.start - self.range.start;
+            task(number, Chunk { start, ..chunk }, &self.segments[chunk.segment]);
+        });
     }
 }
 
@@ -214,8 +257,11 @@ impl<'a> Buffers<'a> {
     ) -> Self {
         // Without it 0/0 is the direction of an element that never had a gradient.
         assert!(settings.epsilon as f32 > 0.0, "optimizer: epsilon {} is not positive", settings.epsilon);
-        let lengths = [p.len(), g.len(), m.len(), v.len(), copy.as_ref().map_or(plan.len, |c| c.len())];
-        assert!(lengths == [plan.len; 5], "optimizer: lengths {lengths:?} for a plan of {}", plan.len);
+        let len = plan.range.len();
+        // The second of two passes has no use for gradients.
+        let gradients = if g.is_empty() { len } else { g.len() };
+        let lengths = [p.len(), gradients, m.len(), v.len(), copy.as_ref().map_or(len, |c| c.len())];
+        assert!(lengths == [len; 5], "optimizer: lengths {lengths:?} for a plan of {len}");
         let (p, m, v) = (SharedMut::new(p), SharedMut::new(m), SharedMut::new(v));
         Self { p, g, m, v, copy: copy.map(SharedMut::new) }
     }
@@ -270,9 +316,8 @@ pub fn adamw(
     copy: Option<&mut [bf16]>,
 ) {
     let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
-    cpu.for_each(plan.chunks.len(), |i| {
-        let Chunk { start, len, segment } = plan.chunks[i];
-        let factors = Factors::new(settings, &plan.segments[segment]);
+    plan.for_chunks(cpu, |_, Chunk { start, len, .. }, segment| {
+        let factors = Factors::new(settings, segment);
         // SAFETY: chunks are disjoint, since segments are.
         unsafe {
             let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
@@ -292,12 +337,12 @@ pub fn sgd(
     settings: &Settings,
     copy: Option<&mut [bf16]>,
 ) {
-    let lengths = [parameters.len(), gradients.len(), copy.as_ref().map_or(plan.len, |c| c.len())];
-    assert!(lengths == [plan.len; 3], "optimizer: lengths {lengths:?} for a plan of {}", plan.len);
+    let of_plan = plan.range.len();
+    let lengths = [parameters.len(), gradients.len(), copy.as_ref().map_or(of_plan, |c| c.len())];
+    assert!(lengths == [of_plan; 3], "optimizer: lengths {lengths:?} for a plan of {of_plan}");
     let (parameters, copy) = (SharedMut::new(parameters), copy.map(SharedMut::new));
-    cpu.for_each(plan.chunks.len(), |i| {
-        let Chunk { start, len, segment } = plan.chunks[i];
-        let Factors { decay, rate, gradient_scale, .. } = Factors::new(settings, &plan.segments[segment]);
+    plan.for_chunks(cpu, |_, Chunk { start, len, .. }, segment| {
+        let Factors { decay, rate, gradient_scale, .. } = Factors::new(settings, segment);
         // SAFETY: chunks are disjoint, since segments are.
         let (p, copy) = unsafe { (parameters.slice(start, len), copy.as_ref().map(|copy| copy.slice(start, len))) };
         for (p, g) in p.iter_mut().zip(&gradients[start..start + len]) {
@@ -349,15 +394,7 @@ pub fn lamb(
     settings: &Settings,
     copy: Option<&mut [bf16]>,
 ) {
-    let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
-    // Σp² and Σdirection².
-    in_two_passes(cpu, plan, &buffers, settings, moments_chunk, |segment, rate, [lengths, steps]| {
-        let (length, step) = (lengths.sqrt(), steps.sqrt());
-        match segment.decay && length > 0.0 && step > 0.0 {
-            true => (f64::from(rate) * length / step) as f32,
-            false => rate,
-        }
-    });
+    in_two_passes(cpu, plan, TwoPasses::Lamb, parameters, gradients, m, v, settings, copy);
 }
 
 /// One step of StableAdamW over all segments of the plan; `copy`, where given, gets the new parameters in bf16.
@@ -373,56 +410,115 @@ pub fn stable_adamw(
     settings: &Settings,
     copy: Option<&mut [bf16]>,
 ) {
-    let buffers = Buffers::new(plan, parameters, gradients, m, v, copy, settings);
-    in_two_passes(cpu, plan, &buffers, settings, surprise_chunk, |segment, rate, [ratios, _]| {
-        (f64::from(rate) / (ratios / segment.len as f64).sqrt().max(1.0)) as f32
-    });
+    in_two_passes(cpu, plan, TwoPasses::StableAdamW, parameters, gradients, m, v, settings, copy);
 }
 
-/// Updates the moments of a chunk and gives two sums over it.
-type FirstPass = fn(Isa, &Factors, &[f32], &[f32], &mut [f32], &mut [f32]) -> [f64; 2];
+/// Rules whose rate of a tensor depends on sums over it: they are taken while the moments are updated, then the step follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TwoPasses {
+    /// [`lamb`].
+    Lamb,
+    /// [`stable_adamw`].
+    StableAdamW,
+}
 
-/// A step whose rate depends on sums over each segment: they are taken while the moments are updated, then the step follows.
-/// `rate` makes a segment's rate of the one that it would have otherwise and of its sums.
+impl TwoPasses {
+    /// A segment's rate, of the one that it would have otherwise and of its sums.
+    fn rate(self, segment: &Segment, rate: f32, sums: &[f64]) -> f32 {
+        match self {
+            // Σp² and Σdirection².
+            Self::Lamb => {
+                let (length, step) = (sums[0].sqrt(), sums[1].sqrt());
+                match segment.decay && length > 0.0 && step > 0.0 {
+                    true => (f64::from(rate) * length / step) as f32,
+                    false => rate,
+                }
+            }
+            Self::StableAdamW => (f64::from(rate) / (sums[0] / segment.len as f64).sqrt().max(1.0)) as f32,
+        }
+    }
+}
+
+/// Both passes over a whole model.
 fn in_two_passes(
     cpu: &Cpu,
     plan: &Plan,
-    buffers: &Buffers<'_>,
+    rule: TwoPasses,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
     settings: &Settings,
-    first: FirstPass,
-    rate: impl Fn(&Segment, f32, [f64; 2]) -> f32 + Sync,
+    copy: Option<&mut [bf16]>,
 ) {
-    let (chunks, segments) = (&plan.chunks[..], &plan.segments[..]);
-    scratch::with(Purpose::Kernel, 2 * (chunks.len() + segments.len()), |space: &mut [f64]| {
-        // The sums of each chunk, then those of each segment.
-        let (parts, sums) = space.split_at_mut(2 * chunks.len());
-        let shared = SharedMut::new(parts);
-        cpu.for_each(chunks.len(), |i| {
-            let Chunk { start, len, segment } = chunks[i];
-            let factors = Factors::new(settings, &segments[segment]);
-            // SAFETY: chunks are disjoint, since segments are, and each has its own two sums.
-            unsafe {
-                let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
-                let sums = first(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v);
-                shared.slice(2 * i, 2).copy_from_slice(&sums);
-            }
-        });
-        sums.fill(0.0);
-        for (chunk, parts) in chunks.iter().zip(parts.chunks_exact(2)) {
-            sums[2 * chunk.segment] += parts[0];
-            sums[2 * chunk.segment + 1] += parts[1];
+    assert_eq!(plan.own.len(), plan.chunks.len(), "optimizer: a step of a part needs the sums of the others");
+    scratch::with(Purpose::Kernel, plan.sums(), |sums: &mut [f64]| {
+        first_pass(cpu, plan, rule, parameters, gradients, m, v, settings, sums);
+        second_pass(cpu, plan, rule, parameters, m, v, settings, sums, copy);
+    });
+}
+
+/// Updates the moments of the plan's part, and writes its own of the `sums` ([`Plan::sums`], [`Plan::own_sums`]).
+pub fn first_pass(
+    cpu: &Cpu,
+    plan: &Plan,
+    rule: TwoPasses,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    settings: &Settings,
+    sums: &mut [f64],
+) {
+    let buffers = Buffers::new(plan, parameters, gradients, m, v, None, settings);
+    assert_eq!(sums.len(), plan.sums(), "optimizer: sums");
+    let shared = SharedMut::new(sums);
+    let first = match rule {
+        TwoPasses::Lamb => moments_chunk,
+        TwoPasses::StableAdamW => surprise_chunk,
+    };
+    plan.for_chunks(cpu, |number, Chunk { start, len, .. }, segment| {
+        let factors = Factors::new(settings, segment);
+        // SAFETY: chunks are disjoint, since segments are, and each has its own two sums.
+        unsafe {
+            let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
+            let sums = first(cpu.isa(), &factors, p, &buffers.g[start..start + len], m, v);
+            shared.slice(2 * number, 2).copy_from_slice(&sums);
         }
-        cpu.for_each(chunks.len(), |i| {
-            let Chunk { start, len, segment } = chunks[i];
-            let mut factors = Factors::new(settings, &segments[segment]);
-            factors.rate = rate(&segments[segment], factors.rate, [sums[2 * segment], sums[2 * segment + 1]]);
-            // SAFETY: chunks are disjoint.
-            unsafe {
-                let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
-                let copy = buffers.copy.as_ref().map(|c| c.slice(start, len));
-                apply_chunk(cpu.isa(), &factors, p, m, v, copy);
-            }
-        });
+    });
+}
+
+/// Takes the step of the plan's part, once the sums of all chunks are known; `copy`, where given, gets the new parameters in bf16.
+pub fn second_pass(
+    cpu: &Cpu,
+    plan: &Plan,
+    rule: TwoPasses,
+    parameters: &mut [f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    settings: &Settings,
+    sums: &mut [f64],
+    copy: Option<&mut [bf16]>,
+) {
+    let buffers = Buffers::new(plan, parameters, &[], m, v, copy, settings);
+    assert_eq!(sums.len(), plan.sums(), "optimizer: sums");
+    // The sums of each chunk, then those of each segment.
+    let (parts, sums) = sums.split_at_mut(2 * plan.chunks.len());
+    sums.fill(0.0);
+    for (chunk, parts) in plan.chunks.iter().zip(parts.chunks_exact(2)) {
+        sums[2 * chunk.segment] += parts[0];
+        sums[2 * chunk.segment + 1] += parts[1];
+    }
+    let sums = &*sums;
+    plan.for_chunks(cpu, |_, Chunk { start, len, segment: number }, segment| {
+        let mut factors = Factors::new(settings, segment);
+        factors.rate = rule.rate(segment, factors.rate, &sums[2 * number..2 * number + 2]);
+        // SAFETY: chunks are disjoint.
+        unsafe {
+            let (p, m, v) = (buffers.p.slice(start, len), buffers.m.slice(start, len), buffers.v.slice(start, len));
+            let copy = buffers.copy.as_ref().map(|c| c.slice(start, len));
+            apply_chunk(cpu.isa(), &factors, p, m, v, copy);
+        }
     });
 }
 

@@ -83,9 +83,27 @@ unsafe fn add_rows_body<S: Simd, E: Element>(x: &[E], out: &mut [f32]) {
 /// Elements that are worth a task.
 const LEAST: usize = 16384;
 
+/// Elements of a chunk of the flat buffers. Sums over them are taken chunk by chunk and then added in order, so that whoever holds
+/// some of the chunks can give their sums: processes that share a model's update divide the buffers at multiples of this.
+pub const CHUNK: usize = 16384;
+
 /// Σ x², in f64 over sums of 4096 squares in f32; infinite where a square is too large for f32.
 pub fn sum_of_squares(cpu: &Cpu, x: &[f32]) -> f64 {
-    sum_over_ranges(cpu, x.len(), LEAST, |range| squares(cpu.isa(), &x[range]))
+    scratch::with(Purpose::Kernel, x.len().div_ceil(CHUNK), |sums: &mut [f64]| {
+        squares_of_chunks(cpu, x, sums);
+        sums.iter().sum()
+    })
+}
+
+/// The same for each chunk of `x`: their sum, in order, is [`sum_of_squares`].
+pub fn squares_of_chunks(cpu: &Cpu, x: &[f32], sums: &mut [f64]) {
+    assert_eq!(sums.len(), x.len().div_ceil(CHUNK), "squares_of_chunks: lengths differ");
+    let shared = SharedMut::new(sums);
+    cpu.for_each(x.len().div_ceil(CHUNK), |i| {
+        let sum = squares(cpu.isa(), &x[i * CHUNK..x.len().min((i + 1) * CHUNK)]);
+        // SAFETY: every chunk has its own number.
+        unsafe { shared.slice(i, 1)[0] = sum };
+    });
 }
 
 /// The sum of what `part` gives for each of the ranges of `0..n`, added in their order.

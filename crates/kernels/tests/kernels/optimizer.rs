@@ -4,7 +4,10 @@
 use crate::common::*;
 use henson_kernels::bf16;
 use henson_kernels::cpu::cast::to_bf16;
-use henson_kernels::cpu::optimizer::{Plan, Segment, Settings, adagrad, adamw, lamb, reference, sgd, stable_adamw};
+use henson_kernels::cpu::optimizer::{
+    Plan, Segment, Settings, TwoPasses, adagrad, adamw, first_pass, lamb, reference, second_pass, sgd, stable_adamw,
+};
+use henson_kernels::cpu::reduce::{CHUNK, squares_of_chunks, sum_of_squares};
 use henson_kernels::cpu::{Cpu, Isa};
 
 const SETTINGS: Settings = Settings {
@@ -235,4 +238,58 @@ fn threads_do_not_change_a_bit() {
 #[should_panic(expected = "overlap")]
 fn overlapping_segments_are_refused() {
     Plan::new(&[segment(10, 5, true, 1.0), segment(0, 11, true, 1.0)], 20);
+}
+
+/// A step of one part after the other, with the sums of all in between, is the step of the whole, bit by bit: processes share an
+/// update like this.
+#[test]
+fn parts_of_an_update_are_the_whole() {
+    let len = 3 * CHUNK + 700;
+    let segments = [
+        segment(64, CHUNK + 9, true, 1.0),
+        segment(CHUNK + 128, CHUNK, false, 0.5),
+        segment(len - 701, 700, true, 2.0),
+    ];
+    let settings = Settings { bias_correction: Some(3), ..SETTINGS };
+    let numbers =
+        |seed: usize| -> Vec<f32> { (0..len).map(|i| ((i * 37 + seed * 11) % 101) as f32 / 57.0 - 0.9).collect() };
+    let start = || [numbers(1), numbers(3), numbers(4).iter().map(|x| x.abs()).collect()];
+    let (g, cpu) = (numbers(2), Cpu::new(Isa::best(), 2).unwrap());
+    let whole_plan = Plan::new(&segments, len);
+    for rule in [None, Some(TwoPasses::Lamb), Some(TwoPasses::StableAdamW)] {
+        let kernel: Kernel = match rule {
+            None => adamw,
+            Some(TwoPasses::Lamb) => lamb,
+            Some(TwoPasses::StableAdamW) => stable_adamw,
+        };
+        let [mut p, mut m, mut v] = start();
+        kernel(&cpu, &whole_plan, &mut p, &g, &mut m, &mut v, &settings, None);
+        let whole = [p, m, v];
+        for borders in [vec![0, len], vec![0, CHUNK, len], vec![0, CHUNK, CHUNK, 3 * CHUNK, len]] {
+            let [mut p, mut m, mut v] = start();
+            let ranges: Vec<_> = borders.windows(2).map(|w| w[0]..w[1]).collect();
+            let plans: Vec<_> = ranges.iter().map(|range| Plan::of_range(&segments, len, range.clone())).collect();
+            let mut sums = vec![f64::NAN; whole_plan.sums()];
+            for (plan, range) in plans.iter().zip(&ranges) {
+                let (p, g) = (&mut p[range.clone()], &g[range.clone()]);
+                let (m, v) = (&mut m[range.clone()], &mut v[range.clone()]);
+                match rule {
+                    None => adamw(&cpu, plan, p, g, m, v, &settings, None),
+                    Some(rule) => first_pass(&cpu, plan, rule, p, g, m, v, &settings, &mut sums),
+                }
+            }
+            for (plan, range) in plans.iter().zip(&ranges) {
+                let (p, m, v) = (&mut p[range.clone()], &mut m[range.clone()], &mut v[range.clone()]);
+                if let Some(rule) = rule {
+                    second_pass(&cpu, plan, rule, p, m, v, &settings, &mut sums, None);
+                }
+            }
+            assert!(whole == [p, m, v], "{rule:?} in {borders:?}");
+        }
+    }
+    let mut sums = vec![0.0; len.div_ceil(CHUNK)];
+    let (left, right) = sums.split_at_mut(2);
+    squares_of_chunks(&cpu, &g[..2 * CHUNK], left);
+    squares_of_chunks(&cpu, &g[2 * CHUNK..], right);
+    assert_eq!(sums.iter().sum::<f64>().to_bits(), sum_of_squares(&cpu, &g).to_bits());
 }
