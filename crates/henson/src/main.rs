@@ -9,6 +9,7 @@ mod commands;
 mod flags;
 mod gpu;
 mod input;
+mod launch;
 mod models;
 mod output;
 mod signals;

@@ -416,6 +416,13 @@ impl Reading {
         Ok(Self(ReadingInner::Host { numbers, count }))
     }
 
+    /// Numbers that are known already, such as those of another rank.
+    pub fn known(known: &[f64]) -> Result<Self> {
+        let mut numbers = [0.0; MOST_READ];
+        numbers.get_mut(..known.len()).ok_or(TOO_MANY)?.copy_from_slice(known);
+        Ok(Self(ReadingInner::Host { numbers, count: known.len() }))
+    }
+
     pub(crate) fn one(number: f64) -> Self {
         let mut numbers = [0.0; MOST_READ];
         numbers[0] = number;

@@ -16,8 +16,10 @@ mod memory;
 mod ops;
 mod optimizer;
 mod parameters;
+mod parts;
 mod profile;
 mod recording;
+mod sharing;
 mod tape;
 mod tensor;
 
@@ -44,6 +46,7 @@ pub use ops::{
 };
 pub use optimizer::{Adafactor, Method, Optimizer, Update};
 pub use parameters::{Angles, Builder, Entry, Gradients, Group, Init, Param, Parameters};
+pub use parts::PartSums;
 pub use profile::{Kind, Spent};
 pub use recording::{Bits, Recordings, Signature, Trace};
 pub use tape::{Pass, Tape, Training, Var};

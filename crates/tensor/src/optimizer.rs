@@ -11,7 +11,10 @@ use henson_kernels::cuda::{self, Buffer, reduce, rows};
 pub use henson_kernels::cpu::adafactor::Rule as Adafactor;
 pub use henson_kernels::cpu::optimizer::Settings as Update;
 
+use henson_ranks::Ranks;
+
 use crate::cuda::{CudaDevice, Reading};
+use crate::sharing::{Sharing, alone};
 use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Shape, Tensor, TensorError};
 
 /// The rule of an update.
@@ -58,6 +61,8 @@ pub struct Optimizer {
     segments: Vec<Segment>,
     state: State,
     on_gpu: Option<OnGpu>,
+    /// Where several ranks share the work: the moments are then there.
+    sharing: Option<Sharing>,
 }
 
 enum State {
@@ -121,7 +126,45 @@ impl Optimizer {
                 State::Moments { plan, first: zeros(shape)?, second: zeros(shape)? }
             }
         };
-        Ok(Self { method, segments, state, on_gpu: None })
+        Ok(Self { method, segments, state, on_gpu: None, sharing: None })
+    }
+
+    /// Shares the work with other ranks from here on; the state begins afresh. All ranks must do so.
+    pub fn share(&mut self, parameters: &Parameters, ranks: Arc<Ranks>) -> Result<()> {
+        match self.method {
+            Method::Adafactor(_) => return Err(alone("adafactor")),
+            Method::Sgd => return Err(alone("sgd")),
+            Method::AdamW | Method::StableAdamW | Method::Lamb => {}
+        }
+        self.sharing = Some(Sharing::new(&self.segments, parameters, ranks)?);
+        // What would hold all moments.
+        let nothing = || Tensor::zeros(parameters.device(), [1], DType::F32);
+        self.state = State::Moments { plan: Plan::new(&[], 1), first: nothing()?, second: nothing()? };
+        Ok(())
+    }
+
+    /// Makes room on rank 0 for [`Optimizer::write`], where ranks share the state; [`Optimizer::distribute`] follows.
+    pub fn make_whole(&mut self, parameters: &Parameters) -> Result<()> {
+        self.sharing.as_mut().map_or(Ok(()), |sharing| sharing.make_whole(parameters))
+    }
+
+    /// Gives each rank its part of what was written on rank 0. All ranks must call it.
+    pub fn distribute(&mut self) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.distribute();
+        }
+    }
+
+    /// Brings the state of all ranks to rank 0, for [`Optimizer::read`]; [`Optimizer::release`] follows. All ranks must call it.
+    pub fn collect(&mut self, parameters: &Parameters) -> Result<()> {
+        self.sharing.as_mut().map_or(Ok(()), |sharing| sharing.collect(parameters))
+    }
+
+    /// Forgets what was collected.
+    pub fn release(&mut self) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.whole = None;
+        }
     }
 
     /// The names and shapes of what is kept of a parameter, for a checkpoint.
@@ -157,6 +200,11 @@ impl Optimizer {
         let none = || TensorError::Unsupported { operation: "optimizer", why: "it keeps no such moment" };
         let mut kept = self.kept(entry).into_iter();
         let place = kept.clone().position(|(own, _)| own == name).ok_or_else(none)?;
+        if let Some(Sharing { whole, .. }) = &self.sharing {
+            let why = "other ranks have a part of the moments: they are not collected";
+            let whole = whole.as_ref().ok_or(TensorError::Unsupported { operation: "optimizer", why })?;
+            return Ok(whole[place].view(entry.start, entry.shape));
+        }
         match &self.state {
             State::Nothing { .. } => Err(none()),
             State::Squares { sums, .. } => Ok(sums.view(entry.start, entry.shape)),
@@ -180,6 +228,9 @@ impl Optimizer {
         clip: Option<f64>,
     ) -> Result<Reading> {
         parameters.discard_packed();
+        if let Some(sharing) = &mut self.sharing {
+            return sharing.step(self.method, parameters, gradients, update, clip);
+        }
         let mut update = *update;
         let mut norm = None;
         if let Device::Cpu(_) = parameters.device() {
@@ -188,8 +239,7 @@ impl Optimizer {
             if !found.is_finite() {
                 return Ok(Reading::one(found));
             }
-            // torch's clip_grad_norm_ has the same 10⁻⁶, which keeps the quotient finite.
-            update.gradient_scale *= clip.map_or(1.0, |most| (most / (found + 1e-6)).min(1.0));
+            update.gradient_scale *= clipping(clip, found);
         }
         let copy = parameters.flat_copy();
         let (p, g) = (parameters.flat(), gradients.flat());
@@ -289,6 +339,12 @@ fn plain_step(
         Some(sums) => kernels::adagrad(&cpu.kernels, plan, p.slice_mut(), g.slice(), sums.slice_mut(), update, copy),
     }
     Ok(())
+}
+
+/// What gradients of this norm are multiplied by, where they are clipped.
+pub(crate) fn clipping(clip: Option<f64>, norm: f64) -> f64 {
+    // torch's clip_grad_norm_ has the same 10⁻⁶, which keeps the quotient finite.
+    clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0))
 }
 
 /// What Adafactor keeps of a parameter.

@@ -763,6 +763,14 @@ impl Gradients {
     pub(crate) fn flat(&self) -> &Tensor {
         &self.values
     }
+
+    pub(crate) fn flat_mut(&mut self) -> &mut Tensor {
+        &mut self.values
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
 }
 
 #[cfg(test)]

@@ -33,12 +33,16 @@ pub enum Kind {
     Sampling,
     GradientNorm,
     ZeroGradients,
+    /// Gradients of parts of a batch, added.
+    AddParts,
+    /// Gradients and weights, to and from other ranks.
+    Exchange,
     Optimizer,
 }
 
 impl Kind {
     /// All of them, in the order of a step.
-    pub const ALL: [Kind; 21] = [
+    pub const ALL: [Kind; 23] = [
         Kind::Embedding,
         Kind::Convolution,
         Kind::Linear,
@@ -58,6 +62,8 @@ impl Kind {
         Kind::LayerNormGradient,
         Kind::ConvolutionGradient,
         Kind::ZeroGradients,
+        Kind::AddParts,
+        Kind::Exchange,
         Kind::GradientNorm,
         Kind::Optimizer,
     ];
@@ -85,6 +91,8 @@ impl Kind {
             Kind::Sampling => "sampling",
             Kind::GradientNorm => "gradient norm",
             Kind::ZeroGradients => "zeroing gradients",
+            Kind::AddParts => "adding parts",
+            Kind::Exchange => "exchange between ranks",
             Kind::Optimizer => "optimizer",
         }
     }

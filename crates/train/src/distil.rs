@@ -265,7 +265,9 @@ impl Teacher {
     pub(crate) fn learn(&mut self, engine: &mut Engine, number: u64, step: &Step) -> Result<Vec<Reading>> {
         let per = |count: usize| 1.0 / count.max(1) as f64;
         let scales = Scales { predicted: per(step.predicted), token: per(step.tokens) };
-        step.parts.iter().map(|part| self.learn_part(engine, number, part, scales)).collect()
+        engine.in_parts(number, step.parts.len(), |engine, i| {
+            self.learn_part(engine, number, &step.parts[i], scales).map(|losses| vec![losses])
+        })
     }
 
     fn learn_part(&mut self, engine: &mut Engine, step: u64, part: &Part, scales: Scales) -> Result<Reading> {

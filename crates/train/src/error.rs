@@ -32,6 +32,9 @@ pub enum TrainError {
         /// What it may be.
         expected: String,
     },
+    /// Ranks do not understand each other.
+    #[error("{0}")]
+    Ranks(String),
     /// A directory is occupied by something that is no run.
     #[error("{path} exists already and holds no run of henson (no recipe.toml): choose another --out, or delete it")]
     NotARun {

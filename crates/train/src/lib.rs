@@ -24,6 +24,7 @@ mod settings;
 pub mod span_boundary;
 mod stream;
 pub mod tensorboard;
+mod together;
 mod trainer;
 mod update;
 
@@ -41,5 +42,6 @@ pub use replaced::GeneratorSettings;
 pub use run::{Best, Carried, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};
 pub use schedule::{ByEpoch, Schedule, ScheduleKind};
 pub use settings::{Setting, choices_of, settings};
+pub use together::{agree, check_parts, digest};
 pub use trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch, Work};
 pub use update::{Clip, OptimizerSettings, Updater};

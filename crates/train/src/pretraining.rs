@@ -11,6 +11,7 @@ use henson_data::{Corpus, Instances, Loader, Objective, Packing, Part, Place, Sp
 use henson_models::{
     BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Permutation, Sequence, SpecialIds,
 };
+use henson_ranks::Ranks;
 use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
 use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -23,11 +24,12 @@ use crate::life::TrainingRun;
 use crate::losses::{EQUAL, LossNames};
 use crate::metrics::{self, Prediction};
 use crate::objective::{self, Masked, Objective as _, Scales};
-use crate::recipe::{Recipe, ResolvedPhase};
+use crate::recipe::{Recipe, ResolvedPhase, to_toml};
 use crate::replaced::{self, GeneratorSettings, PerPrediction};
 use crate::run::{Carried, GENERATOR, GeneratorFiles, ModelFiles, weights_of};
 use crate::span_boundary::{MaskedAndBoundary, PartWithBoundaries};
 use crate::stream::{self, RunningText, Unrolled};
+use crate::together::{agree, check_parts, digest};
 use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
@@ -55,12 +57,14 @@ pub fn pretrain(
     stop_at: Option<u64>,
     watch: &mut Watch<'_>,
 ) -> Result<(Outcome, u64)> {
-    let mut run = TrainingRun::open(out, &plan.recipe, plan.loop_settings(stop_at))?;
+    let ranks = &plan.ranks;
+    plan.check_ranks(device)?;
+    let mut run = TrainingRun::open_with(out, &plan.recipe, plan.loop_settings(stop_at), ranks.clone())?;
     run.find(&plan.data_name(), device, watch)?;
     if run.is_finished()? {
         return Ok((Outcome::WasFinished, run.state().step));
     }
-    if run.state().step >= plan.steps() && Weights::open(out).is_ok() {
+    if run.is_first() && run.state().step >= plan.steps() && Weights::open(out).is_ok() {
         let text = format!(
             "the model in {} is not that of its last checkpoint: it was changed or damaged since, and is written again",
             out.display()
@@ -69,7 +73,8 @@ pub fn pretrain(
     }
     // Made before anything is written, so that a mistake is corrected in the same directory.
     let mut engine = plan.engine(device)?;
-    run.directory().write_recipe(&plan.recipe)?;
+    engine.join(ranks.clone())?;
+    run.write_recipe(&plan.recipe)?;
     run.resume(&mut engine, watch)?;
     let start = Instant::now();
     let mut task = plan.task(&run.state().place, loader_threads)?;
@@ -111,6 +116,8 @@ pub struct Plan {
     teacher: Option<TeacherDirectory>,
     /// The text, where it is read as it stands.
     text: Option<Arc<RunningText>>,
+    /// Those that train together with this process.
+    pub ranks: Option<Arc<Ranks>>,
 }
 
 /// A directory to start from, with the configs of its model and of the generator in it.
@@ -258,7 +265,29 @@ impl Plan {
             generator,
             teacher,
             text: text.map(Arc::new),
+            ranks: None,
         })
+    }
+
+    /// Checks that all ranks have the same before them, and that they can share every batch.
+    fn check_ranks(&self, device: &Device) -> Result<()> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        if let Some(teacher) = &self.teacher {
+            let expected = "nothing with several ranks: learning from a teacher is for one process alone so far";
+            return Err(TrainError::setting("distil.teacher", &teacher.settings.teacher, expected));
+        }
+        for phase in &self.phases {
+            check_parts(phase.accumulation, ranks.size())?;
+        }
+        let files = self.tokenizer.files(None)?;
+        let facts = [
+            ("recipe", digest(&to_toml(&self.recipe)?)),
+            ("data", self.data_name()),
+            ("tokenizer", digest(&files)),
+            ("model", digest(&self.config.to_json()?.to_string())),
+            ("processor", device.isa().map_or_else(|| device.to_string(), |isa| isa.to_string())),
+        ];
+        agree(ranks, &facts)
     }
 
     /// Updates in all.
@@ -310,13 +339,13 @@ impl Plan {
         self.footprint.parameters()
     }
 
-    /// Bytes that the largest part of any step takes, about.
-    pub fn memory(&self) -> u64 {
+    /// Bytes that the largest part of any step takes on a device, about.
+    pub fn memory(&self, device: &Device) -> u64 {
         let recipe = &self.recipe;
         let (method, dtype) = (recipe.optimizer().method, recipe.dtype.into());
         let of_phase = |phase: &ResolvedPhase| {
             let counts = token_counts(phase);
-            match &self.generator_footprint {
+            let step = match &self.generator_footprint {
                 // Both keep what they need; only the generator has logits of the vocabulary.
                 Some(generator) => {
                     let detector = TokenCounts { predicted: 0, ..counts };
@@ -324,7 +353,14 @@ impl Plan {
                     self.footprint.training(detector, method, dtype, recipe.recompute) + drawn
                 }
                 None => self.footprint.training(counts, method, dtype, recipe.recompute),
-            }
+            };
+            // Gradients of parts that wait to be added.
+            let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.size());
+            let waiting = match device {
+                Device::Cpu(_) => (phase.accumulation / ranks).max(1).next_power_of_two().ilog2() as usize,
+                Device::Cuda(_) => 0,
+            };
+            step + (4 * waiting * self.parameters()) as u64
         };
         self.phases.iter().map(of_phase).max().unwrap_or(0)
     }
@@ -805,6 +841,7 @@ impl Task for PreTraining {
             return unrolled.step(engine, step, &mut self.place.place);
         }
         let data = self.next(step)?;
+        let one = |losses| vec![losses];
         if let Some((found, dtype, teacher)) = &mut self.teacher {
             let teacher = match teacher {
                 Some(teacher) => teacher,
@@ -818,8 +855,10 @@ impl Task for PreTraining {
             let (objective, weights) = (generator.objective(), generator.weights());
             let per = |weight: f64, count: usize| (weight / count.max(1) as f64) as f32;
             let per = PerPrediction { masked: per(weights[0], data.predicted), token: per(weights[1], data.tokens) };
-            let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, per)));
-            let (parts, losses, mut of_losses) = (parts.collect::<Result<_>>()?, objective.names(), EQUAL);
+            let parts = engine.in_parts(step, data.parts.len(), |engine, i| {
+                engine.learn_part(step, objective, (&data.parts[i], per)).map(one)
+            })?;
+            let (losses, mut of_losses) = (objective.names(), EQUAL);
             of_losses[..2].copy_from_slice(&weights);
             return Ok(Underway { parts, losses, weights: of_losses, tokens: data.tokens });
         }
@@ -829,8 +868,9 @@ impl Task for PreTraining {
         if self.phases[number].instances.objective == Objective::SpanBoundary {
             let boundaries = |part: &Part| self.instances[number].boundaries(part, BOUNDARY_TARGETS);
             let parts = PartWithBoundaries::of_step(&data.parts, scale, boundaries);
-            let (objective, parts) = (MaskedAndBoundary, parts.iter());
-            let parts = parts.map(|part| engine.learn_part(step, objective, part)).collect::<Result<_>>()?;
+            let objective = MaskedAndBoundary;
+            let parts = engine
+                .in_parts(step, parts.len(), |engine, i| engine.learn_part(step, objective, &parts[i]).map(one))?;
             return Ok(Underway { parts, losses: objective.names(), weights: EQUAL, tokens: data.tokens });
         }
         let objective = MaskedAndNext {
@@ -840,9 +880,10 @@ impl Task for PreTraining {
             writes: self.phases[number].instances.objective.writes(),
             smoothing: Bits::from(self.smoothing),
         };
-        let parts = data.parts.iter().map(|part| engine.learn_part(step, objective, (part, scale)));
-        let (parts, losses) = (parts.collect::<Result<_>>()?, objective.names());
-        Ok(Underway { parts, losses, weights: EQUAL, tokens: data.tokens })
+        let parts = engine.in_parts(step, data.parts.len(), |engine, i| {
+            engine.learn_part(step, objective, (&data.parts[i], scale)).map(one)
+        })?;
+        Ok(Underway { parts, losses: objective.names(), weights: EQUAL, tokens: data.tokens })
     }
 
     fn evaluate(&mut self, engine: &mut Engine, _step: u64) -> Result<Option<Evaluation>> {
@@ -855,12 +896,10 @@ impl Task for PreTraining {
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        let mut readings = Vec::with_capacity(self.held_out.len());
-        let (mut predicted, mut pairs) = (0, 0);
-        for part in &self.held_out {
-            readings.push(engine.look(
+        let readings = engine.look_around(self.held_out.len(), |engine, i| {
+            engine.look(
                 (),
-                |device, config| Inputs::new(device, config, part, 1.0),
+                |device, config| Inputs::new(device, config, &self.held_out[i], 1.0),
                 |(), model, pass, Inputs { batch, masked, labels }| {
                     let vocabulary = model.config().sizes().vocab_size;
                     let Masked { rows, targets, weights } = masked;
@@ -876,10 +915,10 @@ impl Task for PreTraining {
                     }
                     Ok(found)
                 },
-            )?);
-            predicted += part.rows.len();
-            pairs += if part.next_sentence.is_some() { part.lengths.len() } else { 0 };
-        }
+            )
+        })?;
+        let predicted: usize = self.held_out.iter().map(|part| part.rows.len()).sum();
+        let pairs: usize = self.held_out.iter().filter_map(|part| Some(part.next_sentence.as_ref()?.len())).sum();
         let mut sums = [0.0; 4];
         for reading in readings {
             sums.iter_mut().zip(reading.wait()?).for_each(|(sum, number)| *sum += number);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use henson_data::Part;
 use henson_models::{Batch, Capture, Model, ModelConfig, Sequence};
-use henson_tensor::{Bits, Device, Pass, Reading, Tensor, TensorError, Training, Var};
+use henson_tensor::{Bits, Device, Pass, Tensor, TensorError, Training, Var};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -229,13 +229,11 @@ pub(crate) fn evaluate(
         return Ok(None);
     }
     let objective = settings.objective();
-    let mut readings: Vec<Reading> = Vec::with_capacity(held_out.len());
-    let (mut predicted, mut places, mut tokens) = (0, 0, 0);
-    for part in held_out {
-        let once = PerPrediction { masked: 1.0, token: 1.0 };
-        readings.push(engine.look(
+    let once = PerPrediction { masked: 1.0, token: 1.0 };
+    let readings = engine.look_around(held_out.len(), |engine, i| {
+        engine.look(
             objective,
-            |device, config| ReplacedInputs::new(device, config, part, once),
+            |device, config| ReplacedInputs::new(device, config, &held_out[i], once),
             |objective, model, pass, inputs| {
                 let (logits, vocabulary) = objective.fill(model, pass, inputs)?;
                 let drawn = objective.draw(pass, &logits, vocabulary, inputs)?;
@@ -247,11 +245,11 @@ pub(crate) fn evaluate(
                 let loss = pass.binary_cross_entropy(logits, &labels, Some(&inputs.weights), 1.0)?;
                 Ok(vec![masked, right, loss, replaced, said, both])
             },
-        )?);
-        predicted += part.rows.len();
-        places += part.rows.chunk_by(|a, b| a == b).count();
-        tokens += part.ids.len();
-    }
+        )
+    })?;
+    let predicted: usize = held_out.iter().map(|part| part.rows.len()).sum();
+    let places: usize = held_out.iter().map(|part| part.rows.chunk_by(|a, b| a == b).count()).sum();
+    let tokens: usize = held_out.iter().map(|part| part.ids.len()).sum();
     let mut sums = [0.0; 6];
     for reading in readings {
         sums.iter_mut().zip(reading.wait()?).for_each(|(sum, number)| *sum += number);

@@ -57,7 +57,14 @@ pub struct State {
     pub device: String,
     /// The best evaluation so far.
     pub best: Option<Best>,
+    /// How sums over all parameters and over the parts of a batch are rounded: [`SUMS`], or 0 of those who did not say.
+    #[serde(default)]
+    pub sums: u32,
 }
+
+/// Raised when sums are taken in another order, so that the last bits of a run that resumes will differ. 1: norms chunk by chunk, parts of a
+/// batch in a tree.
+pub(crate) const SUMS: u32 = 1;
 
 /// The best evaluation of a run; of equal ones the last, whose model has learned the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,7 +106,8 @@ impl State {
     /// The beginning of a run.
     pub fn new(data: String, device: String) -> Self {
         let place = Value::Null;
-        Self { version: STATE_VERSION, step: 0, tokens: 0, seconds: 0.0, place, data, device, best: None }
+        let (version, sums) = (STATE_VERSION, SUMS);
+        Self { version, step: 0, tokens: 0, seconds: 0.0, place, data, device, best: None, sums }
     }
 }
 

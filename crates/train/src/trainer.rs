@@ -5,12 +5,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::Hash;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
 use henson_checkpoint::write_atomic;
 use henson_models::{Model, ModelConfig};
-use henson_tensor::{Device, Gradients, Parameters, Pass, Reading, Recordings, Tape, Tensor, Training};
+use henson_ranks::Ranks;
+use henson_tensor::{Device, Gradients, Parameters, PartSums, Pass, Reading, Recordings, Tape, Tensor, Training};
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
@@ -19,6 +21,7 @@ use crate::metrics::{self, Line, MetricsLog};
 use crate::objective::Objective;
 use crate::run::{Best, Carried, ModelFiles, RunDirectory, State};
 use crate::tensorboard::EventWriter;
+use crate::together;
 use crate::{OptimizerSettings, Updater};
 
 /// How a GPU does its matrix products in a run.
@@ -51,6 +54,10 @@ pub struct Engine<M = Model> {
     pub seed: u64,
     /// Passes that a GPU has learned to play.
     recordings: Recordings,
+    /// Gradients of parts of a batch.
+    sums: PartSums,
+    /// Those that train together with this process.
+    ranks: Option<Arc<Ranks>>,
 }
 
 impl<M> Engine<M> {
@@ -58,7 +65,23 @@ impl<M> Engine<M> {
     pub fn new(model: M, parameters: Parameters, optimizer: OptimizerSettings, seed: u64) -> Result<Self> {
         let gradients = parameters.gradients()?;
         let updater = Updater::new(optimizer, &parameters)?;
-        Ok(Self { model, parameters, gradients, updater, tape: Tape::new(), seed, recordings: Recordings::default() })
+        let (tape, recordings, sums) = (Tape::new(), Recordings::default(), PartSums::default());
+        Ok(Self { model, parameters, gradients, updater, tape, seed, recordings, sums, ranks: None })
+    }
+
+    /// Trains together with other ranks from here on: each computes its own parts of a batch and updates a shard of the weights.
+    /// Before any state is loaded.
+    pub fn join(&mut self, ranks: Option<Arc<Ranks>>) -> Result<()> {
+        if let Some(ranks) = &ranks {
+            self.updater.share(&self.parameters, Arc::clone(ranks))?;
+        }
+        self.ranks = ranks;
+        Ok(())
+    }
+
+    /// Those that it trains together with.
+    pub fn ranks(&self) -> Option<&Arc<Ranks>> {
+        self.ranks.as_ref()
     }
 
     /// The randomness of a step's dropout.
@@ -95,6 +118,50 @@ impl<M> Engine<M> {
         })?;
         gradients.played();
         Ok(device.read_later(&losses.iter().collect::<Vec<_>>())?)
+    }
+
+    /// Goes through the parts of update number `step`, or those that are this rank's: `learn` adds the gradients of one of them, by its
+    /// number, to the engine's, and gives the losses of its passes; none where the part is empty. What all parts give is added in a tree
+    /// that depends on their number alone ([`PartSums`]). Gives the losses in the order of the parts.
+    pub fn in_parts(
+        &mut self,
+        step: u64,
+        parts: usize,
+        mut learn: impl FnMut(&mut Self, usize) -> Result<Vec<Reading>>,
+    ) -> Result<Vec<Reading>> {
+        let mut readings = Vec::with_capacity(parts);
+        let apart = PartSums::are_on(self.parameters.device());
+        self.sums.clear();
+        let own = together::own_parts(self.ranks.as_deref(), parts);
+        for part in own.clone() {
+            if apart {
+                self.gradients.zero();
+            }
+            let losses = learn(self, part)?;
+            if losses.is_empty() && apart {
+                self.learn_nothing(step)?;
+            }
+            readings.extend(losses);
+            self.sums.end_part(&mut self.gradients, part - own.start, own.len())?;
+        }
+        Ok(readings)
+    }
+
+    /// Reads `count` things, each by the one rank that gets to it, and gives what `look` found in their order, on all ranks.
+    pub fn look_around(
+        &mut self,
+        count: usize,
+        mut look: impl FnMut(&mut Self, usize) -> Result<Reading>,
+    ) -> Result<Vec<Reading>> {
+        let Some(ranks) = self.ranks.clone() else { return (0..count).map(|i| look(self, i)).collect() };
+        let (rank, size) = (ranks.rank(), ranks.size());
+        let own: Vec<Reading> = (rank..count).step_by(size).map(|i| look(self, i)).collect::<Result<_>>()?;
+        let all = together::share_readings(&ranks, own, false)?.0;
+        // By rank first: put back in their order.
+        let numbers = (0..size).flat_map(|rank| (rank..count).step_by(size));
+        let mut all: Vec<(usize, Reading)> = numbers.zip(all).collect();
+        all.sort_by_key(|(number, _)| *number);
+        Ok(all.into_iter().map(|(_, reading)| reading).collect())
     }
 
     /// Leaves all gradients at zero: a step that has nothing to learn from.
@@ -315,106 +382,117 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// Trains from `state` on.
+/// Trains from `state` on. Of several ranks only the first has a directory, and so a log, samples and checkpoints.
 pub(crate) fn train<M>(
     engine: &mut Engine<M>,
     task: &mut dyn Task<M>,
-    run: &RunDirectory,
+    run: Option<&RunDirectory>,
     model: &ModelFiles,
     state: &mut State,
     settings: &LoopSettings,
     watch: &mut Watch<'_>,
 ) -> Result<Outcome> {
-    run.sweep();
-    if state.step > 0 {
-        // A kill right after a save leaves one checkpoint too many.
-        run.prune(settings.keep_checkpoints, state.best)?;
-    }
-    // A run that was killed before its first checkpoint starts its log from scratch.
-    let logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
-    logs.metrics.skipped().iter().for_each(|text| (watch.on)(Event::Warning { text }));
-    let mut ledger = Ledger::new(logs, run, (state.step > 0).then_some(state.step), settings);
+    let mut ledger = run.map(|run| Ledger::open(run, state, settings, watch)).transpose()?;
+    let mut saved_at = (state.step > 0).then_some(state.step);
     // Not again where a run was stopped before its first step.
     if state.place.is_null() && settings.eval_every > 0 {
-        evaluate(engine, task, state, settings, &mut ledger.logs, watch)?;
+        evaluate(engine, task, state, settings, ledger.as_mut(), watch)?;
     }
+    let ranks = engine.ranks().cloned();
     let ahead = engine.parameters.device().ahead();
+    let mut stop = together::any(ranks.as_ref(), watch.stop.load(Ordering::Relaxed));
     while state.step < settings.steps && !settings.is_over(state) {
-        let stop = watch.stop.load(Ordering::Relaxed);
         let pause = settings.stop_at.is_some_and(|at| state.step >= at);
         if stop || pause {
-            ledger.settle(0, state, watch)?;
-            if ledger.saved_at != Some(state.step) {
+            ledger.as_mut().map_or(Ok(()), |ledger| ledger.settle(0, state, watch))?;
+            if saved_at != Some(state.step) {
                 save(engine, task, run, model, state, settings, watch)?;
             }
-            ledger.show(watch)?;
+            ledger.as_mut().map_or(Ok(()), |ledger| ledger.show(watch))?;
             return Ok(if stop { Outcome::Interrupted } else { Outcome::Paused });
         }
         let start = Instant::now();
         let (rate, phase) = task.rate(state.step);
         engine.gradients.zero();
-        let loss = task.step(engine, state.step)?;
+        let mut loss = task.step(engine, state.step)?;
         let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate)?;
         state.step += 1;
-        ledger.queue.push_back(Queued { step: state.step, rate, phase, loss, norm, start });
+        stop = watch.stop.load(Ordering::Relaxed);
+        if let Some(ranks) = &ranks {
+            (loss.parts, stop) = together::share_readings(ranks, loss.parts, stop)?;
+            ranks.at(state.step);
+        }
         let last = state.step == settings.steps;
         let due = |every: u64| last || (every > 0 && state.step.is_multiple_of(every));
         let save_now = due(settings.checkpoint_every);
         // Checkpoints are evaluated, so that the best of them is known.
         let evaluate_now = due(settings.eval_every) || (save_now && settings.eval_every > 0);
-        // What is saved or logged after a step must know of it.
-        ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
+        if let Some(ledger) = &mut ledger {
+            ledger.queue.push_back(Queued { step: state.step, rate, phase, loss, norm, start });
+            // What is saved or logged after a step must know of it.
+            ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
+        }
         if evaluate_now {
-            let score = evaluate(engine, task, state, settings, &mut ledger.logs, watch)?;
+            let score = evaluate(engine, task, state, settings, ledger.as_mut(), watch)?;
             if let Some(score) = score.filter(|_| save_now) {
                 state.best = Some(Best::after(state.best, state.step, score, settings.higher_is_better));
             }
-            ledger.show(watch)?;
+            ledger.as_mut().map_or(Ok(()), |ledger| ledger.show(watch))?;
         }
         if save_now {
             save(engine, task, run, model, state, settings, watch)?;
-            ledger.saved_at = Some(state.step);
+            saved_at = Some(state.step);
+            if let Some(ledger) = &mut ledger {
+                ledger.saved_at = saved_at;
+            }
         }
     }
     Ok(Outcome::Finished)
 }
 
+/// An evaluation, by all ranks; the first writes it down.
 fn evaluate<M>(
     engine: &mut Engine<M>,
     task: &mut dyn Task<M>,
     state: &State,
     settings: &LoopSettings,
-    logs: &mut Logs,
+    ledger: Option<&mut Ledger<'_>>,
     watch: &mut Watch<'_>,
 ) -> Result<Option<f64>> {
     (watch.on)(Event::Evaluating);
     let step = state.step;
     let evaluation = task.evaluate(engine, step)?;
-    if let Some(Evaluation { metrics, .. }) = &evaluation {
-        (watch.on)(Event::Evaluated { step, metrics });
-        logs.append(&Line::Eval(metrics::Eval { step, metrics: metrics.clone() }))?;
-    }
-    let texts = task.samples(engine)?;
-    if !texts.is_empty() {
-        (watch.on)(Event::Samples { step, texts: &texts });
-        if settings.log_samples {
-            logs.append(&Line::Samples(metrics::Samples { step, texts }))?;
+    if let Some(Ledger { logs, .. }) = ledger {
+        if let Some(Evaluation { metrics, .. }) = &evaluation {
+            (watch.on)(Event::Evaluated { step, metrics });
+            logs.append(&Line::Eval(metrics::Eval { step, metrics: metrics.clone() }))?;
+        }
+        let texts = task.samples(engine)?;
+        if !texts.is_empty() {
+            (watch.on)(Event::Samples { step, texts: &texts });
+            if settings.log_samples {
+                logs.append(&Line::Samples(metrics::Samples { step, texts }))?;
+            }
         }
     }
     Ok(evaluation.map(|evaluation| evaluation.score))
 }
 
+/// A checkpoint, for which all ranks give what they have; the first writes it.
 fn save<M>(
-    engine: &Engine<M>,
+    engine: &mut Engine<M>,
     task: &mut dyn Task<M>,
-    run: &RunDirectory,
+    run: Option<&RunDirectory>,
     model: &ModelFiles,
     state: &mut State,
     settings: &LoopSettings,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
     state.place = task.place()?;
+    engine.updater.collect(&engine.parameters)?;
+    let Some(run) = run else { return Ok(()) };
     run.save(state, model, &engine.parameters, &engine.updater, &task.carried()?)?;
+    engine.updater.release();
     // A run that continues elsewhere does its matrix products in the same way.
     if let (Keep::Last, Some(choices)) = (settings.keep, engine.parameters.device().product_choices()) {
         write_atomic(&run.path().join(PRODUCTS), choices.as_bytes())?;
@@ -455,6 +533,19 @@ struct Ledger<'a> {
 }
 
 impl<'a> Ledger<'a> {
+    /// Clears up what a killed run left, and opens its log where the state is.
+    fn open(run: &'a RunDirectory, state: &State, settings: &LoopSettings, watch: &mut Watch<'_>) -> Result<Self> {
+        run.sweep();
+        if state.step > 0 {
+            // A kill right after a save leaves one checkpoint too many.
+            run.prune(settings.keep_checkpoints, state.best)?;
+        }
+        // A run that was killed before its first checkpoint starts its log from scratch.
+        let logs = Logs::open(run.path(), (!state.place.is_null()).then_some(state.step))?;
+        logs.metrics.skipped().iter().for_each(|text| (watch.on)(Event::Warning { text }));
+        Ok(Self::new(logs, run, (state.step > 0).then_some(state.step), settings))
+    }
+
     fn new(logs: Logs, run: &'a RunDirectory, saved_at: Option<u64>, settings: &LoopSettings) -> Self {
         Self {
             logs,

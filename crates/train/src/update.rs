@@ -1,5 +1,8 @@
 //! One update: the gradients' global norm, clipping, then AdamW, StableAdamW, LAMB, Adafactor, Adagrad or gradient descent.
 
+use std::sync::Arc;
+
+use henson_ranks::Ranks;
 use henson_tensor::{Entry, Gradients, Method, Optimizer, Parameters, Reading, Result, Shape, Update};
 
 /// An optimizer's constants.
@@ -94,6 +97,7 @@ impl Updater {
         parameters: &Parameters,
         read: impl Fn(&Entry, &str) -> std::result::Result<Vec<f32>, E>,
     ) -> std::result::Result<(), E> {
+        self.optimizer.make_whole(parameters)?;
         // In the order of a checkpoint's file, which is then read from its beginning to its end.
         let mut entries: Vec<&Entry> = parameters.entries().iter().collect();
         entries.sort_by_key(|entry| &entry.name);
@@ -104,6 +108,27 @@ impl Updater {
         }
         self.steps = steps;
         Ok(())
+    }
+
+    /// Shares the work with other ranks from here on; the state begins afresh.
+    pub fn share(&mut self, parameters: &Parameters, ranks: Arc<Ranks>) -> Result<()> {
+        self.optimizer.share(parameters, ranks)
+    }
+
+    /// After [`Updater::restore`] on rank 0: gives each rank its part, where ranks share the state. All must call it.
+    pub fn distribute(&mut self, steps: u64) {
+        self.optimizer.distribute();
+        self.steps = steps;
+    }
+
+    /// Before [`Updater::read`] on rank 0: brings the state there. All ranks must call it.
+    pub fn collect(&mut self, parameters: &Parameters) -> Result<()> {
+        self.optimizer.collect(parameters)
+    }
+
+    /// Forgets what was collected.
+    pub fn release(&mut self) {
+        self.optimizer.release();
     }
 
     /// One step with this learning rate; gives the gradients' global norm before clipping. Where that is not finite, nothing

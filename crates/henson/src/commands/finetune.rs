@@ -4,6 +4,7 @@ pub(crate) mod distil;
 mod tagger;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
@@ -20,6 +21,7 @@ use crate::built_in::BuiltIn;
 use crate::commands::eval::MISTAKES;
 use crate::flags::distil::Distil;
 use crate::flags::finetune::Finetune;
+use crate::launch::{self, Started, Together};
 use crate::output::{self, JsonLines, Progress, duration, thousands};
 use crate::{models, signals};
 
@@ -30,6 +32,17 @@ const NO_DEV: &str = "none";
 const NO_FILES: &str = "--data DIR or --train FILE is missing: what to train on";
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
+    match launch::start(&flags.together, &flags.machine)? {
+        Started::Done => Ok(()),
+        Started::Alone => train(flags, None),
+        Started::Together(together) => {
+            let ended = train(flags, Some(&together));
+            together.end(ended)
+        }
+    }
+}
+
+fn train(flags: &Finetune, together: Option<&Together>) -> anyhow::Result<()> {
     output::check_directory(&flags.out)?;
     if let Some(path) = &flags.mistakes {
         anyhow::ensure!(
@@ -39,20 +52,34 @@ pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
         );
     }
     if flags.features.are_wanted() || TaggerRecipe::is_written_in(&recipe_text(flags)?.0) {
+        anyhow::ensure!(together.is_none(), "taggers on a frozen encoder are trained by one process alone so far");
         return tagger::run(flags);
     }
-    run_recipe(flags, recipe(flags, None)?)
+    run_recipe(flags, recipe(flags, None)?, together)
 }
 
 /// Runs a recipe, or a search over many.
-fn run_recipe(flags: &Finetune, recipe: FineTuneRecipe) -> anyhow::Result<()> {
-    let device = flags.machine.device()?;
+fn run_recipe(flags: &Finetune, mut recipe: FineTuneRecipe, together: Option<&Together>) -> anyhow::Result<()> {
+    let device = flags.machine.device_of(together)?;
     let stop = signals::stop()?;
+    if let Some(together) = together {
+        recipe.accumulation = together.parts(recipe.accumulation, Some(&flags.out));
+    }
     if is_search(flags) {
+        anyhow::ensure!(
+            together.is_none(),
+            "a search trains many models, by one process alone so far: leave --grid, --restarts and --seeds out"
+        );
         return run_search(flags, recipe, &device, &stop);
     }
-    let plan = Plan::new(recipe, device.threads())?;
+    let mut plan = Plan::new(recipe, device.threads())?;
+    plan.ranks = together.map(|together| Arc::clone(&together.ranks));
     check_mistakes(flags, plan.dev.is_some() || plan.has_folds())?;
+    if together.is_some_and(|together| !together.is_first()) {
+        // The first shows all there is to see.
+        let mut watch = Watch { on: &mut |_| {}, stop: &stop };
+        return Ok(finetune(&plan, &device, &flags.out, flags.stop_at, &mut watch).map(drop)?);
+    }
     introduce(&plan, &device);
     let mut watcher = Watcher::new(&plan, flags.json);
     let mut on = |event: Event<'_>| watcher.on(&event);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use henson_checkpoint::{Config, ModelDirectory, Weights};
 use henson_infer::{Ability, EmbedSettings, Layer, Model, SentenceFacts, SentenceKind};
 use henson_models::{Family, Head, ModelConfig};
+use henson_ranks::MpiLibrary;
 use henson_tensor::{Adafactor, Builder, Choice, Cores, DType, Isa, Method};
 use henson_text::Tokenizer;
 use henson_train::{Footprint, TokenCounts};
@@ -480,6 +481,15 @@ struct LibraryFacts {
     problem: Option<String>,
 }
 
+/// The MPI library, for several processes.
+#[derive(Serialize)]
+struct MpiFacts {
+    library: &'static str,
+    path: Option<PathBuf>,
+    version: Option<String>,
+    problem: Option<String>,
+}
+
 fn devices(json: bool) -> anyhow::Result<()> {
     let (cores, choice) = (Cores::of_this_process(), Choice::of_this_machine());
     let facts = DeviceFacts {
@@ -492,6 +502,7 @@ fn devices(json: bool) -> anyhow::Result<()> {
         best: choice.isa.to_string(),
         reason: choice.reason,
     };
+    let mpi = MpiLibrary::load(None, None);
     let found = gpu::find();
     if json {
         output::json(&facts)?;
@@ -504,7 +515,14 @@ fn devices(json: bool) -> anyhow::Result<()> {
             Ok(gpus) => (gpus, None),
             Err(problem) => (Vec::new(), Some(problem)),
         };
-        return output::json(&CudaFacts { device: "cuda", gpus, problem, libraries: libraries.collect() });
+        output::json(&CudaFacts { device: "cuda", gpus, problem, libraries: libraries.collect() })?;
+        let (path, version) = mpi.as_ref().ok().map(|mpi| (mpi.path.clone(), mpi.version.clone())).unzip();
+        return output::json(&MpiFacts {
+            library: "MPI",
+            path,
+            version,
+            problem: mpi.err().map(|error| error.to_string()),
+        });
     }
     let DeviceFacts { threads, best, kernels, reason, .. } = &facts;
     output::line(&format!("cpu: {threads} threads, kernels {} (using {best})", kernels.join(", ")))?;
@@ -522,5 +540,8 @@ fn devices(json: bool) -> anyhow::Result<()> {
         };
         output::line(&format!("  {}: {place}", library.what()))?;
     }
-    Ok(())
+    match mpi {
+        Ok(mpi) => output::line(&format!("mpi: {} ({})", mpi.version, mpi.path.display())),
+        Err(_) => output::line("mpi: not found; needed to train with several processes (Debian: openmpi-bin or mpich)"),
+    }
 }

@@ -1,6 +1,7 @@
 //! `henson pretrain`: a recipe in, a model directory out.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -12,6 +13,7 @@ use henson_train::{Event, Outcome, Plan, Precision, Recipe, Task, Watch};
 use serde::Serialize;
 
 use crate::flags::pretrain::Pretrain;
+use crate::launch::{self, Started, Together};
 use crate::output::{self, JsonLines, Progress, duration, thousands};
 use crate::{models, signals};
 
@@ -19,14 +21,28 @@ use crate::{models, signals};
 const TRIAL_SECONDS: f64 = 3.0;
 
 pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
-    run_with(flags, None)
+    if flags.dry_run {
+        return run_with(flags, None, None);
+    }
+    match launch::start(&flags.together, &flags.machine)? {
+        Started::Done => Ok(()),
+        Started::Alone => run_with(flags, None, None),
+        Started::Together(together) => {
+            let ended = run_with(flags, None, Some(&together));
+            together.end(ended)
+        }
+    }
 }
 
-/// The same with a teacher, over what the recipe says of one.
-pub(crate) fn run_with(flags: &Pretrain, teacher: Option<&str>) -> anyhow::Result<()> {
-    let recipe = recipe(flags, teacher)?;
-    let device = flags.machine.device()?;
-    let plan = plan(recipe, device.threads())?;
+/// The same with a teacher, over what the recipe says of one, or as one of several processes.
+pub(crate) fn run_with(flags: &Pretrain, teacher: Option<&str>, together: Option<&Together>) -> anyhow::Result<()> {
+    let mut recipe = recipe(flags, teacher)?;
+    let device = flags.machine.device_of(together)?;
+    if let Some(together) = together {
+        recipe.accumulation = together.parts(recipe.accumulation, flags.out.as_deref());
+    }
+    let mut plan = plan(recipe, device.threads())?;
+    plan.ranks = together.map(|together| Arc::clone(&together.ranks));
     let fits = check_memory(&plan, &device);
     if flags.dry_run {
         return dry_run(&plan, &device, flags, fits);
@@ -48,9 +64,16 @@ pub(crate) fn run_with(flags: &Pretrain, teacher: Option<&str>) -> anyhow::Resul
         &Options {
             stop_at: flags.stop_at,
             loader_threads: flags.loader_threads,
-            show: if flags.json { Show::Json } else { Show::People },
+            show: match together {
+                Some(together) if !together.is_first() => Show::Nothing,
+                _ if flags.json => Show::Json,
+                _ => Show::People,
+            },
         },
     )?;
+    if together.is_some_and(|together| !together.is_first()) {
+        return Ok(());
+    }
     match outcome {
         (Outcome::Interrupted, step) => Err(output::Interrupted::saved(step).into()),
         (Outcome::Paused, step) => {
@@ -75,6 +98,8 @@ pub(crate) enum Show {
     Json,
     /// Only the bar.
     Bar,
+    /// Not at all: another process does.
+    Nothing,
 }
 
 /// What is not in the recipe.
@@ -90,14 +115,19 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
     let stop = signals::stop()?;
     let (progress, json) = (Progress::steps(plan.steps(), 0), JsonLines::default());
     let mut watcher = Watcher { plan, device, progress, json, show: options.show };
-    let mut watch = Watch { on: &mut |event| watcher.on(&event), stop: &stop };
+    let mut on = |event: Event<'_>| {
+        if options.show != Show::Nothing {
+            watcher.on(&event);
+        }
+    };
+    let mut watch = Watch { on: &mut on, stop: &stop };
     let ended = henson_train::pretrain(plan, device, out, options.loader_threads, options.stop_at, &mut watch);
     watcher.progress.finish();
     let (outcome, step) = ended?;
     if outcome != Outcome::Interrupted {
         watcher.json.finish()?;
     }
-    if outcome == Outcome::WasFinished {
+    if outcome == Outcome::WasFinished && options.show != Show::Nothing {
         output::message(&format!(
             "{} is finished: {step} of {} steps. To continue, raise steps: --set steps={}",
             out.display(),
@@ -163,7 +193,7 @@ fn check_memory(plan: &Plan, device: &Device) -> anyhow::Result<()> {
         }),
         Device::Cuda(cuda) => Some(cuda.gpu().memory() as u64),
     };
-    let needed = plan.memory();
+    let needed = plan.memory(device);
     if let Some(available) = available.filter(|available| needed > *available) {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         anyhow::bail!(
@@ -238,7 +268,7 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
         held_out_documents: plan.held_out().map_or(0, henson_data::Corpus::documents),
         steps: plan.steps(),
         tokens: plan.most_tokens(),
-        memory_mib: (plan.memory() as f64 / (1 << 20) as f64).round(),
+        memory_mib: (plan.memory(device) as f64 / (1 << 20) as f64).round(),
         tokens_per_s: speed.map(f64::round),
         seconds: speed.map(|speed| (plan.most_tokens() as f64 / speed).round()),
     };
@@ -359,7 +389,7 @@ impl Watcher<'_> {
                     }
                     output::message(&parts.join("  "));
                 }
-                Show::Bar => {}
+                Show::Bar | Show::Nothing => {}
             },
             Event::Part { .. } | Event::Teaching { .. } => {}
             Event::Samples { step, texts } => {

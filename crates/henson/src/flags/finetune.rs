@@ -7,6 +7,7 @@ use henson_tasks::{FeatureLayers, TaggerHead};
 use henson_tensor::DType;
 
 use super::labelled::{Labelled, task_names};
+use super::ranks::RankFlags;
 use super::settings::RecipeFlags;
 use super::{Compute, LengthFlags, Machine, parse_count, parse_dtype};
 
@@ -131,6 +132,9 @@ pub(crate) struct Finetune {
 
     #[command(flatten)]
     pub(crate) machine: Machine,
+
+    #[command(flatten)]
+    pub(crate) together: RankFlags,
 
     #[command(flatten)]
     pub(crate) labelled: Labelled,

@@ -11,6 +11,7 @@ pub(crate) mod generate;
 pub(crate) mod labelled;
 pub(crate) mod pretrain;
 pub(crate) mod probe;
+pub(crate) mod ranks;
 pub(crate) mod report;
 pub(crate) mod search;
 pub(crate) mod serve;
@@ -25,6 +26,7 @@ use henson_infer::{Length, Model, Pooling};
 use henson_tensor::{DType, Device, Isa};
 
 use crate::built_in::BuiltIn;
+use crate::launch::Together;
 
 /// The BERT family of language models in one program: train tokenizers, pre-train, fine-tune, evaluate, ask and serve.
 #[derive(Parser, Debug)]
@@ -423,6 +425,14 @@ impl Compute {
 }
 
 impl Machine {
+    /// The same for one of several processes, which share the machine's threads.
+    pub(crate) fn device_of(&self, together: Option<&Together>) -> anyhow::Result<Device> {
+        match (together, self.threads) {
+            (Some(together), None) => Ok(Device::cpu(self.kernels, Some(together.threads()))?),
+            _ => self.device(),
+        }
+    }
+
     /// The device that the flags mean.
     pub(crate) fn device(&self) -> anyhow::Result<Device> {
         match self.device {

@@ -6,6 +6,7 @@ use clap::Args;
 
 use henson_tensor::DType;
 
+use super::ranks::RankFlags;
 use super::settings::RecipeFlags;
 use super::{Machine, parse_count, parse_dtype};
 
@@ -65,4 +66,7 @@ pub(crate) struct Pretrain {
 
     #[command(flatten)]
     pub(crate) machine: Machine,
+
+    #[command(flatten)]
+    pub(crate) together: RankFlags,
 }

@@ -140,7 +140,7 @@ pub fn train_tagger(
     let mut run = TrainingRun::open(out, recipe, plan.loop_settings(stop_at))?;
     if let Some(results) = finished(&plan.data, out)? {
         // Killed while they were deleted, some are still there.
-        run.directory().delete_checkpoints()?;
+        run.delete_checkpoints()?;
         return Ok(Ended::Finished(Box::new(results)));
     }
     let host = device.host().map_err(|error| TrainError::Task(error.into()))?;
@@ -153,7 +153,7 @@ pub fn train_tagger(
     };
     let blocks = model.config().model.sizes().num_hidden_layers;
     let mut engine = plan.engine(description.settings(width, blocks, recipe.dropout as f32), &host)?;
-    run.directory().write_recipe(recipe)?;
+    run.write_recipe(recipe)?;
     run.resume(&mut engine, watch)?;
     let mut learner = TaggerLearner::new(plan, train, dev);
     let wrong = |error: serde_json::Error| TrainError::State { path: out.join(RESULTS), problem: error.to_string() };

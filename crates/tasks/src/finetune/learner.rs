@@ -340,15 +340,19 @@ impl Task for Learner {
         let sequences: usize = instances.iter().map(|instance| instance.sequences.len()).sum();
         let language = auxiliary_lm / sequences.max(1) as f32;
         let tokens = instances.iter().map(|instance| instance.tokens()).sum();
-        let (mut parts, mut number) = (Vec::new(), 0);
-        for instances in divided(instances, accumulation) {
-            let part = PartOfBatch { instances: &instances, class_weights: &class_weights, number, language };
-            parts.push(match freeze {
-                false => engine.learn_part(step, objective, part)?,
-                true => learn_head(engine, step, objective, part)?,
+        let passes = numbered(divided(instances, accumulation));
+        let parts = engine.in_parts(step, accumulation.max(1), |engine, part| {
+            let passes = &passes[passes_of(part, accumulation.max(1), passes.len())];
+            let losses = passes.iter().map(|(instances, number)| {
+                let part = PartOfBatch { instances, class_weights: &class_weights, number: *number, language };
+                if freeze {
+                    learn_head(engine, step, objective, part)
+                } else {
+                    engine.learn_part(step, objective, part)
+                }
             });
-            number += instances.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
-        }
+            losses.collect()
+        })?;
         let mut weights = henson_train::EQUAL;
         if auxiliary_lm > 0.0 {
             weights[1] = f64::from(auxiliary_lm);
@@ -483,6 +487,26 @@ fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Insta
     instances.sort_by_key(|instance| instance.sequences.len());
     let alike = instances.chunk_by(|a, b| a.sequences.len() == b.sequences.len());
     alike.flat_map(|alike| alike.chunks(most)).map(<[&Instance]>::to_vec).collect()
+}
+
+/// The passes of a batch, each with the number of its first sequence.
+fn numbered(passes: Vec<Vec<&Instance>>) -> Vec<(Vec<&Instance>, u32)> {
+    let mut number = 0;
+    let numbered = passes.into_iter().map(|instances| {
+        let first = number;
+        number += instances.iter().map(|instance| instance.sequences.len() as u32).sum::<u32>();
+        (instances, first)
+    });
+    numbered.collect()
+}
+
+/// Which of the passes of a batch belong to one of its parts: each has one, the last ones perhaps none. Where there are more, since
+/// choices differ in number, they are shared out in order.
+fn passes_of(part: usize, parts: usize, passes: usize) -> std::ops::Range<usize> {
+    match passes <= parts {
+        true => part.min(passes)..(part + 1).min(passes),
+        false => part * passes / parts..(part + 1) * passes / parts,
+    }
 }
 
 /// The loss of the next token at every place of all sequences, each a mean over its own that counts `weight`.

@@ -18,8 +18,9 @@ impl ListObjective {
     pub(crate) fn learn(self, engine: &mut Engine, step: u64, parts: &[Vec<&Instance>]) -> Result<Vec<Reading>> {
         let counts = parts.iter().flatten().map(|instance| self.loss.count(&instance.numbers));
         let scale = 1.0 / counts.sum::<usize>().max(1) as f64;
-        let (mut readings, mut number) = (Vec::with_capacity(parts.len()), 0);
-        for part in parts {
+        let mut number = 0;
+        engine.in_parts(step, parts.len(), |engine, i| {
+            let part = &parts[i];
             let sequences: Vec<Sequence<'_>> = part
                 .iter()
                 .flat_map(|instance| &instance.sequences)
@@ -28,9 +29,8 @@ impl ListObjective {
             let loss = self.learn_part(engine, step, part, &sequences, number, scale)?;
             number += sequences.len() as u32;
             let device = engine.parameters.device().clone();
-            readings.push(device.read_later(&[&Tensor::from_slice(&device, [1], &[loss as f32])?])?);
-        }
-        Ok(readings)
+            Ok(vec![device.read_later(&[&Tensor::from_slice(&device, [1], &[loss as f32])?])?])
+        })
     }
 
     fn learn_part(

@@ -8,9 +8,12 @@ use henson_checkpoint::{
 };
 use henson_infer::{GenerateSettings, Problem};
 use henson_models::{Family, Head, Model, ModelConfig, SpecialIds};
+use henson_ranks::Ranks;
 use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters};
 use henson_text::{Slot, Stride, Tokenizer};
-use henson_train::{Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater};
+use henson_train::{
+    Engine, ModelFiles, Result as TrainResult, Schedule, TrainError, Updater, agree, check_parts, digest, to_toml,
+};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -69,9 +72,49 @@ pub struct Plan {
     teaching: Option<Arc<Teaching>>,
     /// What is learned from texts without labels before, if that is a phase of its own.
     first: Option<Arc<Plan>>,
+    /// Those that train together with this process.
+    pub ranks: Option<Arc<Ranks>>,
 }
 
 impl Plan {
+    /// Checks that all ranks have the same before them, and that they can share the work.
+    pub(crate) fn check_ranks(&self, device: &Device) -> TrainResult<()> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        let refuse = |key: &'static str, got: &str, expected: &str| {
+            Err(TrainError::setting(key, got, format!("{expected}: that is for one process alone so far")))
+        };
+        let recipe = &self.recipe;
+        match () {
+            () if self.teaching.is_some() || self.first.is_some() => {
+                return refuse("distil", "teachers", "none with several ranks");
+            }
+            () if !self.members.is_empty() => {
+                return refuse("datasets", &self.members.len().to_string(), "none with several ranks");
+            }
+            // The loss of a batch whose parts are told from each other is not a sum over parts.
+            () if !self.objectives()?.is_empty() || self.instances.first().is_some_and(Instance::is_contrast) => {
+                return refuse("task", self.task.name, "a loss that is a sum over examples, with several ranks");
+            }
+            () if self.has_folds() => {
+                return refuse("folds", &recipe.folds.to_string(), "0 with several ranks (give --dev)");
+            }
+            () if recipe.linear_head => return refuse("linear_head", "true", "false with several ranks"),
+            () if recipe.average_checkpoints > 1 => {
+                return refuse("average_checkpoints", &recipe.average_checkpoints.to_string(), "1 with several ranks");
+            }
+            () => check_parts(recipe.accumulation, ranks.size())?,
+        }
+        let tokenizer = self.tokenizer.files(None)?;
+        let facts = [
+            ("recipe", digest(&to_toml(recipe)?)),
+            ("data", self.data.clone()),
+            ("tokenizer", digest(&tokenizer)),
+            ("model", digest(&self.config.to_json()?.to_string())),
+            ("processor", device.isa().map_or_else(|| device.to_string(), |isa| isa.to_string())),
+        ];
+        agree(ranks, &facts)
+    }
+
     /// Reads the files of a recipe.
     pub fn new(mut recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
@@ -173,6 +216,7 @@ impl Plan {
             data: String::new(),
             teaching: None,
             first,
+            ranks: None,
         };
         let mut plan = plan.on(train, dev)?;
         let reasons = defaults::choose_training(&mut plan)?;
@@ -227,6 +271,7 @@ impl Plan {
             data: String::new(),
             teaching: teaching.map(Arc::new),
             first: self.first.clone(),
+            ranks: None,
         };
         plan.objectives()?;
         plan.data = plan.digest()?;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use henson_checkpoint::read_json;
+use henson_ranks::Ranks;
 use henson_tensor::Device;
 use henson_train::{Engine, Event, Keep, LoopSettings, Outcome, TrainError, TrainingRun, Watch};
 use serde::{Deserialize, Serialize};
@@ -110,8 +111,13 @@ pub struct LinearScore {
 pub enum Ended {
     /// The model is there.
     Finished(Box<Results>),
-    /// Stopped with a checkpoint at this step; the same call resumes.
+    /// Stopped with a checkpoint at this step; the same call resumes. Of several ranks only the first knows more.
     Stopped(u64),
+}
+
+/// What the first of several ranks says.
+fn first_says(ranks: Option<&Ranks>, yes: bool) -> bool {
+    ranks.map_or(yes, |ranks| ranks.from_first(&[u8::from(yes)]) == [1])
 }
 
 /// Fine-tunes in a directory, from its newest checkpoint on, and leaves the best model there. Where folds estimate its score,
@@ -123,16 +129,23 @@ pub fn finetune(
     stop_at: Option<u64>,
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
-    let mut run = TrainingRun::open(out, &plan.recipe, loop_settings(plan, stop_at))?;
-    if let Some(results) = finished(plan.data_name(), out)? {
+    plan.check_ranks(device)?;
+    let ranks = &plan.ranks;
+    let mut run = TrainingRun::open_with(out, &plan.recipe, loop_settings(plan, stop_at), ranks.clone())?;
+    let finished = if run.is_first() { finished(plan.data_name(), out)? } else { None };
+    if first_says(ranks.as_deref(), finished.is_some()) && !run.is_first() {
+        return Ok(Ended::Stopped(0));
+    }
+    if let Some(results) = finished {
         // Killed while they were deleted, some are still there.
-        run.directory().delete_checkpoints()?;
+        run.delete_checkpoints()?;
         return Ok(Ended::Finished(Box::new(results)));
     }
     run.find(plan.data_name(), device, watch)?;
     // Made before anything is written, so that a model that cannot be used leaves nothing behind.
     let mut engine = plan.engine(device)?;
-    run.directory().write_recipe(&plan.recipe)?;
+    engine.join(ranks.clone())?;
+    run.write_recipe(&plan.recipe)?;
     let mut folds = Vec::new();
     if plan.has_folds() {
         // One model in memory at a time.
@@ -165,6 +178,9 @@ pub fn finetune(
         }
         run.resume(&mut engine, watch)?;
         if run.train(&mut engine, &mut learner, &plan.model_files()?, watch)? != Outcome::Finished {
+            return Ok(Ended::Stopped(run.state().step));
+        }
+        if !run.is_first() {
             return Ok(Ended::Stopped(run.state().step));
         }
         let averaged = plan.recipe.average_checkpoints;
@@ -221,11 +237,12 @@ fn loop_settings(plan: &Plan, stop_at: Option<u64>) -> LoopSettings {
 
 /// Makes the mean of the last checkpoints the model; sums are f64, in the order of steps.
 fn average(run: &TrainingRun, engine: &mut Engine, count: usize) -> Result<(), TaskError> {
-    let steps = run.directory().steps()?;
+    let Some(directory) = run.directory() else { return Ok(()) };
+    let steps = directory.steps()?;
     let last = &steps[steps.len().saturating_sub(count)..];
     let mut sums: Vec<Vec<f64>> = Vec::new();
     for step in last {
-        run.directory().load(*step, &mut engine.parameters, &mut engine.updater)?;
+        directory.load(*step, &mut engine.parameters, &mut engine.updater)?;
         for i in 0..engine.parameters.entries().len() {
             let values = engine.parameters.read(i).map_err(TrainError::from)?;
             match sums.get_mut(i) {

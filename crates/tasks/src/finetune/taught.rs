@@ -72,8 +72,9 @@ impl TaughtObjective {
         let said = self.teaching.said(&device, &numbers).map_err(|error| TrainError::Task(error.into()))?;
         let said: Said = numbers.into_iter().zip(said).collect();
         let shares = self.shares(parts, &said);
-        let (mut readings, mut number) = (Vec::with_capacity(parts.len()), 0);
-        for part in parts {
+        let mut number = 0;
+        engine.in_parts(step, parts.len(), |engine, i| {
+            let part = &parts[i];
             let (losses, sequences) = match self.teaching.lesson {
                 Lesson::Vectors => self.learn_vectors(engine, step, part, number, &said, shares)?,
                 _ => self.learn_logits(engine, step, part, number, &said, shares)?,
@@ -82,9 +83,8 @@ impl TaughtObjective {
             let losses = losses.map(|loss| Tensor::from_slice(&device, [1], &[loss as f32]));
             let losses = losses.into_iter().collect::<henson_tensor::Result<Vec<_>>>()?;
             let wanted: Vec<&Tensor> = losses.iter().take(self.names().len()).collect();
-            readings.push(device.read_later(&wanted)?);
-        }
-        Ok(readings)
+            Ok(vec![device.read_later(&wanted)?])
+        })
     }
 
     /// What both kinds of targets count in a step.

@@ -109,8 +109,9 @@ impl VectorObjective {
         divided: usize,
     ) -> Result<Vec<Reading>> {
         let all: usize = parts.iter().map(Vec::len).sum();
-        let (mut readings, mut number) = (Vec::with_capacity(parts.len()), 0);
-        for part in parts {
+        let mut number = 0;
+        engine.in_parts(step, parts.len(), |engine, i| {
+            let part = &parts[i];
             let (sequences, targets) = self.targets(part);
             let share = part.len() as f64 / all.max(1) as f64;
             let loss = match self.cached && divided > 1 {
@@ -119,9 +120,8 @@ impl VectorObjective {
             };
             number += sequences.len() as u32;
             let device = engine.parameters.device().clone();
-            readings.push(device.read_later(&[&Tensor::from_slice(&device, [1], &[loss as f32])?])?);
-        }
-        Ok(readings)
+            Ok(vec![device.read_later(&[&Tensor::from_slice(&device, [1], &[loss as f32])?])?])
+        })
     }
 
     /// The sequences of a part in the order that the loss knows, and what their vectors are held against.

@@ -286,7 +286,7 @@ fn train_one(
     let mut run = TrainingRun::open(&out, recipe, plan.loop_settings())?;
     run.find(&plan.data_of(kind), &host, watch)?;
     let mut engine = plan.engine(kind, model.width_of(Layers::One(0))?, &host)?;
-    run.directory().write_recipe(recipe)?;
+    run.write_recipe(recipe)?;
     run.resume(&mut engine, watch)?;
     let labels: [Labels; 2] = [&plan.train, &plan.dev].map(|set| match kind.control {
         true => control_labels(recipe.seed, &plan.train, set),

@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use henson_data::{BuildOptions, Corpus, SourceFiles, Split, Vocabulary, build};
+use henson_ranks::Ranks;
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Device, Isa, Tensor};
 use henson_text::{SpecialSet, TextError, Tokenizer, TrainingKind, TrainingSettings, WordPieceOptions, train};
@@ -198,6 +200,57 @@ fn a_student_starts_from_its_teachers_layers_and_resumes_with_the_same_bits() {
     refused(student(&["distil.teacher=/no/such/teacher"]), &["/no/such/teacher"]);
     // Without the cosine another width is as good; nothing is copied then.
     student(&["config.dim=48", "distil.cosine_weight=0.0"]).unwrap().engine(&device).unwrap();
+}
+
+/// Trains by several ranks, here threads of this process.
+fn run_together(sets: &[&str], ranks: usize, directory: &Path, stop_at: Option<u64>) {
+    let world: Vec<Arc<Ranks>> = Ranks::in_threads(ranks).into_iter().map(Arc::new).collect();
+    std::thread::scope(|scope| {
+        for ranks in &world {
+            scope.spawn(|| {
+                let mut plan = plan(sets);
+                plan.ranks = Some(Arc::clone(ranks));
+                let expected = if stop_at.is_some() { Outcome::Paused } else { Outcome::Finished };
+                assert_eq!(run(&plan, directory, 1, stop_at).unwrap(), expected);
+            });
+        }
+    });
+}
+
+#[test]
+fn several_ranks_give_the_bits_of_one() {
+    for (optimizer, dtype) in [("adamw", "f32"), ("lamb", "bf16"), ("stable-adamw", "f32")] {
+        let (optimizer, dtype) = (format!("optimizer={optimizer:?}"), format!("dtype={dtype:?}"));
+        // Steps of a size at which gradients are clipped.
+        let sets = ["accumulation=4", &optimizer, &dtype, "learning_rate=1e-2", "steps=12"];
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        assert_eq!(run(&plan(&sets), &at("one"), 2, None).unwrap(), Outcome::Finished);
+        run_together(&sets, 2, &at("two"), None);
+        // Resumed by another number of ranks, and by one process.
+        run_together(&sets, 4, &at("legs"), Some(4));
+        run_together(&sets, 2, &at("legs"), Some(9));
+        assert_eq!(run(&plan(&sets), &at("legs"), 1, None).unwrap(), Outcome::Finished);
+        let all = |name: &str| {
+            let (run, moments) = (at(name), "checkpoints/step-12/optimizer.safetensors");
+            let lines = metrics::read(&run.join("metrics.jsonl")).unwrap().lines;
+            let lines: Vec<Line> = lines
+                .into_iter()
+                .map(|line| match line {
+                    Line::Train(line) => Line::Train(metrics::Train { seconds: 0.0, tokens_per_s: 0.0, ..line }),
+                    other => other,
+                })
+                .collect();
+            (weights(&run), fs::read(run.join(moments)).unwrap(), lines)
+        };
+        let one = all("one");
+        for several in ["two", "legs"] {
+            let (weights, moments, lines) = all(several);
+            assert!(weights == one.0, "{optimizer} {dtype}: the weights of {several}");
+            assert!(moments == one.1, "{optimizer} {dtype}: the moments of {several}");
+            assert_eq!(lines, one.2, "{optimizer} {dtype}: the log of {several}");
+        }
+    }
 }
 
 /// Byte-level BPE with the special tokens of models that write.
@@ -1044,7 +1097,7 @@ fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_ch
         let error = run.train(&mut engine, &mut task, &files, &mut watch).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
         assert!(error.to_string().contains("learning_rate"), "{error}");
-        let run = run.directory();
+        let run = run.directory().unwrap();
         let last = run.latest().unwrap().unwrap();
         assert!(last.step >= 14 && run.load(last.step, &mut engine.parameters, &mut engine.updater).is_ok());
     }
@@ -1077,7 +1130,7 @@ fn a_run_ends_where_nothing_gets_better_and_with_the_model_that_was_asked_for() 
                 let stop = AtomicBool::new(false);
                 let mut watch = Watch { on: &mut |_| {}, stop: &stop };
                 run.find(&plan.data_name(), &device, &mut watch).unwrap();
-                run.directory().write_recipe(&plan.recipe).unwrap();
+                run.write_recipe(&plan.recipe).unwrap();
                 let mut engine = plan.engine(&device).unwrap();
                 run.resume(&mut engine, &mut watch).unwrap();
                 let mut task = Scripted { task: plan.task(&run.state().place, 1).unwrap(), loss: |_| 1.0, score };

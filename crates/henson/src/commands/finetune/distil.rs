@@ -9,15 +9,16 @@ use crate::commands::pretrain;
 use crate::flags::distil::{Distil, MLM};
 use crate::flags::finetune::Finetune;
 use crate::flags::pretrain::Pretrain;
-use crate::{models, output};
+use crate::{launch, models, output};
 
 pub(crate) fn run(flags: &Distil) -> anyhow::Result<()> {
     let own = &flags.finetune;
+    launch::refuse(&own.together, "learning from teachers")?;
     output::check_directory(&own.out)?;
     if own.task.as_deref() == Some(MLM) {
-        return pretrain::run_with(&as_pretraining(flags)?, Some(&mlm_teacher(flags)?));
+        return pretrain::run_with(&as_pretraining(flags)?, Some(&mlm_teacher(flags)?), None);
     }
-    run_recipe(own, recipe(own, Some(flags))?)
+    run_recipe(own, recipe(own, Some(flags))?, None)
 }
 
 /// The directory of the one teacher that pre-training takes.
@@ -64,6 +65,7 @@ fn as_pretraining(flags: &Distil) -> anyhow::Result<Pretrain> {
         json: own.json,
         dtype: own.dtype,
         machine: own.machine.clone(),
+        together: own.together.clone(),
     })
 }
 

@@ -1,0 +1,86 @@
+//! The gradients of a batch's parts, added in a tree whose shape is the parts' number alone: ((0+1)+(2+3))+… . Whoever computes a whole
+//! branch of it can add that up alone, so that one process and several give the same bits.
+
+use henson_kernels::cpu::rows;
+
+use crate::{DType, Device, Gradients, Kind, Result, Tensor};
+
+/// Sums that wait for their other half, as in a binary counter: for n parts, at most as many as n has digits.
+#[derive(Default)]
+pub struct PartSums {
+    waiting: Vec<Tensor>,
+    /// Kept from step to step.
+    spare: Vec<Tensor>,
+}
+
+impl PartSums {
+    /// Whether parts have gradients of their own on this device. On a GPU, whose recorded passes write to one place, they still add
+    /// up in order where they are computed.
+    pub fn are_on(device: &Device) -> bool {
+        matches!(device, Device::Cpu(_))
+    }
+
+    /// Takes the gradients of part number `part` of `parts`. After the last, `gradients` are the sum of all; before, they are there
+    /// for the next part, which must begin with [`Gradients::zero`].
+    pub fn end_part(&mut self, gradients: &mut Gradients, part: usize, parts: usize) -> Result<()> {
+        let device = gradients.device().clone();
+        let Device::Cpu(cpu) = &device else { return Ok(()) };
+        let is_last = part + 1 == parts;
+        let complete = if is_last { self.waiting.len() } else { part.trailing_ones() as usize };
+        for _ in 0..complete {
+            let Some(other) = self.waiting.pop() else { break };
+            let sum = gradients.flat_mut();
+            let _timer = device.timer(Kind::AddParts, 0, &[&other, &other, &other]);
+            rows::add(&cpu.kernels, other.slice::<f32>(), sum.slice_mut());
+            self.spare.push(other);
+        }
+        if !is_last {
+            let next = match self.spare.pop() {
+                Some(spare) => spare,
+                // Zeros, since nobody writes what lies between parameters, and the norm reads it.
+                None => Tensor::zeros(gradients.device(), gradients.flat().shape(), DType::F32)?,
+            };
+            self.waiting.push(std::mem::replace(gradients.flat_mut(), next));
+        }
+        Ok(())
+    }
+
+    /// Forgets what an interrupted step left.
+    pub fn clear(&mut self) {
+        self.spare.append(&mut self.waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builder, Init, Parameters};
+
+    fn sum(parameters: &Parameters, parts: &[f32]) -> f32 {
+        let (mut gradients, mut sums) = (parameters.gradients().unwrap(), PartSums::default());
+        for (i, part) in parts.iter().enumerate() {
+            gradients.zero();
+            gradients.flat_mut().slice_mut::<f32>()[0] = *part;
+            gradients.played();
+            sums.end_part(&mut gradients, i, parts.len()).unwrap();
+        }
+        assert!(sums.waiting.is_empty());
+        gradients.flat().slice::<f32>()[0]
+    }
+
+    #[test]
+    fn parts_are_added_in_a_tree() {
+        let device = Device::cpu(None, Some(1)).unwrap();
+        let mut builder = Builder::new();
+        builder.vector("x", 1, Init::Zeros);
+        let parameters = builder.finish(&device, DType::F32).unwrap();
+        // Each number alone is lost in the large one, and the order of additions is seen.
+        let [a, b, c, d, e, f] = [1e8f32, 3.0, -1e8, 5.0, 7e7, 1.5];
+        assert_eq!(sum(&parameters, &[a]), a);
+        assert_eq!(sum(&parameters, &[a, b, c]), (a + b) + c);
+        assert_eq!(sum(&parameters, &[a, b, c, d]), (a + b) + (c + d));
+        assert_eq!(sum(&parameters, &[a, b, c, d, e]), ((a + b) + (c + d)) + e);
+        assert_eq!(sum(&parameters, &[a, b, c, d, e, f]), ((a + b) + (c + d)) + (e + f));
+        assert_ne!((a + b) + (c + d), ((a + b) + c) + d);
+    }
+}
