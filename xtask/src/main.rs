@@ -12,6 +12,7 @@ mod kernels;
 mod layers;
 mod licences;
 mod minilm;
+mod ranks;
 mod readme;
 mod strace;
 mod unsound;
@@ -42,7 +43,7 @@ enum Run {
 use Run::{Plain, WithOptions};
 
 /// The steps of `ci`, those that fail fastest first.
-const CI: [Step; 9] = [
+const CI: [Step; 10] = [
     Step { name: "fmt", what: "the code is formatted", run: Plain(fmt) },
     Step { name: "layers", what: "crates depend on each other only in the allowed direction", run: Plain(layers::run) },
     Step { name: "licences", what: "dependencies' licences, sources and bans", run: Plain(licences::run) },
@@ -56,6 +57,7 @@ const CI: [Step; 9] = [
         run: Plain(readme::run),
     },
     Step { name: "faults", what: faults::WHAT, run: WithOptions(faults::run) },
+    Step { name: "ranks", what: ranks::WHAT, run: WithOptions(ranks::run) },
 ];
 
 /// Steps that are part of another one in `ci`, and those that need more than the CI machine has.

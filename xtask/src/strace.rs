@@ -149,24 +149,29 @@ impl Call {
 
 /// Makes sure that strace is there: installs it where we may.
 pub(crate) fn install() -> Result {
-    let there = || Command::new("strace").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    install_package("strace", "-V", "strace")
+}
+
+/// Makes sure that a program is there, which `question` makes say something: installs its Debian package where we may.
+pub(crate) fn install_package(program: &str, question: &str, package: &str) -> Result {
+    let there = || Command::new(program).arg(question).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if there() {
         return Ok(());
     }
-    let advice = "strace is missing: install it, as with `sudo apt-get install strace`";
+    let advice = format!("{program} is missing: install it, as with `sudo apt-get install {package}`");
     let root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     if !root || Command::new("apt-get").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return Err(advice.to_owned());
+        return Err(advice);
     }
     let apt = |arguments: &[&str]| {
         succeed(Command::new("apt-get").args(["-qq", "-y"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
     };
-    let strace = ["install", "--no-install-recommends", "strace"];
+    let install = ["install", "--no-install-recommends", package];
     // Without lists of packages, as in a fresh container, the first attempt fails.
-    if apt(&strace).is_err() {
-        apt(&["update"]).and_then(|()| apt(&strace)).map_err(|error| format!("{error}; {advice}"))?;
+    if apt(&install).is_err() {
+        apt(&["update"]).and_then(|()| apt(&install)).map_err(|error| format!("{error}; {advice}"))?;
     }
-    if there() { Ok(()) } else { Err(advice.to_owned()) }
+    if there() { Ok(()) } else { Err(advice) }
 }
 
 /// A program with its arguments. Output goes to the files stdout and stderr in a directory of its own.
