@@ -1,12 +1,13 @@
 //! Starting as one of several processes: what the environment says, who is joined, and how it ends.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use henson_ranks::{Launch, Ranks, Settings};
+use henson_tensor::Cores;
 
 use crate::flags::ranks::RankFlags;
 use crate::flags::{DeviceName, Machine};
@@ -21,27 +22,23 @@ pub(crate) enum Started {
     Alone,
     /// With others.
     Together(Together),
-    /// It was done by processes that were started for it.
-    Done,
 }
 
 /// This process among others.
 pub(crate) struct Together {
     pub(crate) ranks: Arc<Ranks>,
-    launch: Launch,
 }
 
 /// Finds out whether this process is one of several, starts them where it shall, and joins them.
 pub(crate) fn start(flags: &RankFlags, machine: &Machine) -> anyhow::Result<Started> {
-    let launch = Launch::recognise(|name| std::env::var(name).ok())?;
-    let Some(launch) = launch else {
-        return match flags.ranks {
-            Some(count) if count > 1 => {
-                refuse_cuda(machine)?;
-                start_all(count).map(|()| Started::Done)
-            }
-            _ => Ok(Started::Alone),
-        };
+    // Many processes may also be started to train a model each.
+    if flags.ranks == Some(1) {
+        return Ok(Started::Alone);
+    }
+    let Some(launch) = Launch::recognise(|name| std::env::var(name).ok())? else {
+        let Some(count) = flags.ranks else { return Ok(Started::Alone) };
+        refuse_cuda(machine)?;
+        return Err(become_mpirun(count));
     };
     refuse_cuda(machine)?;
     let name = launch.launcher.name();
@@ -52,7 +49,10 @@ pub(crate) fn start(flags: &RankFlags, machine: &Machine) -> anyhow::Result<Star
         launch.size
     );
     if let Some(count) = flags.ranks.filter(|count| *count != launch.size) {
-        anyhow::bail!("--ranks {count}, but {name} has started {} processes: leave --ranks out", launch.size);
+        anyhow::bail!(
+            "--ranks {count}, but {name} has started {} processes: leave --ranks out, or give --ranks 1 for processes that train alone",
+            launch.size
+        );
     }
     let settings = Settings {
         mpi_library: flags.mpi_library.clone(),
@@ -70,12 +70,12 @@ pub(crate) fn start(flags: &RankFlags, machine: &Machine) -> anyhow::Result<Star
     if ranks.rank() == 0 {
         output::message(&format!("{} processes by {name}, data over {}", ranks.size(), ranks.engine()));
     }
-    Ok(Started::Together(Together { ranks, launch }))
+    Ok(Started::Together(Together { ranks }))
 }
 
 /// Refuses several processes for what one does alone.
 pub(crate) fn refuse(flags: &RankFlags, what: &str) -> anyhow::Result<()> {
-    let launch = Launch::recognise(|name| std::env::var(name).ok())?;
+    let launch = Launch::recognise(|name| std::env::var(name).ok())?.filter(|_| flags.ranks != Some(1));
     let count = launch.map(|launch| launch.size).or(flags.ranks).unwrap_or(1);
     anyhow::ensure!(count <= 1, "{what} is for one process alone so far, and {count} were asked for");
     Ok(())
@@ -87,13 +87,13 @@ impl Together {
         self.ranks.rank() == 0
     }
 
-    /// Threads of this process where nobody said: those of the machine, shared with the others on it.
+    /// Threads of this process where nobody said: those of its cores, shared with all ranks that may use the same ones.
     pub(crate) fn threads(&self) -> usize {
-        let all = std::thread::available_parallelism().map_or(1, |n| n.get());
-        // Where a launcher has bound processes to cores, only these are counted.
-        let online = std::fs::read_to_string("/proc/cpuinfo").map_or(all, |text| text.matches("processor\t").count());
-        let local = self.launch.local_size.unwrap_or(1).max(1);
-        if all < online { all } else { (all / local).max(1) }
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let cores = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap_or_default();
+        let own = format!("{} {cores}", henson_ranks::host());
+        let sharing = self.ranks.gather(own.as_bytes()).iter().filter(|other| **other == own.as_bytes()).count();
+        (Cores::of_this_process().threads() / sharing.max(1)).max(1)
     }
 
     /// In how many parts a batch is computed: what the recipe says; where it says nothing, as many as the run was begun with, or as
@@ -125,35 +125,32 @@ impl Together {
 fn refuse_cuda(machine: &Machine) -> anyhow::Result<()> {
     anyhow::ensure!(
         machine.device == DeviceName::Cpu,
-        "several processes with --device cuda are not supported yet: NCCL is found (`henson info --devices`) but not used. Train on one \
-         GPU, or on CPUs"
+        "several processes with --device cuda are not supported yet: this version does not use NCCL, over which GPUs exchange data. \
+         Train with one process on one GPU, or with several on CPUs (--device cpu)"
     );
     Ok(())
 }
 
-/// Runs this command once more, in so many processes on this machine.
-fn start_all(count: usize) -> anyhow::Result<()> {
-    let mut arguments: Vec<String> = Vec::new();
-    let mut rest = std::env::args().skip(1);
-    while let Some(argument) = rest.next() {
-        match argument.as_str() {
-            "--ranks" => drop(rest.next()),
-            other if other.starts_with("--ranks=") => {}
-            _ => arguments.push(argument),
-        }
-    }
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let version = Command::new("mpirun").arg("--version").output().context(
-        "--ranks starts processes with mpirun, which is not here: install one (Debian: openmpi-bin or mpich), or start the processes \
-         by other means",
-    )?;
+/// Makes this process the mpirun that is installed, with this command in so many processes: its signals and its exit code are then
+/// those of this process. Returns only where that fails.
+fn become_mpirun(count: usize) -> anyhow::Error {
+    let missing = "--ranks starts processes with mpirun, which is not here: install one (Debian: openmpi-bin or mpich), or start the \
+                   processes by other means";
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return anyhow::Error::new(error).context("cannot find the file of this program"),
+    };
+    let version = match Command::new("mpirun").arg("--version").output() {
+        Ok(version) => version,
+        Err(error) => return anyhow::Error::new(error).context(missing),
+    };
     let mut mpirun = Command::new("mpirun");
     mpirun.args(["-n", &count.to_string()]);
     if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
         // It refuses more processes than cores otherwise, and would bind each to one.
         mpirun.args(["--oversubscribe", "--bind-to", "none"]);
     }
-    let status = mpirun.arg(program).args(arguments).status().context("cannot run mpirun")?;
-    anyhow::ensure!(status.success(), "mpirun ended with {status}: see above");
-    Ok(())
+    // --ranks stays: the processes compare it with their number.
+    let error = mpirun.arg(program).args(std::env::args_os().skip(1)).exec();
+    anyhow::Error::new(error).context("cannot run mpirun")
 }

@@ -45,63 +45,27 @@ pub struct Launch {
     pub rank: usize,
     /// How many there are.
     pub size: usize,
-    /// This one's number on its machine.
-    pub local_rank: usize,
-    /// How many are on this machine, where that is known.
-    pub local_size: Option<usize>,
 }
 
-/// The variables of a launcher: rank, size, rank on the machine, and size there.
+/// The variables of a launcher.
 struct Variables {
     launcher: Launcher,
     rank: &'static str,
     size: &'static str,
-    local_rank: &'static str,
-    local_size: &'static str,
     /// What must be there besides, for others set the same.
     also: Option<&'static str>,
 }
 
 /// The first that fits counts.
 const KNOWN: [Variables; 5] = [
-    Variables {
-        launcher: Launcher::Torchrun,
-        rank: "RANK",
-        size: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_size: "LOCAL_WORLD_SIZE",
-        also: Some("LOCAL_RANK"),
-    },
-    Variables {
-        launcher: Launcher::Trainer,
-        rank: "PET_NODE_RANK",
-        size: "PET_NNODES",
-        local_rank: "PET_LOCAL_RANK",
-        local_size: "PET_NPROC_PER_NODE",
-        also: Some("PET_MASTER_ADDR"),
-    },
-    Variables {
-        launcher: Launcher::OpenMpi,
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
-        also: None,
-    },
-    Variables {
-        launcher: Launcher::Mpich,
-        rank: "PMI_RANK",
-        size: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
-        local_size: "MPI_LOCALNRANKS",
-        also: None,
-    },
+    Variables { launcher: Launcher::Torchrun, rank: "RANK", size: "WORLD_SIZE", also: Some("LOCAL_RANK") },
+    Variables { launcher: Launcher::Trainer, rank: "PET_NODE_RANK", size: "PET_NNODES", also: Some("PET_MASTER_ADDR") },
+    Variables { launcher: Launcher::OpenMpi, rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE", also: None },
+    Variables { launcher: Launcher::Mpich, rank: "PMI_RANK", size: "PMI_SIZE", also: None },
     Variables {
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
         size: "SLURM_NTASKS",
-        local_rank: "SLURM_LOCALID",
-        local_size: "SLURM_NTASKS_PER_NODE",
         // Scripts of sbatch have the others, too.
         also: Some("SLURM_STEP_ID"),
     },
@@ -126,10 +90,7 @@ impl Launch {
                 let expected = "a number below that of all processes";
                 return Err(RanksError::Environment { variable: known.rank, value: rank.to_string(), expected });
             }
-            // `2(x3)` and words such as `auto` are no mistake: only a hint is lost.
-            let local_size = number(known.local_size).ok().flatten();
-            let local_rank = number(known.local_rank)?.unwrap_or(0);
-            return Ok((size > 1).then_some(Self { launcher: known.launcher, rank, size, local_rank, local_size }));
+            return Ok((size > 1).then_some(Self { launcher: known.launcher, rank, size }));
         }
         Ok(None)
     }
@@ -143,29 +104,27 @@ mod tests {
         Launch::recognise(|name| Some(variables.iter().find(|(known, _)| *known == name)?.1.to_owned()))
     }
 
-    fn launch(variables: &[(&str, &str)]) -> Option<(Launcher, usize, usize, usize, Option<usize>)> {
+    fn launch(variables: &[(&str, &str)]) -> Option<(Launcher, usize, usize)> {
         let launch = recognised(variables).unwrap()?;
-        Some((launch.launcher, launch.rank, launch.size, launch.local_rank, launch.local_size))
+        Some((launch.launcher, launch.rank, launch.size))
     }
 
     #[test]
     fn every_launcher_is_known_by_what_it_sets() {
         assert_eq!(launch(&[("HOME", "/root")]), None);
-        let torchrun = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
-        assert_eq!(launch(&torchrun), Some((Launcher::Torchrun, 3, 4, 1, Some(2))));
+        let torchrun = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
+        assert_eq!(launch(&torchrun), Some((Launcher::Torchrun, 3, 4)));
         let open = [
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
             // srun may be what started mpirun.
             ("SLURM_PROCID", "0"),
             ("SLURM_NTASKS", "2"),
             ("SLURM_STEP_ID", "0"),
         ];
-        assert_eq!(launch(&open), Some((Launcher::OpenMpi, 1, 2, 1, Some(2))));
-        let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
-        assert_eq!(launch(&mpich), Some((Launcher::Mpich, 0, 2, 0, Some(2))));
+        assert_eq!(launch(&open), Some((Launcher::OpenMpi, 1, 2)));
+        let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
+        assert_eq!(launch(&mpich), Some((Launcher::Mpich, 0, 2)));
         let srun = [
             ("SLURM_PROCID", "5"),
             ("SLURM_NTASKS", "8"),
@@ -173,12 +132,12 @@ mod tests {
             ("SLURM_STEP_ID", "0"),
             ("SLURM_NTASKS_PER_NODE", "4(x2)"),
         ];
-        assert_eq!(launch(&srun), Some((Launcher::Srun, 5, 8, 1, None)));
+        assert_eq!(launch(&srun), Some((Launcher::Srun, 5, 8)));
         // A script of sbatch without srun, and worlds of one.
         assert_eq!(launch(&srun[..3]), None);
         assert_eq!(launch(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
         let trainer = [("PET_NODE_RANK", "1"), ("PET_NNODES", "2"), ("PET_MASTER_ADDR", "a")];
-        assert_eq!(launch(&trainer), Some((Launcher::Trainer, 1, 2, 0, None)));
+        assert_eq!(launch(&trainer), Some((Launcher::Trainer, 1, 2)));
     }
 
     #[test]

@@ -217,10 +217,7 @@ impl Ranks {
     /// Parts from the others, when all have come this far.
     pub fn finish(&self) -> Result<()> {
         match &self.link {
-            Link::World { mpi, meeting } => {
-                meeting.finish(self.patience);
-                mpi.finish()
-            }
+            Link::World { mpi, meeting } => meeting.finish(|| mpi.finish()),
             Link::Threads(_) => Ok(()),
         }
     }
@@ -269,4 +266,61 @@ pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `task` on every rank of a world of threads.
+    fn on_all(size: usize, task: impl Fn(&Ranks) + Sync) {
+        std::thread::scope(|scope| {
+            for ranks in Ranks::in_threads(size) {
+                let task = &task;
+                scope.spawn(move || task(&ranks));
+            }
+        });
+    }
+
+    #[test]
+    fn bytes_get_from_each_to_all() {
+        on_all(4, |ranks| {
+            let (rank, size) = (ranks.rank(), ranks.size());
+            // Parts with a gap before them, one of them empty.
+            let parts = [1..4, 4..4, 5..6, 6..9];
+            let mut buffer = [9; 10];
+            buffer[parts[rank].clone()].fill(rank as u8);
+            ranks.all_gather(&mut buffer, &parts);
+            assert_eq!(buffer, [9, 0, 0, 0, 9, 2, 3, 3, 3, 9]);
+            let mut value = [rank as u8; 3];
+            ranks.broadcast(&mut value);
+            assert_eq!(value, [0; 3]);
+            assert_eq!(ranks.gather(&vec![7; rank]), (0..size).map(|rank| vec![7; rank]).collect::<Vec<_>>());
+            assert_eq!(ranks.from_first(&[rank as u8, 5]), [0, 5]);
+            // In their order between two ranks, whatever goes on between others.
+            let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+            let (mut one, mut two) = ([0], [0; 2]);
+            ranks
+                .exchange(&[(next, &[rank as u8][..]), (next, &[1, 2][..])], &mut [(last, &mut one), (last, &mut two)]);
+            assert_eq!((one, two), ([last as u8], [1, 2]));
+        });
+        let shares = |size: usize, count| -> Vec<_> {
+            let ranks = Ranks::in_threads(size).swap_remove(0);
+            (0..size).map(|rank| ranks.share(count, rank)).collect()
+        };
+        assert_eq!(shares(3, 2), [0..0, 0..1, 1..2]);
+        assert_eq!(shares(2, 5), [0..2, 2..5]);
+    }
+
+    #[test]
+    fn who_has_other_facts_is_named() {
+        on_all(3, |ranks| {
+            let facts = |data: &str| vec![("version", "1".to_owned()), ("data", data.to_owned())];
+            let host = format!("node{}", ranks.rank());
+            ranks.agree(&facts("a"), &host).unwrap();
+            let own = facts(if ranks.rank() == 2 { "b" } else { "a" });
+            let error = ranks.agree(&own, &host).unwrap_err().to_string();
+            assert_eq!(error, "rank 2 on node2 differs from rank 0 in: data. All ranks need the same data");
+        });
+    }
 }

@@ -22,6 +22,12 @@ const BEATS: u32 = 6;
 /// How long all ranks have to find rank 0.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How long a connection has to say who it is: a stranger must not keep the ranks waiting.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// How long whoever listens has to find out which rank is lost, before this one gives the reason that it knows itself.
+const TO_BE_NAMED: Duration = Duration::from_secs(1);
+
 const HELLO: u8 = 1;
 const BEAT: u8 = 2;
 /// A rank's value, with its number.
@@ -107,8 +113,7 @@ impl Door {
 
     fn greet(&self, stream: &TcpStream) -> Option<(usize, String)> {
         stream.set_nonblocking(false).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        let (kind, hello) = receive(&mut &*stream, 1024).ok()?;
+        let (kind, hello) = receive(&mut Until { stream, end: Instant::now() + GREETING }, 1024).ok()?;
         let (token, rest) = hello.split_at_checked(16)?;
         let (rank, host) = rest.split_at_checked(8)?;
         let rank = u64::from_le_bytes(rank.try_into().ok()?) as usize;
@@ -214,8 +219,9 @@ impl Meeting {
         }
     }
 
-    /// Tells all others why the work ends, and ends this process.
+    /// Tells all others why the work ends, and ends this process. Where a rank was lost, it is that one's name that they are told.
     pub(crate) fn fail(&self, reason: &str) -> ! {
+        std::thread::sleep(TO_BE_NAMED);
         let text = self.shared.named(reason);
         self.shared.end(&text, None);
         loop {
@@ -231,11 +237,14 @@ impl Meeting {
         self.shared.tell_all(END, text.as_bytes());
     }
 
-    /// Parts from the others, when all have come this far.
-    pub(crate) fn finish(&self, deadline: Duration) {
-        self.gather(&[], deadline);
+    /// Parts from the others when all have come this far, however long that takes: the first may still be scoring and writing. What
+    /// `last` does, a loss still ends.
+    pub(crate) fn finish<T>(&self, last: impl FnOnce() -> T) -> T {
+        self.gather(&[], Duration::MAX);
+        let done = last();
         self.shared.lock().over = true;
         self.shared.tell_all(BYE, &[]);
+        done
     }
 }
 
@@ -364,6 +373,21 @@ fn ready(stream: &TcpStream, lost_after: Duration) -> Result<TcpStream> {
     set().map_err(failed("prepare a connection".to_owned()))
 }
 
+/// A connection that is read until a moment, however slowly the bytes come.
+struct Until<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        // A time of zero would mean that there is no end.
+        self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { (&mut &*self.stream).read(bytes) }
+    }
+}
+
 fn send(stream: &mut impl Write, kind: u8, message: &[u8]) -> std::io::Result<()> {
     // In one write, so that a message is one packet where it can be.
     let mut all = Vec::with_capacity(message.len() + 5);
@@ -455,7 +479,7 @@ mod tests {
                             (0..3).map(|rank| vec![round; rank * usize::from(round)]).collect();
                         assert_eq!(meeting.gather(&value, LATE), expected);
                     }
-                    meeting.finish(LATE);
+                    meeting.finish(|| ());
                 });
             }
         });

@@ -2,6 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A test that went wrong shall fail, and not hang.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Messages under way, by sender and receiver.
 #[derive(Default)]
@@ -34,7 +38,10 @@ impl Port {
             if let Some(message) = boxes.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
                 return message;
             }
-            boxes = self.mail.changed.wait(boxes).unwrap_or_else(PoisonError::into_inner);
+            let (waited, timeout) =
+                self.mail.changed.wait_timeout(boxes, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+            assert!(!timeout.timed_out(), "ranks: rank {} waits for rank {from}, whose thread has ended", self.rank);
+            boxes = waited;
         }
     }
 }

@@ -33,7 +33,6 @@ const NO_FILES: &str = "--data DIR or --train FILE is missing: what to train on"
 
 pub(crate) fn run(flags: &Finetune) -> anyhow::Result<()> {
     match launch::start(&flags.together, &flags.machine)? {
-        Started::Done => Ok(()),
         Started::Alone => train(flags, None),
         Started::Together(together) => {
             let ended = train(flags, Some(&together));

@@ -25,7 +25,6 @@ pub(crate) fn run(flags: &Pretrain) -> anyhow::Result<()> {
         return run_with(flags, None, None);
     }
     match launch::start(&flags.together, &flags.machine)? {
-        Started::Done => Ok(()),
         Started::Alone => run_with(flags, None, None),
         Started::Together(together) => {
             let ended = run_with(flags, None, Some(&together));
