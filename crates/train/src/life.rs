@@ -10,7 +10,7 @@ use henson_ranks::Ranks;
 use henson_tensor::{Device, Isa, Parameters};
 
 use crate::error::{Result, TrainError};
-use crate::run::{Carried, ModelFiles, RunDirectory, RunRecipe, SUMS, State};
+use crate::run::{Carried, ModelFiles, ROUNDING, RunDirectory, RunRecipe, State};
 use crate::together;
 use crate::trainer::{Engine, Event, Keep, LoopSettings, Outcome, PRODUCTS, Task, Watch, train};
 
@@ -88,7 +88,8 @@ impl TrainingRun {
             );
             (watch.on)(Event::Warning { text: &text });
         }
-        if self.state.sums != SUMS {
+        // On a GPU they are what they were.
+        if self.state.rounding != ROUNDING && device.isa().is_some() {
             let text = "this run was started by a version of henson that rounds norms and sums over parts of a batch in another \
                         order: its last bits will differ from those of a run by one version";
             (watch.on)(Event::Warning { text });
@@ -140,7 +141,7 @@ impl TrainingRun {
             take_products(directory, engine.parameters.device(), &mut warn)?;
             if !self.state.place.is_null() {
                 let state = directory.resume(&mut engine.parameters, &mut engine.updater, &mut warn)?;
-                self.state = State { device: self.device.clone(), sums: SUMS, ..state };
+                self.state = State { device: self.device.clone(), rounding: ROUNDING, ..state };
                 let best = self.best_step();
                 if self.settings.keep == Keep::Best && best != self.state.step {
                     directory.verify(best).map_err(|error| directory.lost_best(best, error))?;

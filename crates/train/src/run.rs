@@ -57,14 +57,15 @@ pub struct State {
     pub device: String,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// How sums over all parameters and over the parts of a batch are rounded: [`SUMS`], or 0 of those who did not say.
+    /// How sums over all parameters and over the parts of a batch are rounded: [`ROUNDING`], or 0 of versions before
+    /// there was a choice.
     #[serde(default)]
-    pub sums: u32,
+    pub rounding: u32,
 }
 
 /// Raised when sums are taken in another order, so that the last bits of a run that resumes will differ. 1: norms chunk by chunk, parts of a
 /// batch in a tree.
-pub(crate) const SUMS: u32 = 1;
+pub(crate) const ROUNDING: u32 = 1;
 
 /// The best evaluation of a run; of equal ones the last, whose model has learned the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -106,8 +107,8 @@ impl State {
     /// The beginning of a run.
     pub fn new(data: String, device: String) -> Self {
         let place = Value::Null;
-        let (version, sums) = (STATE_VERSION, SUMS);
-        Self { version, step: 0, tokens: 0, seconds: 0.0, place, data, device, best: None, sums }
+        let (version, rounding) = (STATE_VERSION, ROUNDING);
+        Self { version, step: 0, tokens: 0, seconds: 0.0, place, data, device, best: None, rounding }
     }
 }
 

@@ -400,8 +400,10 @@ pub(crate) fn train<M>(
     }
     let ranks = engine.ranks().cloned();
     let ahead = engine.parameters.device().ahead();
-    let mut stop = together::any(ranks.as_ref(), watch.stop.load(Ordering::Relaxed));
+    // Ranks agree on it once a step; one process looks at the last moment.
+    let mut agreed = together::any(ranks.as_ref(), watch.stop.load(Ordering::Relaxed));
     while state.step < settings.steps && !settings.is_over(state) {
+        let stop = if ranks.is_some() { agreed } else { watch.stop.load(Ordering::Relaxed) };
         let pause = settings.stop_at.is_some_and(|at| state.step >= at);
         if stop || pause {
             ledger.as_mut().map_or(Ok(()), |ledger| ledger.settle(0, state, watch))?;
@@ -417,9 +419,8 @@ pub(crate) fn train<M>(
         let mut loss = task.step(engine, state.step)?;
         let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate)?;
         state.step += 1;
-        stop = watch.stop.load(Ordering::Relaxed);
         if let Some(ranks) = &ranks {
-            (loss.parts, stop) = together::share_readings(ranks, loss.parts, stop)?;
+            (loss.parts, agreed) = together::share_readings(ranks, loss.parts, watch.stop.load(Ordering::Relaxed))?;
             ranks.at(state.step);
         }
         let last = state.step == settings.steps;
