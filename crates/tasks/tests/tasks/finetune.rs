@@ -5,9 +5,11 @@ use std::cell::Cell as Counter;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use henson_infer::{Model, Want};
+use henson_ranks::Ranks;
 use henson_tasks::{
     Ended, FineTuneRecipe, Instance, Lengths, Plan, PredictSettings, Prediction, Reading, Results, Search, SearchEnded,
     Set, Table, finetune, instances, predict, read, reading_for, score, search,
@@ -180,6 +182,74 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
         }
     }
     assert!(predict(&models, &set, &settings, |_| ControlFlow::Break(())).is_err(), "it can be stopped");
+}
+
+/// Fine-tunes by several ranks, here threads of this process; gives how the first ended.
+fn run_together(
+    recipe: &FineTuneRecipe,
+    ranks: usize,
+    out: &Path,
+    stop_at: Option<u64>,
+) -> Result<Ended, henson_tasks::TaskError> {
+    let world = Ranks::in_threads(ranks);
+    std::thread::scope(|scope| {
+        let one = |ranks: Ranks| {
+            scope.spawn(move || {
+                let mut plan = plan(recipe.clone());
+                plan.ranks = Some(Arc::new(ranks));
+                run(&plan, out, stop_at)
+            })
+        };
+        let threads: Vec<_> = world.into_iter().map(one).collect();
+        let mut ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ended.swap_remove(0)
+    })
+}
+
+#[test]
+fn several_ranks_give_the_bits_of_one() {
+    let sets =
+        ["epochs=3", "learning_rate=1e-3", "max_length=40", "accumulation=4", "log_every=1", "linear_head=false"];
+    for (task, head, file) in [("classify", "sequence", "classify.jsonl"), ("choice", "choice", "choice.jsonl")] {
+        let (from, place) = (model(head, &json!({})), TempDir::new().unwrap());
+        let at = |name: &str| place.path().join(name);
+        // Fewer rows than parts at the end of an epoch: the last ranks have nothing to compute there.
+        let recipe = FineTuneRecipe { batch_size: 5, ..recipe(task, from.path(), file, &sets) };
+        let rows = fs::read_to_string(data("finetune").join(file)).unwrap().lines().count();
+        assert!((1..=3).contains(&(rows % 5)), "{rows} rows");
+        let expected = finished(run(&plan(recipe.clone()), &at("one"), None).unwrap());
+        let together = |ranks, name: &str, stop_at| run_together(&recipe, ranks, &at(name), stop_at);
+        assert_eq!(finished(together(2, "two", None).unwrap()), expected, "{task}");
+        // Resumed by another number of ranks.
+        assert!(matches!(together(2, "legs", Some(2)).unwrap(), Ended::Stopped(2)));
+        assert_eq!(finished(together(4, "legs", None).unwrap()), expected, "{task}");
+        // What is finished stays as it is, for all of them.
+        assert_eq!(finished(together(4, "legs", None).unwrap()), expected, "{task}");
+        let log = |name: &str| -> Vec<Value> {
+            let lines = fs::read_to_string(at(name).join("metrics.jsonl")).unwrap();
+            let line = |line: &str| -> Value {
+                let mut line: Value = serde_json::from_str(line).unwrap();
+                line.as_object_mut().unwrap().retain(|key, _| !["seconds", "tokens_per_s"].contains(&key.as_str()));
+                line
+            };
+            lines.lines().map(line).collect()
+        };
+        let weights = |name: &str| fs::read(at(name).join("model.safetensors")).unwrap();
+        for several in ["two", "legs"] {
+            assert!(weights(several) == weights("one"), "{task}: the weights of {several}");
+            assert_eq!(log(several), log("one"), "{task}: the log of {several}");
+        }
+    }
+}
+
+/// Texts are told from all others of their batch, of which a rank sees a part.
+#[test]
+fn losses_over_whole_batches_are_refused_with_several_ranks() {
+    let (from, place) = (model("sequence", &json!({})), TempDir::new().unwrap());
+    let recipe = FineTuneRecipe { batch_size: 4, ..recipe("embed", from.path(), "embed.jsonl", &["accumulation=2"]) };
+    let message = run_together(&recipe, 2, &place.path().join("run"), None).unwrap_err().to_string();
+    assert!(message.contains("a sum over examples, with several ranks"), "{message}");
+    assert!(!place.path().join("run").exists());
 }
 
 #[test]

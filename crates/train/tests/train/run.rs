@@ -253,6 +253,107 @@ fn several_ranks_give_the_bits_of_one() {
     }
 }
 
+#[test]
+fn a_signal_to_one_rank_stops_all_after_the_same_step() {
+    let sets = ["accumulation=2", "steps=12", "eval_every=0"];
+    let directory = tempfile::tempdir().unwrap();
+    let (whole, stopped) = (directory.path().join("whole"), directory.path().join("stopped"));
+    let (world, stops) = (Ranks::in_threads(2), [AtomicBool::new(false), AtomicBool::new(false)]);
+    std::thread::scope(|scope| {
+        for (ranks, stop) in world.into_iter().zip(&stops) {
+            let (stops, stopped) = (&stops, &stopped);
+            scope.spawn(move || {
+                let mut plan = plan(&sets);
+                plan.ranks = Some(Arc::new(ranks));
+                // The first sees the steps; it is the other that is told to stop.
+                let mut on = |event: Event<'_>| {
+                    if let Event::Step { step, .. } = event {
+                        stops[1].store(step >= 5, Ordering::Relaxed);
+                    }
+                };
+                let mut watch = Watch { on: &mut on, stop };
+                let device = Device::cpu(None, Some(1)).unwrap();
+                let (outcome, step) = pretrain(&plan, &device, stopped, 1, None, &mut watch).unwrap();
+                assert_eq!(outcome, Outcome::Interrupted);
+                assert!((5..12).contains(&step), "{step}");
+            });
+        }
+    });
+    assert!(!stops[0].load(Ordering::Relaxed));
+    assert_eq!(run(&plan(&sets), &stopped, 1, None).unwrap(), Outcome::Finished);
+    assert_eq!(run(&plan(&sets), &whole, 1, None).unwrap(), Outcome::Finished);
+    assert_eq!(weights(&whole), weights(&stopped));
+}
+
+#[test]
+fn ranks_that_cannot_train_together_are_refused_by_name() {
+    let refused = |sets: [&[&str]; 2], expected: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("run");
+        std::thread::scope(|scope| {
+            for (ranks, sets) in Ranks::in_threads(2).into_iter().zip(sets) {
+                let out = &out;
+                scope.spawn(move || {
+                    let mut plan = plan(sets);
+                    plan.ranks = Some(Arc::new(ranks));
+                    let error = run(&plan, out, 1, None).unwrap_err().to_string();
+                    assert!(error.contains(expected), "{error}");
+                });
+            }
+        });
+        assert!(!out.exists(), "{expected}: something was written");
+    };
+    let parts = ["accumulation=2"];
+    refused([&parts, &["accumulation=2", "learning_rate=2e-3"]], "rank 1 on ");
+    refused([&parts, &["accumulation=2", "learning_rate=2e-3"]], "differs from rank 0 in: recipe.");
+    refused([&[], &[]], "1 parts can be shared by 1 ranks; or set accumulation=2");
+    refused([&["accumulation=3", "batch_size=9"]; 2], "3 parts can be shared by 3 ranks");
+}
+
+#[test]
+fn optimizers_that_cannot_be_shared_are_refused() {
+    std::thread::scope(|scope| {
+        for ranks in Ranks::in_threads(2) {
+            scope.spawn(move || {
+                let sets = ["accumulation=2", "optimizer=\"adafactor\""];
+                let mut engine = plan(&sets).engine(&Device::cpu(None, Some(1)).unwrap()).unwrap();
+                let error = engine.join(Some(Arc::new(ranks))).unwrap_err().to_string();
+                assert!(error.contains("adamw, stable-adamw or lamb"), "{error}");
+            });
+        }
+    });
+}
+
+/// Norms and sums over parts are rounded in another order than they were.
+#[test]
+fn a_run_of_a_version_that_rounds_otherwise_resumes_with_a_warning() {
+    let plan = plan(&["eval_every=0", "steps=9"]);
+    let directory = tempfile::tempdir().unwrap();
+    let warnings = |stop_at| {
+        let mut warnings = Vec::new();
+        let mut on = |event: Event<'_>| {
+            if let Event::Warning { text } = event {
+                warnings.push(text.to_owned());
+            }
+        };
+        let (device, stop) = (Device::cpu(None, Some(1)).unwrap(), AtomicBool::new(false));
+        pretrain(&plan, &device, directory.path(), 1, stop_at, &mut Watch { on: &mut on, stop: &stop }).unwrap();
+        warnings
+    };
+    assert!(warnings(Some(2)).is_empty());
+    assert!(warnings(Some(4)).is_empty());
+    // As versions before wrote it, which had no such key.
+    let path = directory.path().join("checkpoints/step-4/state.json");
+    let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for key in ["rounding", "files", "sum"] {
+        assert!(state.as_object_mut().unwrap().remove(key).is_some(), "{key}");
+    }
+    fs::write(&path, state.to_string()).unwrap();
+    let told = warnings(Some(6));
+    assert!(told.len() == 1 && told[0].contains("rounds norms"), "{told:?}");
+    assert!(warnings(None).is_empty());
+}
+
 /// Byte-level BPE with the special tokens of models that write.
 fn writers_tokenizer(specials: SpecialSet) -> Tokenizer {
     let sentinels = if specials == SpecialSet::Ended { 20 } else { 0 };
