@@ -1,5 +1,6 @@
 //! Trains with several processes under both families of MPI, and demands the bits of one process: weights, moments and every number of the
-//! log but times. Then kills a rank, asks one to stop, and demands the same from the restarts.
+//! log but times. Then kills a rank, stops one in its tracks, asks one to end, and demands the same from the restarts. Not a part of `ci`:
+//! what needs no MPI is tested with ranks that are threads (`several_ranks_give_the_bits_of_one`, and the tests of the crate `ranks`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,6 +31,10 @@ const PRETRAIN: &str = "pretrain --model bert-tiny --data {in}/data --threads 1 
 const FINETUNE: &str = "finetune --task classify --model {in}/model --train {in}/classify.jsonl --dev {in}/classify.jsonl --threads 1 \
     --set batch_size=5 --set accumulation=4 --set epochs=3 --set max_length=40 --set learning_rate=1e-3 --set linear_head=false \
     --set log_every=1 --lost-after 10";
+
+/// Every text is told from all others of its batch.
+const EMBED: &str =
+    "finetune --task embed --model {in}/model --train {in}/embed.jsonl --set accumulation=2 --lost-after 10";
 
 /// Optimizers and dtypes of pre-training.
 const KINDS: [(&str, &str); 5] =
@@ -68,8 +73,10 @@ pub(crate) fn run(workspace: &Workspace, options: &[String]) -> Result {
     for number in 0..kills {
         bench.killed(number)?;
     }
+    bench.silent()?;
     bench.asked_to_stop()?;
     bench.refusals()?;
+    bench.strangers()?;
     fs::remove_dir_all(&bench.place).map_err(|error| format!("{}: {error}", bench.place.display()))
 }
 
@@ -88,22 +95,28 @@ impl Bench {
         let at = |error| format!("{}: {error}", bench.place.display());
         fs::create_dir_all(&bench.place).map_err(at)?;
         let data = workspace.root.join("tests-data");
-        fs::copy(data.join("finetune/classify.jsonl"), bench.place.join("classify.jsonl")).map_err(at)?;
+        for file in ["classify.jsonl", "embed.jsonl"] {
+            fs::copy(data.join("finetune").join(file), bench.place.join(file)).map_err(at)?;
+        }
         let novels = fs::read_to_string(data.join("text/novels.txt")).map_err(at)?;
         let lines: Vec<&str> = novels.lines().filter(|line| !line.trim().is_empty()).collect();
         let documents: Vec<String> = lines.chunks(40).map(|document| document.join("\n")).collect();
         fs::write(bench.place.join("text.txt"), documents.join("\n\n")).map_err(at)?;
-        bench.alone("tokenizer train --vocab-size 400 --threads 1 --out {in}/tokenizer {in}/text.txt", "")?;
-        bench.alone(
-            "data build --tokenizer {in}/tokenizer --held-out 0.1 --threads 1 --out {in}/data {in}/text.txt",
-            "",
-        )?;
-        // Other data, for a rank that must be refused.
         fs::write(bench.place.join("less.txt"), documents[1..].join("\n\n")).map_err(at)?;
-        bench.alone(
-            "data build --tokenizer {in}/tokenizer --held-out 0.1 --threads 1 --out {in}/other {in}/less.txt",
-            "",
-        )?;
+        for (tokenizer, size) in [("tokenizer", 400), ("words", 300)] {
+            let line =
+                format!("tokenizer train --vocab-size {size} --threads 1 --out {{in}}/{tokenizer} {{in}}/text.txt");
+            bench.alone(&line, "")?;
+        }
+        // Other data and another tokenizer, for ranks that must be refused.
+        for (out, tokenizer, text) in
+            [("data", "tokenizer", "text"), ("less", "tokenizer", "less"), ("other", "words", "text")]
+        {
+            let line = format!(
+                "data build --tokenizer {{in}}/{tokenizer} --held-out 0.1 --threads 1 --out {{in}}/{out} {{in}}/{text}.txt"
+            );
+            bench.alone(&line, "")?;
+        }
         Ok(bench)
     }
 
@@ -221,19 +234,50 @@ impl Bench {
         let processes = self.processes(&name)?;
         let victim = *processes.get(number % processes.len().max(1)).ok_or("no rank is running")?;
         signal("KILL", victim)?;
+        let begin = Instant::now();
         let (code, said) = self.wait(child)?;
-        if code == Some(0) {
-            println!("{name}: finished before it was killed");
-        } else {
-            println!("{name}: a rank of {ranks} died after step {step}, the rest ended with {code:?}");
-        }
         self.gone(&name, &said)?;
+        match code {
+            Some(0) => println!("{name}: finished before it was killed"),
+            _ => println!(
+                "{name}: a rank of {ranks} died after step {step}, the rest ended with {code:?} after {:.1} s{}",
+                begin.elapsed().as_secs_f64(),
+                said.lines().find(|line| line.contains("was lost")).map_or(String::new(), |line| format!(": {line}"))
+            ),
+        }
         let others = [2, 4, 1][number % 3];
         match others {
             1 => self.alone(PRETRAIN, &name)?,
             _ => self.together(1 - family, others, PRETRAIN, &name)?,
         }
         self.equal("one-adamw-f32", &name)
+    }
+
+    /// A rank that shows no sign of life is named to the others, which end: under both families, since no `mpirun` notices.
+    fn silent(&self) -> Result {
+        for family in 0..2 {
+            let name = format!("silent-{family}");
+            let line = PRETRAIN.replace("--lost-after 10", "--lost-after 3");
+            let child = self.start(self.mpirun(family, 2, &line, &name))?;
+            self.wait_for_checkpoint(&name, 0)?;
+            let processes = self.processes(&name)?;
+            let victim = *processes.last().ok_or("no rank is running")?;
+            signal("STOP", victim)?;
+            let begin = Instant::now();
+            let ended = self.wait(child);
+            // Both mpiruns kill what is left of a job; a stopped process that outlives them must not stay.
+            let _ = Command::new("kill").args(["-KILL", &victim.to_string()]).stderr(Stdio::null()).status();
+            let ((code, said), seconds) = (ended?, begin.elapsed().as_secs_f64());
+            let named = said.lines().find(|line| line.contains("was lost: no sign of life"));
+            match named {
+                Some(line) if code != Some(0) && seconds < 10.0 => println!("{name}: {seconds:.1} s: {line}"),
+                _ => return Err(format!("a silent rank: ended with {code:?} after {seconds:.1} s:\n{said}")),
+            }
+            self.gone(&name, &said)?;
+            self.alone(PRETRAIN, &name)?;
+            self.equal("one-adamw-f32", &name)?;
+        }
+        Ok(())
     }
 
     /// One rank is asked to stop: all do, after the same step.
@@ -262,20 +306,13 @@ impl Bench {
             (format!("{PRETRAIN} --set optimizer=\"adafactor\""), "with several ranks"),
             (format!("{PRETRAIN} --device cuda"), "not supported yet"),
             (PRETRAIN.replace("--data {in}/data", "--data {in}/nothing"), "nothing"),
+            (EMBED.to_owned(), "a sum over examples, with several ranks"),
         ];
         for (line, words) in cases {
             let said = self.ends(self.mpirun(1, 2, &line, "refused"), None, &line)?;
             if !said.contains(words) || said.contains("panicked") {
                 return Err(format!("{line}\nexpected `{words}` in:\n{said}"));
             }
-        }
-        // A rank with other data: MPMD, one program for each rank.
-        let mut command = self.mpirun(1, 1, PRETRAIN, "refused");
-        command.args([":", "-n", "1"]).arg(&self.binary);
-        command.args(self.arguments(&PRETRAIN.replace("{in}/data", "{in}/other"), "refused"));
-        let said = self.ends(command, None, "a rank with other data")?;
-        if !said.contains("rank 1 on") || !said.contains("differs from rank 0 in: data, recipe") {
-            return Err(format!("a rank with other data was not named:\n{said}"));
         }
         // A library of the other family sees worlds of one process.
         let line = format!("{PRETRAIN} --mpi-library libmpich.so.12");
@@ -284,6 +321,26 @@ impl Bench {
             return Err(format!("a library of the other family was not refused:\n{said}"));
         }
         println!("what cannot be shared is refused by name");
+        Ok(())
+    }
+
+    /// A rank that has other things before it than the first is refused, and named.
+    fn strangers(&self) -> Result {
+        for (other, words) in [
+            (PRETRAIN.replace("{in}/data", "{in}/less"), "data, recipe"),
+            (PRETRAIN.replace("{in}/data", "{in}/other"), "data, model, recipe, tokenizer"),
+            (PRETRAIN.replace("learning_rate=1e-2", "learning_rate=2e-2"), "recipe"),
+            (format!("{PRETRAIN} --kernels portable"), "processor"),
+        ] {
+            // MPMD: each rank with a command of its own.
+            let mut command = self.mpirun(1, 1, PRETRAIN, "refused");
+            command.args([":", "-n", "1"]).arg(&self.binary).args(self.arguments(&other, "refused"));
+            let said = self.ends(command, None, &other)?;
+            if !said.contains("rank 1 on") || !said.contains(&format!("differs from rank 0 in: {words}.")) {
+                return Err(format!("a rank with other {words} was not named:\n{said}"));
+            }
+        }
+        println!("a rank with other data, recipe, tokenizer or kernels is refused by name");
         Ok(())
     }
 
