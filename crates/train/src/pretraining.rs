@@ -935,7 +935,7 @@ impl Task for PreTraining {
             metrics.insert(loss.to_owned(), next_loss / pairs as f64);
             metrics.insert(accuracy.to_owned(), next_right / pairs as f64);
         }
-        Ok(Some(Evaluation { metrics, score: loss }))
+        Ok(Some(Evaluation { metrics, score: loss, loss: None }))
     }
 
     fn samples(&mut self, engine: &mut Engine) -> Result<Vec<metrics::Sample>> {

@@ -271,7 +271,7 @@ pub(crate) fn evaluate(
         ("replaced", share(replaced, tokens as f64)),
     ];
     let metrics: BTreeMap<String, f64> = metrics.into_iter().map(|(name, number)| (name.to_owned(), number)).collect();
-    Ok(Some(Evaluation { metrics, score: loss }))
+    Ok(Some(Evaluation { metrics, score: loss, loss: None }))
 }
 
 /// A recipe's settings of a generator, which only this objective has.

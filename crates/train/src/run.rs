@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 use crate::recipe::{differences, parse_settings, to_toml};
+use crate::trainer::Evaluation;
 use crate::{Updater, report};
 
 const LOCK: &str = "run.lock";
@@ -67,13 +68,17 @@ pub struct State {
 /// batch in a tree.
 pub(crate) const ROUNDING: u32 = 1;
 
-/// The best evaluation of a run; of equal ones the last, whose model has learned the longest.
+/// The best evaluation of a run. Of equal scores the one with the lower loss is the better, where evaluations have one: BLEU stays 0
+/// until four words in a row are right, and the model learns all the same. Otherwise the last is, whose model has learned the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// When.
     pub step: u64,
     /// The score, negated where higher is better; [`Best::WORST`] where it is not a number.
     pub score: f64,
+    /// The loss that tells equal scores apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
     /// How many updates earlier the score was reached for the first time.
     #[serde(default)]
     pub held: u64,
@@ -84,16 +89,21 @@ impl Best {
     pub const WORST: f64 = 1e9;
 
     /// The best after one more evaluation.
-    pub(crate) fn after(best: Option<Self>, step: u64, score: f64, higher_is_better: bool) -> Self {
+    pub(crate) fn after(best: Option<Self>, step: u64, found: &Evaluation, higher_is_better: bool) -> Self {
         let score = match higher_is_better {
-            _ if !score.is_finite() => Self::WORST,
-            true => -score,
-            false => score,
+            _ if !found.score.is_finite() => Self::WORST,
+            true => -found.score,
+            false => found.score,
         };
+        let loss = found.loss.filter(|loss| loss.is_finite());
         match best {
             Some(best) if score > best.score => best,
-            Some(best) if score == best.score => Self { step, held: best.held + (step - best.step), ..best },
-            _ => Self { step, score, held: 0 },
+            Some(best) if score == best.score => match (loss, best.loss) {
+                (Some(loss), Some(lowest)) if loss >= lowest => best,
+                (Some(_), Some(_)) => Self { step, score, loss, held: 0 },
+                _ => Self { step, loss, held: best.held + (step - best.step), ..best },
+            },
+            _ => Self { step, score, loss, held: 0 },
         }
     }
 
@@ -647,16 +657,17 @@ mod tests {
     fn of_equal_evaluations_the_last_is_the_best() {
         let scores = [(1, f64::NAN), (2, 3.0), (4, 1.0), (6, 1.0), (8, 2.0), (9, 1.0), (10, f64::NAN)];
         let best = |scores: &[(u64, f64)], higher| {
-            scores.iter().fold(None, |best, (step, score)| Some(Best::after(best, *step, *score, higher))).unwrap()
+            let found = |score: f64| Evaluation { score, ..Evaluation::default() };
+            scores.iter().fold(None, |best, (step, score)| Some(Best::after(best, *step, &found(*score), higher))).unwrap()
         };
-        assert_eq!(best(&scores, false), Best { step: 9, score: 1.0, held: 5 });
-        assert_eq!(best(&scores, true), Best { step: 2, score: -3.0, held: 0 });
+        assert_eq!(best(&scores, false), Best { step: 9, score: 1.0, loss: None, held: 5 });
+        assert_eq!(best(&scores, true), Best { step: 2, score: -3.0, loss: None, held: 0 });
         assert_eq!((best(&scores, false).age(12), best(&scores, true).age(12)), (8, 10));
         // Without any score, nothing got better since the beginning.
         let none = best(&scores[..1], true);
-        assert_eq!((none, none.age(12)), (Best { step: 1, score: Best::WORST, held: 0 }, 12));
+        assert_eq!((none, none.age(12)), (Best { step: 1, score: Best::WORST, loss: None, held: 0 }, 12));
         // States that were written before there was such a key.
         let old: Best = serde_json::from_str(r#"{"step": 4, "score": 1.0}"#).unwrap();
-        assert_eq!(old, Best { step: 4, score: 1.0, held: 0 });
+        assert_eq!(old, Best { step: 4, score: 1.0, loss: None, held: 0 });
     }
 }

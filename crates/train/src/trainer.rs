@@ -234,6 +234,8 @@ pub struct Evaluation {
     pub metrics: BTreeMap<String, f64>,
     /// What the best checkpoint is chosen by.
     pub score: f64,
+    /// What tells equal scores apart, the lower the better, where something does.
+    pub loss: Option<f64>,
 }
 
 /// What is learned, by a network of the kind `M`.
@@ -434,9 +436,9 @@ pub(crate) fn train<M>(
             ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
         }
         if evaluate_now {
-            let score = evaluate(engine, task, state, settings, ledger.as_mut(), watch)?;
-            if let Some(score) = score.filter(|_| save_now) {
-                state.best = Some(Best::after(state.best, state.step, score, settings.higher_is_better));
+            let found = evaluate(engine, task, state, settings, ledger.as_mut(), watch)?;
+            if let Some(found) = found.filter(|_| save_now) {
+                state.best = Some(Best::after(state.best, state.step, &found, settings.higher_is_better));
             }
             ledger.as_mut().map_or(Ok(()), |ledger| ledger.show(watch))?;
         }
@@ -459,7 +461,7 @@ fn evaluate<M>(
     settings: &LoopSettings,
     ledger: Option<&mut Ledger<'_>>,
     watch: &mut Watch<'_>,
-) -> Result<Option<f64>> {
+) -> Result<Option<Evaluation>> {
     (watch.on)(Event::Evaluating);
     let step = state.step;
     let evaluation = task.evaluate(engine, step)?;
@@ -476,7 +478,7 @@ fn evaluate<M>(
             }
         }
     }
-    Ok(evaluation.map(|evaluation| evaluation.score))
+    Ok(evaluation)
 }
 
 /// A checkpoint, for which all ranks give what they have; the first writes it.

@@ -89,7 +89,7 @@ impl Task<WordTagger> for TaggerLearner<'_> {
         let (_, value) = chosen_by(set, &found.score, None);
         let metrics: BTreeMap<String, f64> =
             found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        Ok(Some(Evaluation { metrics, score: value }))
+        Ok(Some(Evaluation { metrics, score: value, loss: None }))
     }
 
     fn samples(&mut self, _engine: &mut Engine<WordTagger>) -> Result<Vec<metrics::Sample>> {

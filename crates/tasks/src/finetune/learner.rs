@@ -371,14 +371,15 @@ impl Task for Learner {
         let all = found.score.metrics.iter().map(|(name, value)| ((*name).to_owned(), *value));
         let mut metrics: BTreeMap<String, f64> = all.collect();
         if is_untrained {
-            return Ok(Some(Evaluation { metrics, score: f64::NAN }));
+            return Ok(Some(Evaluation { metrics, score: f64::NAN, loss: None }));
         }
         if own.is_some() && found.score.get(&name).is_none() {
             let known = metrics.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(TrainError::setting("metric", &name, format!("one of the scores of this dev data: {known}")));
         }
         metrics.insert(name, value);
-        Ok(Some(Evaluation { metrics, score: value }))
+        let loss = found.score.get("loss");
+        Ok(Some(Evaluation { metrics, score: value, loss }))
     }
 
     fn samples(&mut self, _engine: &mut Engine) -> Result<Vec<metrics::Sample>> {

@@ -89,7 +89,7 @@ impl Task<EdgeProbe> for ProbeLearner<'_> {
         let all = total(self.look(engine, step)?);
         let named = [("f1", all.f1()), ("precision", all.precision()), ("recall", all.recall())];
         let metrics: BTreeMap<String, f64> = named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Some(Evaluation { metrics, score: all.f1() }))
+        Ok(Some(Evaluation { metrics, score: all.f1(), loss: None }))
     }
 
     fn samples(&mut self, _engine: &mut Engine<EdgeProbe>) -> Result<Vec<metrics::Sample>> {

@@ -1149,11 +1149,11 @@ fn interrupted_from_outside_a_checkpoint_is_written() {
     assert_eq!((ended, steps), ((Outcome::Interrupted, 3), vec![3]));
 }
 
-/// A task whose loss and score are what the test says.
+/// A task whose loss, and whose score and loss on held-out data, are what the test says.
 struct Scripted {
     task: henson_train::PreTraining,
     loss: fn(u64) -> f64,
-    score: fn(u64) -> f64,
+    found: fn(u64) -> (f64, Option<f64>),
 }
 
 impl Task for Scripted {
@@ -1165,7 +1165,8 @@ impl Task for Scripted {
     }
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
         let evaluation = self.task.evaluate(engine, step)?;
-        Ok(evaluation.map(|evaluation| Evaluation { score: (self.score)(step), ..evaluation }))
+        let (score, loss) = (self.found)(step);
+        Ok(evaluation.map(|evaluation| Evaluation { score, loss, ..evaluation }))
     }
     fn samples(&mut self, engine: &mut Engine) -> Result<Vec<metrics::Sample>> {
         self.task.samples(engine)
@@ -1191,7 +1192,8 @@ fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_ch
         let device = Device::cpu(None, Some(2)).unwrap();
         let mut run = TrainingRun::open(directory.path(), &plan.recipe, plan.loop_settings(None)).unwrap();
         let mut engine = plan.engine(&device).unwrap();
-        let mut task = Scripted { task: plan.task(&run.state().place, 1).unwrap(), loss, score: |_| 0.0 };
+        let task = plan.task(&run.state().place, 1).unwrap();
+        let mut task = Scripted { task, loss, found: |_| (0.0, None) };
         let stop = AtomicBool::new(false);
         let mut watch = Watch { on: &mut |_| {}, stop: &stop };
         let files = plan.model_files().unwrap();
@@ -1207,20 +1209,27 @@ fn a_loss_that_explodes_or_is_no_number_stops_the_run_and_keeps_the_last_good_ch
 /// Patience, what is better and what stays are settings: whether or not a run is stopped at each of its evaluations.
 #[test]
 fn a_run_ends_where_nothing_gets_better_and_with_the_model_that_was_asked_for() {
-    type Case = (fn(u64) -> f64, bool, u64, Keep, [u64; 2]);
-    let rising: fn(u64) -> f64 = |step| [1.0, 2.0, 5.0, 4.0, 5.0, 3.0, 2.0, 1.0][step as usize / 2];
+    type Score = fn(u64) -> (f64, Option<f64>);
+    type Case = (Score, bool, u64, Keep, [u64; 2]);
+    let rising: Score = |step| ([1.0, 2.0, 5.0, 4.0, 5.0, 3.0, 2.0, 1.0][step as usize / 2], None);
+    // A score that stays as it is while the loss falls and rises, and one that is reached again with a higher loss.
+    let constant: Score = |step| (0.0, Some([9.0, 8.0, 7.0, 6.0, 6.0, 7.0, 8.0, 9.0][step as usize / 2]));
+    let again: Score = |step| ([1.0, 2.0, 5.0, 4.0, 5.0, 3.0, 2.0, 1.0][step as usize / 2], Some(step as f64));
     // The step that it ends with, and that of its model. An equal score is no better, but its model has learnt longer.
-    let cases: [Case; 6] = [
+    let cases: [Case; 9] = [
         (rising, true, 0, Keep::Best, [14, 8]),
         (rising, true, 2, Keep::Best, [8, 8]),
         (rising, true, 3, Keep::Best, [10, 8]),
         (rising, true, 2, Keep::Last, [8, 8]),
         (rising, false, 3, Keep::Best, [8, 2]),
-        (|_| f64::NAN, true, 2, Keep::Best, [4, 4]),
+        (|_| (f64::NAN, None), true, 2, Keep::Best, [4, 4]),
+        (constant, true, 0, Keep::Best, [14, 6]),
+        (constant, true, 2, Keep::Best, [10, 6]),
+        (again, true, 2, Keep::Best, [8, 4]),
     ];
     let plan = plan(&["checkpoint_every=2", "eval_every=2", "steps=14"]);
     let device = Device::cpu(None, Some(2)).unwrap();
-    for (score, higher_is_better, patience, keep, [last, best]) in cases {
+    for (found, higher_is_better, patience, keep, [last, best]) in cases {
         let mut models = Vec::new();
         for stops in [vec![None], (2..=14).step_by(2).map(Some).chain([None]).collect()] {
             let directory = tempfile::tempdir().unwrap();
@@ -1234,7 +1243,8 @@ fn a_run_ends_where_nothing_gets_better_and_with_the_model_that_was_asked_for() 
                 run.write_recipe(&plan.recipe).unwrap();
                 let mut engine = plan.engine(&device).unwrap();
                 run.resume(&mut engine, &mut watch).unwrap();
-                let mut task = Scripted { task: plan.task(&run.state().place, 1).unwrap(), loss: |_| 1.0, score };
+                let task = plan.task(&run.state().place, 1).unwrap();
+                let mut task = Scripted { task, loss: |_| 1.0, found };
                 if run.train(&mut engine, &mut task, &model, &mut watch).unwrap() == Outcome::Finished {
                     assert_eq!([run.state().step, run.best_step()], [last, best], "{patience} {stop_at:?}");
                     assert_eq!(engine.updater.steps(), if keep == Keep::Best { best } else { last });
