@@ -9,6 +9,12 @@ last column of a padded batch. Vectors, and what transformers calls a bias, have
 memory of earlier tokens, with segments. `input.orders` has 0 for tokens that all see, `input.targets` the places of
 what is predicted, `input.target_offsets` where those of a sequence begin, `input.labels` the tokens themselves;
 `input.memory.LAYER` are states of earlier tokens, `input.memory_offsets` where those of a sequence begin.
+
+`beams` is XLNetForQuestionAnswering: `input.shown` is from where to where a sequence shows the passage, its last token is
+the classification token, and `input.start` and `input.end` are that token where there is no answer. `output.start_logits`
+and `output.end_logits` are those of the tokens that are not masked (p_mask), in order; ends and
+`output.no_answer_logits` follow from the right start. `output.beams.*` is what the model predicts: for each of the
+best starts the best ends (transformers gives these with ends before starts, and calls probabilities log_probs).
 """
 
 import shutil
@@ -44,7 +50,11 @@ HEADS = {
     "qa": ("XLNetForQuestionAnsweringSimple", {}),
     "choice": ("XLNetForMultipleChoice", {}),
     "permutation": ("XLNetLMHeadModel", {}),
+    "beams": ("XLNetForQuestionAnswering", {"start_n_top": 3, "end_n_top": 2}),
 }
+LENGTHS = list(golden.LENGTHS)
+# Each has more tokens to point at than there are beams.
+BEAM_LENGTHS = [8, 21, 9, 12, 10]
 MEMORY = [5, 0, 3, 8, 1]
 
 
@@ -65,7 +75,7 @@ def make_model(head):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             draw = torch.randn(parameter.shape, generator=golden.generator(name.removeprefix("transformer.")))
-            if name.endswith("layer_norm.weight"):
+            if name.lower().endswith(("layer_norm.weight", "layernorm.weight")):
                 parameter.copy_(1 + 0.2 * draw)
             else:
                 parameter.copy_((0.1 if name.endswith("bias") and "_bias" not in name else 0.3) * draw)
@@ -73,11 +83,19 @@ def make_model(head):
 
 
 def make_input(head, original=golden.make_input):
+    golden.LENGTHS = BEAM_LENGTHS if head == "beams" else LENGTHS
     data = original(head)
     ends = data["offsets"][1:] - 1
     data["segments"][ends] = 2  # the classification token
     if head == "qa":
         data["start"], data["end"] = torch.tensor([2, 20, 0, golden.OUTSIDE, 7]), torch.tensor([5, 20, 0, 4, 8])
+    if head == "beams":
+        # The passage is followed by a separator and the classification token.
+        lengths = torch.tensor(BEAM_LENGTHS)
+        data["shown"] = torch.stack([torch.tensor([2, 5, 1, 4, 3]), lengths - 2], dim=1)
+        last = lengths - 1
+        data["start"] = torch.tensor([3, 5, last[2], 6, last[4]])
+        data["end"] = torch.tensor([5, 18, last[2], 6, last[4]])
     if head == "permutation":
         rng = golden.generator("permutation")
         orders, targets, counts, labels = [], [], [], []
@@ -118,8 +136,41 @@ def permutation_call(model, data, i, length):
     return {"perm_mask": hidden[None], "target_mapping": mapping} | ({"mems": memory} if b > a else {})
 
 
+def beams(model, data):
+    """XLNetForQuestionAnswering, every sequence alone."""
+    losses, outputs = [], []
+    for i, (a, b) in enumerate(spans(data["offsets"])):
+        first, end = data["shown"][i].tolist()
+        masked = torch.ones(1, b - a, dtype=model.dtype)
+        masked[0, first:end] = masked[0, -1] = 0
+        call = {"input_ids": data["ids"][None, a:b], "token_type_ids": data["segments"][None, a:b], "p_mask": masked}
+        call |= {"cls_index": torch.tensor([b - a - 1]), "use_mems": False}
+        start, impossible = data["start"][i : i + 1], (data["start"][i : i + 1] == b - a - 1).to(model.dtype)
+        losses.append(
+            model(**call, start_positions=start, end_positions=data["end"][i : i + 1], is_impossible=impossible).loss
+        )
+        with torch.no_grad():
+            result = model(**call, output_hidden_states=True)
+            last, open = result.hidden_states[-1], masked[0] == 0
+            k, n = model.config.start_n_top, model.config.end_n_top
+            out = {f"hidden.{layer}": state[0] for layer, state in enumerate(result.hidden_states)}
+            out["start_logits"] = model.start_logits(last)[0][open]
+            out["end_logits"] = model.end_logits(last, start_positions=start)[0][open]
+            out["no_answer_logits"] = model.answer_class(last, start_positions=start, cls_index=call["cls_index"])
+            out["beams.start_probabilities"] = result.start_top_log_probs
+            out["beams.starts"] = result.start_top_index
+            out["beams.end_probabilities"] = result.end_top_log_probs.view(n, k).T[None]
+            out["beams.ends"] = result.end_top_index.view(n, k).T[None]
+            out["beams.no_answer"] = result.cls_logits
+        outputs.append(out)
+    loss = torch.stack(losses).mean()
+    return loss, {name: torch.cat([out[name] for out in outputs]) for name in outputs[0]} | {"loss": loss.reshape(1)}
+
+
 def forward(model, head, data):
     """Every sequence alone; returns (loss, flat outputs)."""
+    if head == "beams":
+        return beams(model, data)
     states, attentions, logits = [], [], []
     for i, (a, b) in enumerate(spans(data["offsets"])):
         call = {"input_ids": data["ids"][None, a:b], "token_type_ids": data["segments"][None, a:b]}

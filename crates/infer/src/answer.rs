@@ -1,8 +1,10 @@
 //! Answers to questions from passages.
 
-use henson_text::{AnswerSettings, Answers, QuestionSettings, SpanLogits, Stride, find_answers};
+use henson_text::{
+    AnswerSettings, Answers, QuestionSettings, SpanBeams, SpanLogits, Stride, find_answers, find_beam_answers,
+};
 
-use crate::{Model, Read, Request, Result, Task};
+use crate::{Model, Output, Read, Request, Result, Task};
 
 /// A question and the passage that may answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +61,24 @@ impl Model {
         let room = max_length.saturating_sub(self.tokenizer().template().pair_specials());
         let length = QuestionSettings { max_length, max_question: length.max_question.min(room / 2), ..length };
         let mut asked = self.tokenizer().question(question.question, question.passage, &length)?;
+        let nulls: Vec<usize> = (0..asked.windows.len()).map(|window| asked.null_position(window)).collect();
         let (windows, dropped) = (std::mem::take(&mut asked.windows), asked.dropped);
         let passage = question.passage.to_owned();
-        Ok(Request::new(windows, Read::Spans, dropped, move |_, read| {
-            let (windows, logits): (_, Vec<SpanLogits>) =
-                read.into_iter().map(|(window, output)| (window, output.spans())).unzip();
+        let has_beams = self.network().beams().is_some();
+        let mut request = Request::new(windows, Read::Spans, dropped, move |_, read| {
+            let (windows, outputs): (_, Vec<Output>) = read.into_iter().unzip();
             asked.windows = windows;
+            if has_beams {
+                let beams: Vec<SpanBeams> = outputs.iter().map(Output::beams).collect();
+                return find_beam_answers(&asked, &beams, &passage, &settings);
+            }
+            let logits: Vec<SpanLogits> = outputs.iter().map(Output::spans).collect();
             find_answers(&asked, &logits, &passage, &settings)
-        }))
+        });
+        if has_beams {
+            let windows = request.sequences.iter_mut().zip(nulls);
+            windows.for_each(|(window, null)| window.read = Read::beams(&window.features, null));
+        }
+        Ok(request)
     }
 }

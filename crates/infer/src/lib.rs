@@ -11,6 +11,7 @@ mod aggregate;
 mod answer;
 mod attention;
 mod batches;
+mod beams;
 mod choose;
 mod classify;
 mod embed;

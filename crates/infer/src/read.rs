@@ -9,8 +9,9 @@ use std::ops::Range;
 use henson_models::characters::SENTENCE_START;
 use henson_models::{self as models, Batch, Capture, Encoded, Sequence};
 use henson_tensor::{Parameters, Pass, RecurrentState, Tape, Tensor};
-use henson_text::{Features, SpanLogits};
+use henson_text::{Features, SpanBeams, SpanLogits};
 
+use crate::beams::search;
 use crate::{InferError, Layers, Model, Pooling, Request, Result};
 
 /// What is read off the encoder's output for a sequence. Legend: S tokens, H hidden, N labels, L layers, A heads.
@@ -47,6 +48,14 @@ pub enum Read {
     Labels,
     /// Start and end logits: S×2.
     Spans,
+    /// The best starts with the best ends of each, and whether there is an answer, of a head that looks for them so: the numbers of
+    /// [`SpanBeams`].
+    Beams {
+        /// Where an answer may start and end, within the sequence.
+        shown: Range<usize>,
+        /// The classification token, which is what is pointed to where there is none.
+        null: usize,
+    },
     /// Attention maps: L×A×S×S.
     Attention,
 }
@@ -66,6 +75,11 @@ impl Output {
         let (start, end) = self.numbers.chunks_exact(2).map(|row| (row[0], row[1])).unzip();
         SpanLogits { start, end }
     }
+
+    /// Those of [`Read::Beams`].
+    pub(crate) fn beams(&self) -> SpanBeams {
+        SpanBeams::from_numbers(&self.numbers)
+    }
 }
 
 /// How a sequence goes through the encoder. Those of one kind share a batch.
@@ -84,11 +98,16 @@ enum Way {
 }
 
 impl Read {
+    /// What is read of a window over a passage by a head with beams; `null` is the place of the classification token.
+    pub fn beams(window: &Features, null: usize) -> Self {
+        Self::Beams { shown: window.windowed_positions(), null }
+    }
+
     fn way(&self, has_streams: bool) -> Way {
         match self {
             Read::Masked { .. } if has_streams => Way::Masks,
             Read::Pooled { .. } | Read::Tokens | Read::Masked { .. } | Read::Next { .. } => Way::Plain,
-            Read::Labels | Read::Spans => Way::Plain,
+            Read::Labels | Read::Spans | Read::Beams { .. } => Way::Plain,
             Read::Sequence => Way::FirstToken,
             Read::Layers(_) => Way::HiddenStates,
             Read::Attention => Way::AttentionMaps,
@@ -238,6 +257,7 @@ impl Reader<'_> {
             };
             of_tokens().for_each(|i| outputs[i].numbers = self.tokens(&numbers, labels, i));
         }
+        self.beams(reads, encoded, outputs)?;
         self.masked(reads, encoded, outputs)?;
         self.next(reads, encoded, outputs)
     }
@@ -364,6 +384,17 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// Answers whose end depends on their start.
+    fn beams(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
+        for (i, read) in reads.iter().enumerate() {
+            let Read::Beams { shown, null } = read else { continue };
+            let rows = self.range(i);
+            let found = search(self.network, &mut self.pass, &encoded.last, rows, shown.clone(), *null)?;
+            outputs[i].numbers = found.to_numbers();
+        }
+        Ok(())
+    }
+
     /// What a left-to-right model thought of the tokens that it read.
     fn next(&mut self, reads: &[&Read], encoded: &Encoded, outputs: &mut [Output]) -> Result<()> {
         let vocabulary = self.network.config().sizes().vocab_size;
@@ -396,13 +427,13 @@ impl Reader<'_> {
 /// Rows whose logits are computed at a time for [`Read::Next`]: 51 MB with GPT-2's vocabulary.
 const NEXT_ROWS: usize = 256;
 
-fn log_sum_exp(logits: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     most + logits.iter().map(|logit| (f64::from(*logit) - most).exp()).sum::<f64>().ln()
 }
 
 /// The most probable tokens of a row, ties by id; what is not a number comes first, so that it is seen.
-fn best(row: &[f32], top: usize) -> Vec<u32> {
+pub(crate) fn best(row: &[f32], top: usize) -> Vec<u32> {
     let key = |id: u32| if row[id as usize].is_nan() { f32::INFINITY } else { row[id as usize] };
     let mut ids: Vec<u32> = (0..row.len() as u32).collect();
     let order = |a: &u32, b: &u32| key(*b).total_cmp(&key(*a)).then(a.cmp(b));

@@ -115,7 +115,7 @@ impl Task {
         match head {
             Head::Sequence { .. } => Some(Task::Classify),
             Head::Token { .. } => Some(Task::Tag),
-            Head::Span => Some(Task::Answer),
+            Head::Span | Head::BeamSpan => Some(Task::Answer),
             Head::Choice => Some(Task::Choose),
             Head::Encoder | Head::Pooler | Head::PreTraining | Head::MaskedLm | Head::SpanBoundary => None,
             Head::ReplacedTokens | Head::Seq2Seq => None,
@@ -176,7 +176,7 @@ pub(crate) fn described(config: &ModelConfig, head: Head) -> String {
         Head::Sequence { .. } => "a classifier of texts",
         Head::ReplacedTokens => "a discriminator of replaced tokens",
         Head::Token { .. } => "a tagger of words",
-        Head::Span => "a question answerer",
+        Head::Span | Head::BeamSpan => "a question answerer",
         Head::Choice => "a multiple-choice model",
     };
     format!("{words} ({})", config.class(head))

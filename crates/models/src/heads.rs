@@ -5,6 +5,7 @@
 
 use henson_tensor::{Activation, Builder, CrfParams, Init, Layout, Norm, Param, Pass, Result, Tensor, Var};
 
+use crate::beams::BeamHead;
 use crate::boundary::BoundaryHead;
 use crate::layers::{Linear, layer_norm};
 
@@ -13,7 +14,7 @@ const HEAD_SITE: u32 = 0xff00;
 const HEAD_INPUT_SITE: u32 = 0xff01;
 
 /// What stands on the encoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Head {
     /// Nothing at all, not even a pooler: for features and embeddings.
     Encoder,
@@ -42,6 +43,8 @@ pub enum Head {
     ReplacedTokens,
     /// A start and an end logit for each token.
     Span,
+    /// A start logit for each token, an end logit for each token and start, and whether there is an answer: XLNet's own.
+    BeamSpan,
     /// One logit per sequence, compared among the choices of an example.
     Choice,
 }
@@ -56,7 +59,7 @@ impl Head {
             Head::Seq2Seq => "ForConditionalGeneration",
             Head::Sequence { .. } => "ForSequenceClassification",
             Head::Token { .. } => "ForTokenClassification",
-            Head::Span => "ForQuestionAnswering",
+            Head::Span | Head::BeamSpan => "ForQuestionAnswering",
             Head::Choice => "ForMultipleChoice",
         }
     }
@@ -289,6 +292,8 @@ pub(crate) struct HeadParts {
     pub(crate) vocabulary: Option<VocabularyHead>,
     /// Masked spans from their boundaries.
     pub(crate) boundary: Option<BoundaryHead>,
+    /// Answers whose end depends on their start.
+    pub(crate) beams: Option<BeamHead>,
     /// What scores the labels of a sequence's tokens together.
     pub(crate) crf: Option<CrfParams>,
     /// Everything with labels: sequences, tokens, spans, choices, next sentence.

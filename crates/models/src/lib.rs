@@ -8,6 +8,7 @@ mod family;
 mod albert;
 mod bart;
 mod batch;
+mod beams;
 mod bert;
 mod bilstm;
 pub mod blocks;
@@ -42,6 +43,7 @@ mod t5;
 mod xlnet;
 
 pub use batch::{Batch, InputError, Sequence};
+pub use beams::BeamHead;
 pub use boundary::BOUNDARY_TARGETS;
 pub use config::{ConfigError, FineTuning, HiddenActivation, Sizes, SpecialIds, TargetReading, WordVocabulary};
 pub use decoder::{CacheSizes, Decoder, DecoderCache, NewTokens, Writing};

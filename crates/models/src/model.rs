@@ -9,6 +9,7 @@ use henson_tensor::{
     Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, RecurrentState, Result, Tensor, TensorError, Var,
 };
 
+use crate::beams::BeamHead;
 use crate::heads::{Classifier, HeadParts};
 use crate::layers::diagonal;
 use crate::{Batch, Decoder, Family, Head, ModelConfig};
@@ -182,6 +183,11 @@ impl Model {
     ) -> Result<Var> {
         let head = part(self.parts.boundary, "boundary_logits", "the model has no head for the boundaries of spans")?;
         head.forward(pass, last, layout, (ends, places), self.network.word_table())
+    }
+
+    /// The parts of a [`Head::BeamSpan`], which has no logits but in answer to others.
+    pub fn beams(&self) -> Option<&BeamHead> {
+        self.parts.beams.as_ref()
     }
 
     /// What scores the labels of a sequence's tokens together, on the logits of a token head.

@@ -12,6 +12,7 @@ use henson_tensor::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::beams::BeamHead;
 use crate::bert::{fiftieth, tenth};
 use crate::config::{
     FamilyConfig, check_dropouts, check_epsilon, check_heads, check_only, check_sizes, own_config, probability,
@@ -34,7 +35,7 @@ pub(crate) static FAMILY: Family = Family {
         tied: &[("lm_loss.weight", "transformer.word_embedding.weight")],
         ignored_endings: &[],
     },
-    heads: heads!(Encoder, MaskedLm),
+    heads: heads!(Encoder, MaskedLm, BeamSpan),
     causal: None,
     endings: &[(Head::MaskedLm, "LMHeadModel"), (Head::Span, "ForQuestionAnsweringSimple")],
     // Two small ones to train from scratch, then the published ones.
@@ -101,6 +102,10 @@ pub struct XlNetConfig {
     pub summary_activation: Option<HiddenActivation>,
     /// Dropout behind it.
     pub summary_last_dropout: f64,
+    /// Starts whose ends are looked for, where an answer's end depends on its start.
+    pub start_n_top: usize,
+    /// Ends that are kept for each of them.
+    pub end_n_top: usize,
     /// `xlnet`.
     pub model_type: String,
     /// Keys that we do not know, kept as they are.
@@ -130,6 +135,8 @@ impl Default for XlNetConfig {
             summary_use_proj: true,
             summary_activation: Some(HiddenActivation::Tanh),
             summary_last_dropout: tenth(),
+            start_n_top: 5,
+            end_n_top: 5,
             model_type: "xlnet".to_owned(),
             other: Map::new(),
         }
@@ -210,6 +217,8 @@ impl FamilyConfig for XlNetConfig {
             ("n_layer", self.n_layer, 1 << 10),
             ("n_head", self.n_head, 1 << 12),
             ("d_inner", self.d_inner, 1 << 20),
+            ("start_n_top", self.start_n_top, 1 << 10),
+            ("end_n_top", self.end_n_top, 1 << 10),
         ])?;
         check_heads("n_head", self.n_head, self.d_model)?;
         if !self.d_model.is_multiple_of(2) {
@@ -275,7 +284,7 @@ impl FamilyConfig for XlNetConfig {
 
     /// Yang et al. (2019), appendix A.4; rates of base models as in the authors' examples.
     fn fine_tuning(&self, head: Head) -> FineTuning {
-        let layer_decay = if head == Head::Span { 0.75 } else { 1.0 };
+        let layer_decay = if matches!(head, Head::Span | Head::BeamSpan) { 0.75 } else { 1.0 };
         FineTuning { learning_rates: [3e-5, 2e-5], weight_decay: 0.0, layer_decay, ..FineTuning::BERT }
     }
 }
@@ -296,6 +305,10 @@ fn build(b: &mut Builder, own: &XlNetConfig, head: Head) -> Model {
     if head == Head::MaskedLm {
         let bias = VocabularyBias::Trained(b.padded_vector("lm_loss.bias", own.vocab_size, Init::Zeros));
         parts.vocabulary = Some(VocabularyHead::scaled(None, 1.0, bias));
+    }
+    if head == Head::BeamSpan {
+        let beams = (own.start_n_top, own.end_n_top);
+        parts.beams = Some(BeamHead::build(b, h, beams, own.layer_norm_eps as f32, init));
     }
     parts.classifier = match head {
         Head::Sequence { .. } | Head::Choice => {

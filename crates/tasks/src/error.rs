@@ -147,6 +147,16 @@ pub enum TaskError {
         data: String,
     },
 
+    /// A model that looks for the ends of answers only for the starts that it likes best, where others' scores would be needed.
+    #[error(
+        "{} scores an answer's end for its own best starts alone (beam_head), so that it can be neither averaged with other models \
+         nor be a teacher: ask it alone, or train a model without beam_head", path.display()
+    )]
+    Beams {
+        /// The model.
+        path: PathBuf,
+    },
+
     /// Models of an ensemble that cannot be averaged.
     #[error("{} cannot be averaged with {}: their labels differ, or they split texts differently (tokenizer, maximum length, windows)", second.display(), first.display())]
     Ensemble {

@@ -23,6 +23,10 @@ pub(crate) fn forward(
 ) -> Result<Vec<Scores>, TaskError> {
     let outputs = outputs_of(model, parameters, examples, poolings, go_on)?;
     let scores = |(example, (logits, labels)): (&Prepared, SequenceOutputs)| {
+        // What was found by beams belongs together, and is taken as it is: a row for each sequence.
+        if model.beams().is_some() {
+            return logits;
+        }
         let mut scores = task.form.scores(task.form.problem, example, &logits);
         if model.crf().is_some() {
             task.form.vote(example, &labels, &mut scores);
@@ -77,9 +81,19 @@ fn outputs_of(
         let (some, others) = rest.split_at(count);
         rest = others;
         let sequences: Vec<&Features> = some.iter().flat_map(Prepared::sequences).collect();
+        let mut reads = some.iter().flat_map(|example| {
+            let of = &of_sequence;
+            example.sequences().iter().enumerate().map(move |(window, sequence)| match example {
+                Prepared::Question(asked) if head == Head::BeamSpan => {
+                    Read::beams(sequence, asked.null_position(window))
+                }
+                _ => of.clone(),
+            })
+        });
         let (mut logits, mut labels) = (Vec::with_capacity(sequences.len()), Vec::with_capacity(sequences.len()));
         for part in by_tokens(&sequences) {
-            let part: Vec<(&Features, &Read)> = part.iter().map(|sequence| (*sequence, &of_sequence)).collect();
+            let reads: Vec<Read> = reads.by_ref().take(part.len()).collect();
+            let part: Vec<(&Features, &Read)> = part.iter().copied().zip(&reads).collect();
             for output in read(model, parameters, &part)? {
                 logits.push(output.numbers);
                 labels.push(output.ids);

@@ -72,6 +72,9 @@ pub(crate) fn predict_set(
     if set.task.form.averages_positions {
         (1..lengths.len()).for_each(|i| lengths[i] = lengths[0]);
     }
+    if let Some(beams) = models.iter().find(|model| models.len() > 1 && model.network().beams().is_some()) {
+        return Err(TaskError::Beams { path: beams.path().to_owned() });
+    }
     let mut predictions = Vec::with_capacity(set.examples.len());
     for examples in set.examples.chunks(TOGETHER) {
         let mut joined: Option<Vec<Scores>> = None;
@@ -146,7 +149,7 @@ fn reorder(scores: &mut Scores, order: &[usize]) {
 /// For each label of the set its number in the model, by name or by meaning. Empty: the same, or nothing to order.
 pub(crate) fn label_order(model: &Model, set: &Set) -> Result<Vec<usize>, TaskError> {
     let (head, form, labels) = (model.network().head(), set.task.form, model.labels());
-    if head != form.head(labels.len()) {
+    if !form.takes(head, labels.len()) {
         return Err(TaskError::OtherLabels {
             path: model.path().to_owned(),
             model: format!("of another kind ({})", model.config().model.class(head)),

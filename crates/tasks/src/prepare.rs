@@ -104,7 +104,8 @@ pub struct Instance {
     /// The right number, or 0 or 1 for each label. Where there are neither labels nor numbers, the first two sequences are
     /// alike, and the third, if there is one, is unlike them.
     pub numbers: Vec<f32>,
-    /// The positions of the first token and of each marked span, where spans are marked.
+    /// The positions of the first token and of each marked span, where spans are marked; of a question, that of the classification
+    /// token, and from where to where its window shows the passage.
     pub spans: Vec<Vec<u32>>,
     /// Which example of its set it is of.
     pub example: u32,

@@ -52,7 +52,9 @@ mod whole_words;
 mod windows;
 mod work;
 
-pub use answers::{AnswerCandidate, AnswerSettings, Answers, SpanLogits, find_answers};
+pub use answers::{
+    AnswerCandidate, AnswerSettings, Answers, BeamSpan, SpanBeams, SpanLogits, find_answers, find_beam_answers,
+};
 pub use error::TextError;
 pub use fast::Encoder;
 pub use features::{Features, truncated_lengths, window_with_most_context, windows_with_most_context};

@@ -4,9 +4,10 @@
 //! Legend: B sequences, T tokens, P predicted tokens.
 
 use std::hash::Hash;
+use std::ops::Range;
 
 use henson_models::{Batch, Capture, Model, ModelConfig};
-use henson_tensor::{Device, Layout, Pass, Result, Tensor, Var};
+use henson_tensor::{Device, Layout, Pass, Result, Tensor, TensorError, Var};
 
 use crate::losses::LossNames;
 
@@ -147,5 +148,100 @@ impl Targets {
             Self::Several(targets, weights) => pass.binary_cross_entropy(logits, targets, weights.as_ref(), scale),
             Self::Spans(targets, weights) => pass.span_cross_entropy(logits, layout, targets, weights, scale),
         }
+    }
+}
+
+/// A window on a passage, and the answer in it: places within its sequence.
+#[derive(Clone, Debug)]
+pub struct AnswerWindow {
+    /// Where an answer may start and end.
+    pub shown: Range<usize>,
+    /// The classification token, where the window points to that has no answer.
+    pub null: usize,
+    /// The first and the last token of the answer, both `null` where there is none.
+    pub answer: [usize; 2],
+}
+
+impl AnswerWindow {
+    /// All places that compete, in order.
+    fn places(&self) -> Vec<usize> {
+        let mut places: Vec<usize> = self.shown.clone().chain([self.null]).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+}
+
+/// What a [`Head::BeamSpan`](henson_models::Head::BeamSpan) is held against. Tokens that no answer can start or end at are left
+/// out, which is the same as logits of −∞.
+#[derive(Clone, Debug)]
+pub struct BeamTargets {
+    /// N rows of the flat batch.
+    rows: Tensor,
+    /// How they are divided into B sequences.
+    layout: Layout,
+    /// 2N: each of the rows, and that of its sequence's right start.
+    ends: Tensor,
+    /// B×2: first and last token among the rows of the sequence, and what they count.
+    answers: Tensor,
+    weights: Tensor,
+    /// 2B: the row of the start, and that of the classification token.
+    starts: Tensor,
+    /// B: 1 where there is no answer, and what that counts.
+    impossible: [Tensor; 2],
+}
+
+impl BeamTargets {
+    /// Puts the windows of a batch on the device. `scale` is one over twice the number of windows in the whole step: start and end
+    /// are averaged, and whether there is an answer counts half, as in the authors' code.
+    pub fn new(device: &Device, layout: &Layout, windows: &[AnswerWindow], scale: f32) -> Result<Self> {
+        let (mut rows, mut lengths, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut answers, mut starts, mut impossible) = (Vec::new(), Vec::new(), Vec::new());
+        for (window, first) in windows.iter().zip(layout.offsets()) {
+            let places = window.places();
+            let row = |place: usize| first + place as u32;
+            let among = |place: &usize| places.binary_search(place).map_err(|_| outside(*place, &places));
+            answers.extend([among(&window.answer[0])? as u32, among(&window.answer[1])? as u32]);
+            ends.extend(places.iter().flat_map(|place| [row(*place), row(window.answer[0])]));
+            starts.extend([row(window.answer[0]), row(window.null)]);
+            impossible.push(f32::from(u8::from(window.answer[0] == window.null)));
+            lengths.push(places.len());
+            rows.extend(places.into_iter().map(row));
+        }
+        let b = lengths.len();
+        Ok(Self {
+            rows: Tensor::from_slice(device, [rows.len()], &rows)?,
+            layout: Layout::new(device, &lengths, 0)?,
+            ends: Tensor::from_slice(device, [ends.len()], &ends)?,
+            answers: Tensor::from_slice(device, [b, 2], &answers)?,
+            weights: Tensor::from_slice(device, [b, 2], &vec![scale; 2 * b])?,
+            starts: Tensor::from_slice(device, [starts.len()], &starts)?,
+            impossible: [
+                Tensor::from_slice(device, [b], &impossible)?,
+                Tensor::from_slice(device, [b], &vec![scale; b])?,
+            ],
+        })
+    }
+
+    /// The losses of starts and ends together, and of whether there is an answer.
+    pub fn losses(&self, model: &Model, pass: &mut Pass<'_>, last: &Var) -> Result<[Tensor; 2]> {
+        let why = "the model has no head for answers whose end depends on their start";
+        let head = model.beams().ok_or(TensorError::Unsupported { operation: "beams", why })?;
+        let start = head.start_logits(pass, last, &self.rows)?;
+        let end = head.end_logits(pass, last, &self.ends)?;
+        let logits = pass.beside(&start, &end)?;
+        let spans = pass.span_cross_entropy(logits, &self.layout, &self.answers, &self.weights, 1.0)?;
+        let logits = head.no_answer_logits(pass, last, &self.starts)?;
+        let [impossible, weights] = &self.impossible;
+        Ok([spans, pass.binary_cross_entropy(logits, impossible, Some(weights), 1.0)?])
+    }
+}
+
+fn outside(place: usize, places: &[usize]) -> TensorError {
+    TensorError::Index {
+        operation: "beams",
+        what: "answer",
+        index: place,
+        end: places.last().map_or(0, |last| last + 1),
     }
 }

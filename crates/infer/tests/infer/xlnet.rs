@@ -3,9 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use henson_infer::{EmbedSettings, Input, Length, Model, Pooling, Task, Want};
+use henson_infer::{EmbedSettings, Input, Length, Model, Pooling, Question, Read, Task, Want};
 use henson_models::{Batch, Capture, Permutation, Sequence};
 use henson_tensor::{DType, Pass, Tape, Tensor};
+use henson_text::{AnswerSettings, Features, QuestionSettings, SpanBeams, Stride};
+use safetensors::SafeTensors;
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
@@ -124,4 +126,83 @@ fn masks_are_filled_by_the_second_stream() {
     // Alone it is filled as in company.
     let alone = model.fill(&texts[1..], 3, Length::CUT).unwrap();
     assert_eq!(alone[0].blanks[0].candidates[0].probability, filled[1].blanks[0].candidates[0].probability);
+}
+
+/// What XLNetForQuestionAnswering finds in golden sequences: the best starts, the best ends of each, and whether there is an answer.
+#[test]
+fn beams_are_those_of_transformers() {
+    let model = open("beams", Want::Task(Task::Answer));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/relatives-golden/xlnet/beams");
+    let bytes = std::fs::read(path.join("golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let integers = |name: &str| -> Vec<usize> {
+        let numbers = file.tensor(name).unwrap().data().chunks_exact(8);
+        numbers.map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as usize).collect()
+    };
+    let floats = |name: &str| -> Vec<f32> {
+        let numbers = file.tensor(name).unwrap().data().chunks_exact(4);
+        numbers.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    };
+    let (ids, segments) = (integers("input.ids"), integers("input.segments"));
+    let shown = integers("input.shown");
+    let sequences: Vec<Features> = integers("input.offsets")
+        .windows(2)
+        .zip(shown.chunks_exact(2))
+        .map(|(ends, shown)| Features {
+            ids: ids[ends[0]..ends[1]].iter().map(|id| *id as u32).collect(),
+            segments: segments[ends[0]..ends[1]].iter().map(|id| *id as u32).collect(),
+            offsets: vec![None; ends[1] - ends[0]],
+            first: 0..0,
+            second: Some(shown[0]..shown[1]),
+            first_piece: 0,
+            dropped: 0,
+        })
+        .collect();
+    let reads: Vec<Read> = sequences.iter().map(|sequence| Read::beams(sequence, sequence.len() - 1)).collect();
+    let both: Vec<(&Features, &Read)> = sequences.iter().zip(&reads).collect();
+    let found = model.read(&both).unwrap();
+    let (starts, ends) = (integers("output.beams.starts"), integers("output.beams.ends"));
+    let (of_starts, of_ends) = (floats("output.beams.start_probabilities"), floats("output.beams.end_probabilities"));
+    let no_answer = floats("output.beams.no_answer");
+    for (i, output) in found.into_iter().enumerate() {
+        let beams = SpanBeams::from_numbers(&output.unwrap().numbers);
+        assert!((beams.no_answer - no_answer[i]).abs() < 2e-5, "{} not {}", beams.no_answer, no_answer[i]);
+        assert_eq!(beams.spans.len(), 6);
+        for (j, span) in beams.spans.iter().enumerate() {
+            let (start, end) = (3 * i + j / 2, 6 * i + j);
+            assert_eq!((span.start, span.end), (starts[start], ends[end]), "sequence {i}, beam {j}");
+            assert!((span.start_score.exp() - of_starts[start]).abs() < 1e-5, "sequence {i}, beam {j}");
+            assert!((span.end_score.exp() - of_ends[end]).abs() < 1e-5, "sequence {i}, beam {j}");
+        }
+        // Alone as in company.
+        let alone = model.read(&both[i..=i]).unwrap().remove(0).unwrap();
+        assert_eq!(SpanBeams::from_numbers(&alone.numbers), beams);
+    }
+}
+
+/// From a question to an answer: parts of the passage alone, and nothing where the head says that there is none.
+#[test]
+fn questions_are_answered_by_beams() {
+    let model = open("beams", Want::Task(Task::Answer));
+    let passage = "the cat sat on a mat and slept";
+    let question = Question { question: "sat on", passage };
+    let length = QuestionSettings { max_length: 10, stride: Stride::Step(2), max_question: 2 };
+    let always = AnswerSettings::default();
+    let answers = model.answer(&[question], length, &always).unwrap().remove(0);
+    assert_eq!(answers.null_odds, None);
+    let best = answers.best().unwrap();
+    assert!(!best.text(passage).is_empty() && best.place.is_some());
+    let shares: f64 = answers.candidates.iter().map(|candidate| candidate.probability).sum();
+    assert!((shares - 1.0).abs() < 1e-9);
+    assert!(answers.candidates.iter().all(|candidate| candidate.score() <= 0.0));
+    let may = AnswerSettings { no_answer: Some(f64::MAX), ..always };
+    let answers = model.answer(&[question], length, &may).unwrap().remove(0);
+    let odds = answers.null_odds.unwrap();
+    let nothing = answers.candidates.iter().find(|candidate| candidate.place.is_none()).unwrap();
+    // Its share is what the head says, whatever the others score.
+    assert!((nothing.probability - 1.0 / (1.0 + (-odds).exp())).abs() < 1e-6);
+    assert_eq!(answers.best().unwrap().text(passage), best.text(passage));
+    let declined = AnswerSettings { no_answer: Some(odds - 0.1), ..always };
+    let answers = model.answer(&[question], length, &declined).unwrap().remove(0);
+    assert_eq!(answers.best().unwrap().place, None);
 }

@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use henson_models::Head;
+
 use super::plan::Plan;
 use super::run::{FoldScores, Results};
 use crate::distil::DistilSettings;
@@ -109,7 +111,10 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
 
 /// How the model is used: from the command line, and where another library opens it, from Python.
 fn how_to_use(plan: &Plan) -> String {
-    let Form { library, class, command, .. } = *plan.task.form;
+    let Form { library, command, .. } = *plan.task.form;
+    // `transformers` finds one class for a task by itself, and the one with beams by its name alone.
+    let own = plan.config.model.class(Head::BeamSpan);
+    let class = if plan.recipe.beam_head { own.as_str() } else { plan.task.form.class };
     let text = format!("\n## Use\n\n```sh\nhenson {command}\n```\n");
     if !plan.config.model.in_transformers() {
         return text;

@@ -22,7 +22,7 @@ const BY_SIZE: [&str; 7] =
 const BY_FAMILY: [&str; 5] = ["warmup", "weight_decay", "beta2", "clip", "layer_decay"];
 
 /// Those that depend on what the model's family was made for.
-const BY_MODEL: [&str; 4] = ["task_tokens", "auxiliary_lm", "both_orders", "text_to_text"];
+const BY_MODEL: [&str; 5] = ["task_tokens", "auxiliary_lm", "both_orders", "text_to_text", "beam_head"];
 
 /// Up to this width a model is small: it takes, and needs, a higher learning rate than those of the paper.
 const SMALL_WIDTH: usize = 512;
@@ -192,7 +192,7 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     let can_average = plan.config.model.can_average();
     // What is published is for base and large sizes; what `transformers` does not know is small, and has its own.
     let small = width <= SMALL_WIDTH && plan.config.model.in_transformers();
-    let own = if small { FineTuning::BERT } else { plan.config.model.fine_tuning(form.head(1)) };
+    let own = if small { FineTuning::BERT } else { plan.config.model.fine_tuning(plan.recipe.head(plan.task, 1)) };
     let recipe = &mut plan.recipe;
     let has_head = can_average && form.problem.is_some();
     if recipe.linear_head && !(has_head && has_estimate) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use henson_infer::Pooling;
 use henson_kernels::philox::Stream;
-use henson_models::{Batch, Capture, Model, ModelConfig};
+use henson_models::{Batch, Capture, Head, Model, ModelConfig};
 use henson_tensor::{Bits, Device, Layout, Parameters, Pass, Reading, Tensor, Var};
 use henson_text::{Features, Tokenizer};
 use henson_train::objective::Objective;
@@ -331,6 +331,7 @@ impl Task for Learner {
         let scale = if total > 0.0 { 1.0 / total } else { 0.0 };
         let objective = FineTuning {
             task,
+            head: engine.model.head(),
             scale: scale.into(),
             temperature: temperature.into(),
             smoothing: smoothing.into(),
@@ -400,6 +401,7 @@ impl Task for Learner {
 #[derive(Clone, Copy, Hash)]
 struct FineTuning {
     task: &'static crate::Task,
+    head: Head,
     scale: Bits,
     temperature: Bits,
     smoothing: Bits,
@@ -430,7 +432,8 @@ impl Objective for FineTuning {
         let batch = self.task.form.batch(device, config, instances, number)?;
         let (scale, temperature, tokens) = (self.scale.get(), self.temperature.get(), batch.output_layout().tokens());
         let (smoothing, together) = (self.smoothing.get(), config.scores_jointly());
-        let part = Part { instances, class_weights, scale, temperature, tokens, smoothing, together };
+        let (head, layout) = (self.head, batch.output_layout());
+        let part = Part { instances, class_weights, scale, temperature, tokens, smoothing, together, head, layout };
         let orders = match self.both_orders {
             true => Some(Orders::new(device, instances.len(), number)?),
             false => None,
@@ -439,15 +442,17 @@ impl Objective for FineTuning {
             true => Some(language_loss(device, instances, language)?),
             false => None,
         };
-        Ok(Inputs { loss: self.task.form.loss(device, &part)?, orders, language, batch })
+        let loss = self.task.form.loss(device, &part)?;
+        Ok(Inputs { loss, orders, language, batch })
     }
 
     fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
         let last = model.encode(pass, &inputs.batch, Capture::default())?.last;
         let layout = inputs.batch.output_layout();
-        let Some(language) = &inputs.language else { return Ok(vec![inputs.task_loss(model, pass, last)?]) };
-        let task = inputs.task_loss(model, pass, last.clone())?;
-        Ok(vec![task, language.of(model, pass, last, layout)?])
+        let Some(language) = &inputs.language else { return inputs.task_losses(model, pass, last) };
+        let mut losses = inputs.task_losses(model, pass, last.clone())?;
+        losses.extend(language.of(model, pass, last, layout)?);
+        Ok(losses)
     }
 }
 
@@ -459,9 +464,9 @@ fn learn_head(engine: &mut Engine, step: u64, objective: FineTuning, part: PartO
     let inputs = objective.inputs(&device, model.config(), part)?;
     let last = model.encode(&mut Pass::inference(tape, parameters), &inputs.batch, Capture::default())?.last;
     let mut pass = Pass::training(tape, parameters, training);
-    let loss = inputs.task_loss(model, &mut pass, last)?;
+    let losses = inputs.task_losses(model, &mut pass, last)?;
     pass.backward(gradients)?;
-    Ok(device.read_later(&[&loss])?)
+    Ok(device.read_later(&losses.iter().collect::<Vec<_>>())?)
 }
 
 /// What an instance counts in the mean of a step.
@@ -540,7 +545,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn task_loss(&self, model: &Model, pass: &mut Pass<'_>, last: Var) -> Result<Tensor> {
+    fn task_losses(&self, model: &Model, pass: &mut Pass<'_>, last: Var) -> Result<Vec<Tensor>> {
         let layout = self.batch.output_layout();
         let Some(Orders { pairs, single }) = &self.orders else { return self.loss.of(model, pass, last, layout) };
         // The last vectors of both orders, added: what the head reads of a sequence of one token.

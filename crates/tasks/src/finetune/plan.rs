@@ -162,7 +162,8 @@ impl Plan {
         }
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
         let (own, tokenizer, vectors) = started_with(&recipe, task, &train)?;
-        check_head(&own, task, &path)?;
+        choose_beams(&mut recipe, &own, task)?;
+        check_head(&own, task, recipe.head(task, 1), &path)?;
         defaults::choose_inputs(&mut recipe, &own.model, task, &train)?;
         teach::check_inputs(&recipe)?;
         let mut config = config_for(own, task, &train, &recipe)?;
@@ -560,7 +561,8 @@ impl Plan {
     /// The network, and its parameters' layout.
     fn model_builder(&self) -> TrainResult<(Model, Builder)> {
         let mut builder = Builder::new();
-        let model = Model::build(&mut builder, &self.config.model, self.task.form.head(self.config.task.labels()))?;
+        let model =
+            Model::build(&mut builder, &self.config.model, self.recipe.head(self.task, self.config.task.labels()))?;
         Ok((model, builder))
     }
 
@@ -604,9 +606,22 @@ fn task_of(recipe: &mut FineTuneRecipe) -> Result<&'static Task, TaskError> {
     Ok(if recipe.text_to_text { written } else { task })
 }
 
+/// Keeps a head with beams that the model has, and refuses one for what is not a question.
+fn choose_beams(recipe: &mut FineTuneRecipe, config: &Config, task: &'static Task) -> Result<(), TaskError> {
+    let answers = task.form.head(1) == Head::Span;
+    if recipe.is_chosen("beam_head") {
+        recipe.beam_head = answers && config.head() == Some(Head::BeamSpan);
+    }
+    if recipe.beam_head && !answers {
+        let expected = "false, but for questions about passages (squad, squad2, qa)";
+        return Err(TrainError::setting("beam_head", "true", expected).into());
+    }
+    Ok(())
+}
+
 /// Refuses a model that has no head for a task.
-fn check_head(config: &Config, task: &'static Task, path: &Path) -> Result<(), TaskError> {
-    let (head, family) = (task.form.head(1), config.model.family());
+fn check_head(config: &Config, task: &'static Task, head: Head, path: &Path) -> Result<(), TaskError> {
+    let family = config.model.family();
     if family.has_head(head) {
         return Ok(());
     }
@@ -891,7 +906,7 @@ fn config_for(
     };
     // Of those that can; a decoder reads left to right whatever it learns.
     config.model.set_causal(false).ok();
-    config.set_head(task.form.head(config.task.labels()));
+    config.set_head(recipe.head(task, config.task.labels()));
     if let Some(dropout) = recipe.dropout {
         config.model.set_dropout(dropout);
     }

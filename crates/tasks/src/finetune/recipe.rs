@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use henson_infer::Pooling;
-use henson_models::{Family, ModelConfig};
+use henson_models::{Family, Head, ModelConfig};
 use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError,
     check_counts, check_ranges, to_toml,
@@ -105,6 +105,10 @@ pub struct FineTuneRecipe {
     pub stride: usize,
     /// Questions: maximum length of a question in tokens.
     pub max_question: usize,
+    /// Questions: score the end of an answer for each of the best starts, and whether there is an answer apart from both, as in XLNet
+    /// (Yang et al. 2019); XLNet alone. By default as the model is, if it answers questions already.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub beam_head: bool,
 
     /// Make the mean of this many last checkpoints the model, as in Vaswani et al. (2017); 0 and 1 for the best one. A checkpoint is made at
     /// every evaluation.
@@ -268,6 +272,7 @@ impl Default for FineTuneRecipe {
             document_context: false,
             stride: 128,
             max_question: 64,
+            beam_head: false,
             average_checkpoints: 0,
             text_to_text: false,
             task_tokens: false,
@@ -463,6 +468,11 @@ impl FineTuneRecipe {
     /// The recipe as TOML, with all defaults.
     pub fn to_toml(&self) -> Result<String> {
         to_toml(self)
+    }
+
+    /// The head of the model to be, for so many labels.
+    pub(crate) fn head(&self, task: &Task, labels: usize) -> Head {
+        if self.beam_head { Head::BeamSpan } else { task.form.head(labels) }
     }
 
     /// Tokens of a sequence for a task, within what the model takes.

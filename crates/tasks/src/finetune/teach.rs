@@ -81,7 +81,7 @@ pub(super) fn prepare(
     }
     reading.labels_wanted = !(unlabelled || vectors);
     // What would take another loss, or none, is not chosen by itself.
-    for key in ["linear_head", "task_tokens", "auxiliary_lm", "both_orders", "text_to_text"] {
+    for key in ["linear_head", "task_tokens", "auxiliary_lm", "both_orders", "text_to_text", "beam_head"] {
         recipe.by_size.remove(key);
     }
     Ok(unlabelled)
@@ -116,6 +116,7 @@ pub(super) fn check_inputs(recipe: &FineTuneRecipe) -> Result<(), TaskError> {
         ("linear_head", recipe.linear_head),
         ("auxiliary_lm", recipe.auxiliary_lm > 0.0),
         ("both_orders", recipe.both_orders),
+        ("beam_head", recipe.beam_head),
         ("text_to_text", recipe.text_to_text),
     ];
     match wrong.into_iter().find(|(_, is_set)| *is_set) {

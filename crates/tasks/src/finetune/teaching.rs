@@ -196,6 +196,9 @@ impl Teaching {
             let want = if vectors { Want::Encoder } else { Want::AsSaved };
             let model = Model::open(path, device, self.dtype, want)?;
             let order = if vectors { Vec::new() } else { label_order(&model, &self.set)? };
+            if model.network().beams().is_some() {
+                return Err(TaskError::Beams { path: path.clone() });
+            }
             let lengths = Lengths::of_model(&model, self.set.task);
             Ok(Teacher { model, order, lengths })
         };

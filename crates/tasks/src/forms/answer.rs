@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use henson_data::{DataError, tables};
-use henson_text::{AnswerSettings, QuestionSettings, SpanLogits, find_answers};
+use henson_text::{AnswerSettings, QuestionSettings, SpanBeams, SpanLogits, find_answers, find_beam_answers};
+use henson_train::objective::{AnswerWindow, BeamTargets};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -72,10 +73,16 @@ impl Steps for Questions {
         // The first answer, as in Google's program; training files have one.
         let place = answers.first().and_then(|answer| answer.place.as_ref());
         let spans: Vec<_> = (0..question.windows.len()).map(|window| question.targets(window, place)).collect();
-        prepared.apart(|window| {
+        let shown = |window: usize| {
+            let positions = question.windows[window].windowed_positions();
+            vec![vec![question.null_position(window) as u32], vec![positions.start as u32, positions.end as u32]]
+        };
+        let shown: Vec<Vec<Vec<u32>>> = (0..spans.len()).map(shown).collect();
+        let instances = prepared.apart(|window| {
             let (first, last) = spans[window];
             (vec![Some(first as u32), Some(last as u32)], Vec::new())
-        })
+        });
+        instances.into_iter().zip(shown).map(|(instance, spans)| Instance { spans, ..instance }).collect()
     }
 
     fn lesson(&self) -> Option<Lesson> {
@@ -104,13 +111,22 @@ impl Steps for Questions {
         else {
             return Prediction::None;
         };
+        let settings = AnswerSettings { no_answer: said.no_answer, ..AnswerSettings::default() };
+        // Starts and ends of each window; or one row, which is what beams found.
+        if said.scores.len() == question.windows.len() {
+            let beams: Vec<SpanBeams> = said.scores.iter().map(|row| SpanBeams::from_numbers(row)).collect();
+            return Prediction::from_answers(&find_beam_answers(question, &beams, passage, &settings), passage);
+        }
         let span = |pair: &[Vec<f32>]| SpanLogits { start: pair[0].clone(), end: pair[1].clone() };
         let spans: Vec<SpanLogits> = said.scores.chunks_exact(2).map(span).collect();
-        let settings = AnswerSettings { no_answer: said.no_answer, ..AnswerSettings::default() };
         Prediction::from_answers(&find_answers(question, &spans, passage, &settings), passage)
     }
 
     fn loss(&self, device: &Device, part: &Part<'_>) -> TrainResult<Box<dyn Loss>> {
+        if part.head == Head::BeamSpan {
+            let windows: Vec<AnswerWindow> = part.instances.iter().map(|instance| window_of(instance)).collect();
+            return Ok(Box::new(BeamTargets::new(device, part.layout, &windows, part.scale)?));
+        }
         let ((places, weights), rows) = (part.labels(), [part.instances.len(), 2]);
         let places = Tensor::from_slice(device, rows, &places)?;
         Ok(Box::new((Targets::Spans(places, Tensor::from_slice(device, rows, &weights)?), 1.0)))
@@ -226,6 +242,21 @@ impl Steps for Questions {
         let all = [(name, answers)].into_iter().chain(others);
         Ok(all.map(|(name, entries)| (name.to_owned(), document(&entries).into_bytes())).collect())
     }
+}
+
+impl Loss for BeamTargets {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, _layout: &Layout) -> TrainResult<Vec<Tensor>> {
+        Ok(self.losses(model, pass, &last)?.into())
+    }
+}
+
+/// What is learned from a window of a question.
+fn window_of(instance: &Instance) -> AnswerWindow {
+    let number =
+        |numbers: Option<&Vec<u32>>, i: usize| numbers.and_then(|numbers| numbers.get(i)).map_or(0, |n| *n as usize);
+    let (null, shown) = (number(instance.spans.first(), 0), instance.spans.get(1));
+    let label = |i: usize| instance.labels.get(i).copied().flatten().map_or(null, |label| label as usize);
+    AnswerWindow { shown: number(shown, 0)..number(shown, 1), null, answer: [label(0), label(1)] }
 }
 
 /// All scores of answers, as SQuAD's programs have them. Of each question: whether it has an answer, and how right what was

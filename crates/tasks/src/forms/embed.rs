@@ -499,11 +499,11 @@ impl Alike {
 
 impl Loss for Alike {
     /// Σ weight·(−ln of the softmax of cosine/temperature at the partner).
-    fn of(&self, _model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+    fn of(&self, _model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>> {
         let vectors = pass.unit_means(&last, layout)?;
         let scores = pass.similarities(&vectors, 1.0 / self.temperature, &self.added)?;
         let candidates = scores.tensor().columns();
-        Ok(pass.cross_entropy(scores, candidates, &self.targets, Some(&self.weights), 1.0)?.0)
+        Ok(vec![pass.cross_entropy(scores, candidates, &self.targets, Some(&self.weights), 1.0)?.0])
     }
 }
 
@@ -535,12 +535,12 @@ impl Cosines {
 impl Loss for Cosines {
     /// scale·Σ (cosine − target)². The cosines of all with all are a small matter
     /// beside the encoder, and need nothing that is not there.
-    fn of(&self, _model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+    fn of(&self, _model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>> {
         let vectors = pass.unit_means(&last, layout)?;
         let all = pass.similarities(&vectors, 1.0, &self.zeros)?;
         let all = all.reshape([all.tensor().shape().elements(), 1])?;
         let own = pass.gather(&all, &self.own)?;
-        Ok(pass.squared_error(own, &self.targets, self.scale)?)
+        Ok(vec![pass.squared_error(own, &self.targets, self.scale)?])
     }
 }
 

@@ -147,6 +147,11 @@ impl Form {
     pub(crate) fn head(&self, labels: usize) -> Head {
         if self.fewest_labels > 0 { self.head.with_labels(labels) } else { self.head }
     }
+
+    /// Whether a model with this head, for so many labels, can be asked.
+    pub(crate) fn takes(&self, head: Head, labels: usize) -> bool {
+        head == self.head(labels) || (self.head == Head::Span && head == Head::BeamSpan)
+    }
 }
 
 impl Deref for Form {
@@ -401,15 +406,15 @@ impl Said<'_> {
 
 /// What a part of a batch is held against, on the device.
 pub(crate) trait Loss {
-    /// The loss from the last hidden states.
-    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor>;
+    /// The losses from the last hidden states, whose sum is trained; most have one.
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>>;
 }
 
 /// Targets of a head's logits, with the factor on their loss.
 impl Loss for (Targets, f32) {
-    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>> {
         let logits = model.logits_of(pass, last, layout, None)?;
-        Ok(self.0.loss(pass, logits, layout, self.1)?)
+        Ok(vec![self.0.loss(pass, logits, layout, self.1)?])
     }
 }
 
@@ -428,6 +433,10 @@ pub(crate) struct Part<'a> {
     pub(crate) smoothing: f32,
     /// Whether the model scores the labels of a sequence together.
     pub(crate) together: bool,
+    /// Its head.
+    pub(crate) head: Head,
+    /// How the tokens that the network's output is for are divided.
+    pub(crate) layout: &'a Layout,
 }
 
 impl Part<'_> {

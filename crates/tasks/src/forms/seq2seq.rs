@@ -339,10 +339,11 @@ impl TokenLoss {
 }
 
 impl Loss for TokenLoss {
-    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>> {
         let logits = model.logits_of(pass, last, layout, Some(&self.rows))?;
         let classes = model.config().sizes().vocab_size;
         let weights = Some(&self.weights);
-        Ok(pass.smoothed_cross_entropy(logits, classes, &self.targets, weights, self.smoothing, 1.0)?.0)
+        let (targets, smoothing) = (&self.targets, self.smoothing);
+        Ok(vec![pass.smoothed_cross_entropy(logits, classes, targets, weights, smoothing, 1.0)?.0])
     }
 }

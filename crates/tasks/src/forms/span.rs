@@ -241,7 +241,7 @@ impl SpanLoss {
 }
 
 impl Loss for SpanLoss {
-    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>> {
         let logits = model.logits_of(pass, last, layout, None)?;
         let (tokens, columns, roles) = (logits.tensor().rows(), logits.tensor().columns(), self.roles.len());
         let by_role = logits.reshape([tokens * roles, columns / roles])?;
@@ -257,7 +257,7 @@ impl Loss for SpanLoss {
         }
         // There is always a first token.
         let logits = sum.unwrap_or(means);
-        Ok(self.targets.loss(pass, logits, layout, 1.0)?)
+        Ok(vec![self.targets.loss(pass, logits, layout, 1.0)?])
     }
 }
 

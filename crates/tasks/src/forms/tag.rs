@@ -461,14 +461,14 @@ impl JointLoss {
 }
 
 impl Loss for JointLoss {
-    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Tensor> {
+    fn of(&self, model: &Model, pass: &mut Pass<'_>, last: Var, layout: &Layout) -> TrainResult<Vec<Tensor>> {
         let mut logits = model.logits_of(pass, last, layout, None)?;
         if let Some(rows) = &self.rows {
             logits = pass.gather(&logits, rows)?;
         }
         let why = "the model has no conditional random field";
         let crf = model.crf().ok_or(henson_tensor::TensorError::Unsupported { operation: "loss", why })?;
-        Ok(pass.crf_loss(logits, crf, &self.layout, &self.tags, self.scale)?)
+        Ok(vec![pass.crf_loss(logits, crf, &self.layout, &self.tags, self.scale)?])
     }
 }
 

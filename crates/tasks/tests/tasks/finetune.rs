@@ -290,6 +290,57 @@ fn every_kind_of_task_trains_and_is_found_again() {
     }
 }
 
+/// XLNet's own head for questions: learned, saved, found again with the same answers, and kept by a run that starts from it.
+#[test]
+fn answers_are_learned_by_beams() {
+    let (words, place) = (model("token", &json!({})), TempDir::new().unwrap());
+    let config = "config={d_model=24, n_layer=2, n_head=2, d_inner=48}";
+    let sets =
+        ["epochs=30", "learning_rate=3e-3", "max_length=40", "stride=9", "dropout=0.0", "beam_head=true", config];
+    let tokenizer = format!("tokenizer={:?}", words.path().display().to_string());
+    let sets: Vec<&str> = sets.into_iter().chain([tokenizer.as_str()]).collect();
+    let plan = plan(recipe("squad2", Path::new("xlnet-tiny"), "qa.json", &sets));
+    let (out, parts) = (place.path().join("whole"), place.path().join("parts"));
+    let results = finished(run(&plan, &out, None).unwrap());
+    assert!(results.value.unwrap() > 80.0 && results.degenerate.is_none(), "{results:?}");
+    assert!(matches!(run(&plan, &parts, Some(20)).unwrap(), Ended::Stopped(20)));
+    assert_eq!(finished(run(&plan, &parts, None).unwrap()), results);
+    let bytes = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
+    assert_eq!(bytes(&out), bytes(&parts));
+
+    let opened = || Model::open(&out, &device(), DType::F32, Want::AsSaved).unwrap();
+    assert_eq!(opened().config().architectures, ["XLNetForQuestionAnswering"]);
+    assert!(
+        fs::read_to_string(out.join("README.md")).unwrap().contains("import AutoTokenizer, XLNetForQuestionAnswering")
+    );
+    let set = plan.dev.as_ref().unwrap();
+    let settings = PredictSettings { no_answer: Some(f64::MAX), ..PredictSettings::default() };
+    let go_on = |_| ControlFlow::Continue(());
+    let predictions = predict(&[opened()], set, &settings, go_on).unwrap();
+    let found = score(set, &predictions, Some(0.0), 0).unwrap();
+    assert_eq!(found.get(&results.metric), results.value);
+    let message = predict(&[opened(), opened()], set, &settings, go_on).unwrap_err().to_string();
+    assert!(message.contains("neither averaged"), "{message}");
+
+    // Whoever says nothing keeps the head; another one begins anew, and other families and tasks have none.
+    let given = |more: &str| -> Vec<String> {
+        let file = data("finetune/qa.json").display().to_string();
+        let from = out.display();
+        [format!("model=\"{from}\""), format!("train=\"{file}\""), "task=squad2".into(), more.into()].to_vec()
+    };
+    let class = |more: &str| {
+        let plan = Plan::new(FineTuneRecipe::parse(&[], &given(more)).unwrap(), 1).unwrap();
+        plan.config.architectures[0].clone()
+    };
+    assert_eq!(class("seed=1"), "XLNetForQuestionAnswering");
+    assert_eq!(class("beam_head=false"), "XLNetForQuestionAnsweringSimple");
+    let wrong = |name: &str, file: &str| {
+        Plan::new(recipe(name, words.path(), file, &["beam_head=true"]), 1).err().unwrap().to_string()
+    };
+    assert!(wrong("squad2", "qa.json").contains("xlnet"), "{}", wrong("squad2", "qa.json"));
+    assert!(wrong("classify", "classify.jsonl").contains("beam_head"), "{}", wrong("classify", "classify.jsonl"));
+}
+
 #[test]
 fn a_trained_model_reads_as_it_was_trained() {
     let place = TempDir::new().unwrap();

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use henson_text::{
-    AnswerSettings, QuestionSettings, SpanLogits, Stride, Tokenizer, byte_of_code_point, code_point_offsets,
-    find_answers, join_words, split_words,
+    AnswerSettings, BeamSpan, QuestionSettings, SpanBeams, SpanLogits, Stride, Tokenizer, byte_of_code_point,
+    code_point_offsets, find_answers, find_beam_answers, join_words, split_words,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -241,6 +241,56 @@ fn passages_without_an_answer() {
     // Logits for other windows than these do no harm.
     let nothing = find_answers(&question, &[], "", &AnswerSettings::default());
     assert_eq!(nothing.candidates, []);
+}
+
+/// Spans are ranked by both probabilities, whatever window they are of; those that are none are left out. Whether there is an answer is
+/// known apart from them.
+#[test]
+fn answers_from_beams() {
+    let passage = "six seven one two three four";
+    let settings = QuestionSettings { max_length: 8, stride: Stride::Step(4), max_question: 1 };
+    let question = UNCASED.question("who", passage, &settings).unwrap();
+    assert_eq!((question.windows.len(), question.windows[0].windowed_positions()), (2, 3..7));
+    let span = |start, end, p: f32, q: f32| BeamSpan { start, end, start_score: p.ln(), end_score: q.ln() };
+    let first = vec![
+        span(3, 4, 0.5, 0.4),
+        span(4, 4, 0.3, 0.5),
+        // Backwards, into what stands behind the passage, at the question, and at "no answer".
+        span(5, 4, 0.9, 0.9),
+        span(4, 7, 0.9, 0.9),
+        span(1, 1, 0.9, 0.9),
+        span(0, 0, 0.9, 0.9),
+    ];
+    // The last two tokens are the second window's.
+    let beams =
+        [SpanBeams { no_answer: 2.0, spans: first }, SpanBeams { no_answer: -1.0, spans: vec![span(3, 4, 0.6, 0.5)] }];
+    for one in &beams {
+        assert_eq!(SpanBeams::from_numbers(&one.to_numbers()), *one);
+    }
+    let must = AnswerSettings::default();
+    let answers = find_beam_answers(&question, &beams, passage, &must);
+    let texts: Vec<&str> = answers.candidates.iter().map(|candidate| candidate.text(passage)).collect();
+    assert_eq!(texts, ["three four", "six seven", "seven"]);
+    assert_eq!((answers.chosen, answers.null_odds), (Some(0), None));
+    assert!((answers.candidates[0].probability - 0.3 / 0.65).abs() < 1e-6);
+    let alone = AnswerSettings { longest: 1, ..must };
+    let answers = find_beam_answers(&question, &beams, passage, &alone);
+    assert_eq!(answers.best().unwrap().text(passage), "seven");
+    // The window that denies it least counts: −1.
+    let nothing = 1.0 / (1.0 + 1_f64.exp());
+    for (threshold, text) in [(0.0, "three four"), (-1.5, "")] {
+        let may = AnswerSettings { no_answer: Some(threshold), ..must };
+        let answers = find_beam_answers(&question, &beams, passage, &may);
+        assert_eq!((answers.best().unwrap().text(passage), answers.null_odds), (text, Some(-1.0)));
+        let none = answers.candidates.iter().find(|candidate| candidate.place.is_none()).unwrap();
+        assert!((none.probability - nothing).abs() < 1e-6, "{}", none.probability);
+        assert!(answers.candidates.is_sorted_by(|a, b| a.probability >= b.probability));
+    }
+    let none = SpanBeams { no_answer: 0.5, spans: Vec::new() };
+    let may = AnswerSettings { no_answer: Some(0.0), ..must };
+    let answers = find_beam_answers(&question, &[none.clone(), none], passage, &may);
+    assert_eq!((answers.best().unwrap().place.clone(), answers.null_odds), (None, Some(0.5)));
+    assert_eq!(find_beam_answers(&question, &[], passage, &may).candidates, []);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use henson_checkpoint::{Config, LoadOptions, Weights, load};
 use henson_data::Part;
 use henson_models::{Batch, Capture, Head, Memory, Model, ModelConfig, Permutation, Sequence};
 use henson_tensor::cuda::CudaOptions;
-use henson_tensor::{Bits, Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training};
-use henson_train::objective::{self, Masked, Scales, Targets};
+use henson_tensor::{Bits, Builder, DType, Device, Gradients, Isa, Parameters, Pass, Tape, Tensor, Training, Var};
+use henson_train::objective::{self, AnswerWindow, BeamTargets, Masked, Scales, Targets};
 use henson_train::replaced::{PerPrediction, ReplacedTokens};
 use henson_train::{Engine, OptimizerSettings, Updater};
 use safetensors::SafeTensors;
@@ -213,6 +213,11 @@ fn loss(setup: &Setup, pass: &mut Pass<'_>) -> f32 {
             let weights = Tensor::from_slice::<f32>(device, shape, weights.as_flattened()).unwrap();
             of_targets(pass, Targets::Spans(targets, weights), 1.0)
         }
+        Head::BeamSpan => {
+            let targets = BeamTargets::new(device, &batch.layout, &answer_windows(setup), 0.5 / sequences).unwrap();
+            let last = model.encode(pass, batch, Capture::default()).unwrap().last;
+            targets.losses(model, pass, &last).unwrap().map(value).iter().sum()
+        }
         Head::SpanBoundary => unreachable!("not among these files"),
         Head::Choice => {
             let labels = golden.ids("input.labels");
@@ -274,7 +279,10 @@ fn check_forward(setup: &Setup, what: &str) {
         let name = if model.head() == Head::Choice { "output.vocabulary_logits" } else { "output.logits" };
         assert_close(&format!("{what}: {name}"), &found, &golden.floats(name));
     }
-    if !matches!(model.head(), Head::PreTraining | Head::MaskedLm | Head::Seq2Seq | Head::Encoder | Head::Pooler) {
+    if model.head() == Head::BeamSpan {
+        check_beam_logits(setup, &mut pass, last, what);
+    } else if !matches!(model.head(), Head::PreTraining | Head::MaskedLm | Head::Seq2Seq | Head::Encoder | Head::Pooler)
+    {
         let expected = golden.floats("output.logits");
         assert_close(&format!("{what}: logits"), &logits(&mut pass, None), &expected);
         // In inference, a head that reads one token makes the last layer compute no other.
@@ -296,6 +304,45 @@ fn check_forward(setup: &Setup, what: &str) {
                 .collect();
             assert_close(&format!("{what}: attention {layer}"), &maps.to_f32().unwrap(), &expected);
         }
+    }
+}
+
+/// What each sequence shows of a passage, and the answer.
+fn answer_windows(setup: &Setup) -> Vec<AnswerWindow> {
+    let ids = |name: &str| -> Vec<usize> { setup.golden.ids(name).into_iter().map(|id| id as usize).collect() };
+    let (shown, starts, ends) = (ids("input.shown"), ids("input.start"), ids("input.end"));
+    let lengths = setup.batch.layout.offsets().windows(2).map(|w| (w[1] - w[0]) as usize);
+    let window = |(i, length)| AnswerWindow {
+        shown: shown[2 * i]..shown[2 * i + 1],
+        null: length - 1,
+        answer: [starts[i], ends[i]],
+    };
+    lengths.enumerate().map(window).collect()
+}
+
+/// Starts, ends given the right start, and whether there is an answer given that. What is found without it is tested where beams are
+/// searched.
+fn check_beam_logits(setup: &Setup, pass: &mut Pass<'_>, last: &Var, what: &str) {
+    let (head, golden) = (setup.model.beams().unwrap(), &setup.golden);
+    let (mut rows, mut ends, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    for (window, first) in answer_windows(setup).iter().zip(setup.batch.layout.offsets()) {
+        let row = |place: usize| first + place as u32;
+        for place in window.shown.clone().chain([window.null]) {
+            rows.push(row(place));
+            ends.extend([row(place), row(window.answer[0])]);
+        }
+        answers.extend([row(window.answer[0]), row(window.null)]);
+    }
+    let tensor = |rows: &[u32], pass: &Pass<'_>| Tensor::from_slice(pass.device(), [rows.len()], rows).unwrap();
+    let (rows, ends, answers) = (tensor(&rows, pass), tensor(&ends, pass), tensor(&answers, pass));
+    let found = [
+        ("start_logits", head.start_logits(pass, last, &rows)),
+        ("end_logits", head.end_logits(pass, last, &ends)),
+        ("no_answer_logits", head.no_answer_logits(pass, last, &answers)),
+    ];
+    for (name, logits) in found {
+        let got = logits.unwrap().tensor().to_f32().unwrap();
+        assert_close(&format!("{what}: {name}"), &got, &golden.floats(&format!("output.{name}")));
     }
 }
 
@@ -520,7 +567,7 @@ fn marian() {
     check_writers("marian", &["model", "seq2seq"]);
 }
 
-const XLNET_HEADS: [&str; 7] = ["model", "mlm", "sequence", "token", "qa", "choice", "permutation"];
+const XLNET_HEADS: [&str; 8] = ["model", "mlm", "sequence", "token", "qa", "choice", "permutation", "beams"];
 
 /// The last is pre-training: tokens are predicted in an order, behind a memory.
 #[test]
