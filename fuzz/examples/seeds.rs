@@ -45,13 +45,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("config", name, &std::fs::read(golden.join(name).join("config.json"))?)?;
     }
     let golden = here.join("../tests-data/writers-golden");
-    for name in ["gpt2/lm", "gpt2-scaled/lm", "openai-gpt/choice", "t5/sequence", "t5-v1_1/seq2seq", "bart/qa", "marian/seq2seq"] {
+    for name in [
+        "gpt2/lm",
+        "gpt2-scaled/lm",
+        "openai-gpt/choice",
+        "t5/sequence",
+        "t5-v1_1/seq2seq",
+        "bart/qa",
+        "marian/seq2seq",
+    ] {
         write("config", &name.replace('/', "-"), &std::fs::read(golden.join(name).join("config.json"))?)?;
     }
 
     write("vectors", "glove", b"the 0.5 -1\n. . . 1 2\n")?;
     write("vectors", "text", b"2 2\nthe 0.5 -1\nof 1 2\n")?;
     write("vectors", "binary", b"2 1\nthe \0\0\x80?\nof \0\0\0@\n")?;
+
+    write("tables", "csv", b"text,label\n\"a, \"\"b\"\"\nc\",x\n\nd,y\n")?;
+    write("tables", "tsv", b"text\tlabel\r\na b\t1\r\n")?;
+    write("tables", "jsonl", b"{\"text\": \"a\", \"label\": [1, null]}\n[{\"text\": {}}]\n")?;
+    write("tables", "array", b" [{\"a\": 1.5}, {\"b\": \"\\ud83d\\ude00\"}]")?;
+    write("tables", "fasttext", b"__label__x __label__y a text\n__label__z b\n")?;
+    write("tables", "conll", b"-DOCSTART- O\n\na B-X\nb O\n\n# newdoc\n1\tc\tO\n")?;
+    for name in ["rte", "squad", "tags-named"] {
+        let bytes = std::fs::read(here.join("../tests-data/tasks").join(format!("{name}.parquet")))?;
+        write("tables", name, &bytes)?;
+    }
 
     let models = here.join("../crates/text/tests/data/sentencepiece");
     for name in ["unigram-rules", "unigram-bytes", "bpe-symbols", "bpe-suffix", "bpe-unused"] {
@@ -120,7 +139,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, documents, sentences) in [("train-00000", 2_u8, 4), ("held-out-00000", 1, 1)] {
         let shard = std::fs::read(corpus.join(format!("{name}.shard")))?;
         write("shard", name, &shard)?;
-        write("shard", &format!("{name}-body"), &[&[documents << 1, sentences], &shard[16..shard.len() - 48]].concat())?;
+        write(
+            "shard",
+            &format!("{name}-body"),
+            &[&[documents << 1, sentences], &shard[16..shard.len() - 48]].concat(),
+        )?;
     }
     Ok(())
 }
