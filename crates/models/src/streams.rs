@@ -104,8 +104,8 @@ impl Memory {
 #[derive(Clone, Debug)]
 pub(crate) struct Streams {
     pub(crate) relations: XlRelations,
-    /// The keys of the longest sequence.
-    pub(crate) longest: usize,
+    /// The distances from 0 on within the longest sequence's keys. An input, since what a pass computes with has its size.
+    distances: Tensor,
     pub(crate) queries: Option<Queries>,
     /// With the rows of earlier and of other tokens among the keys.
     pub(crate) memory: Option<(Memory, [Tensor; 2])>,
@@ -163,6 +163,11 @@ impl Numbers {
 }
 
 impl Streams {
+    /// The keys of the longest sequence.
+    pub(crate) fn longest(&self) -> usize {
+        self.distances.shape().elements()
+    }
+
     /// `layout` is that of the sequences' own tokens.
     pub(crate) fn new(
         device: &Device,
@@ -199,7 +204,7 @@ impl Streams {
         let tensor = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
         Ok(Self {
             relations: XlRelations::new(device, (&queries, &keys), relations)?,
-            longest: all.lengths[1].iter().copied().max().unwrap_or(0),
+            distances: tensor(&(0..all.lengths[1].iter().copied().max().unwrap_or(0) as u32).collect::<Vec<u32>>())?,
             queries: match permutations {
                 Some(_) => Some(Queries {
                     content: tensor(&all.rows[0])?,

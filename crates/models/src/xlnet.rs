@@ -462,7 +462,7 @@ impl XlNet {
                 pass.dropout_tokens(both, streams.relations.queries(), dropout)?
             }
         };
-        let table = pass.sinusoids(streams.longest, self.furthest, self.hidden, (self.dropout, DISTANCE_SITE))?;
+        let table = pass.sinusoids(streams.longest(), self.furthest, self.hidden, (self.dropout, DISTANCE_SITE))?;
         Ok((x, Context { streams, table }))
     }
 
