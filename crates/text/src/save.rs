@@ -158,6 +158,8 @@ impl Tokenizer {
         let mut config = self.settings.config.clone();
         config.retain(|key, _| !MACHINE_PATHS.contains(&key.as_str()));
         let class = match self.kind() {
+            // By a class that has the same special tokens around pairs: `transformers` follows it, whatever tokenizer.json says.
+            Kind::WordPiece if json(self.inner.get_post_processor())["type"] == "RobertaProcessing" => "MPNetTokenizer",
             Kind::WordPiece => "BertTokenizer",
             Kind::BytePair | Kind::Unigram | Kind::WordLevel => "PreTrainedTokenizerFast",
         };

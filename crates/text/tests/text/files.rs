@@ -216,6 +216,13 @@ fn plain_files_are_saved_as_they_were() {
 fn what_transformers_needs_is_written() {
     let config = value_of(&small().files(Some(512)).unwrap(), "tokenizer_config.json");
     assert_eq!(config["tokenizer_class"], "BertTokenizer");
+    // MPNet's pairs have two separators between them, which `transformers` does by the class.
+    let mpnet = Tokenizer::from_vocabulary(
+        &["<s>", "<pad>", "</s>", "[UNK]", "<mask>", "jim", "cat"],
+        &WordPieceOptions::default(),
+    );
+    let of_mpnet = value_of(&mpnet.unwrap().files(None).unwrap(), "tokenizer_config.json");
+    assert_eq!(of_mpnet["tokenizer_class"], "MPNetTokenizer");
     assert_eq!(config["model_max_length"], 512);
     assert_eq!(config["do_lower_case"], true);
     assert_eq!(config["mask_token"], "[MASK]");
