@@ -203,6 +203,10 @@ impl Network for PostNormEncoder {
         self.layers.last().map_or(Ok(()), |layer| layer.average(parameters))
     }
 
+    fn query_key_value(&self, block: usize) -> Option<(Param, Option<Param>)> {
+        self.layers.get(block).map(Block::query_key_value)
+    }
+
     fn word_table(&self) -> Param {
         self.tables.word
     }

@@ -216,6 +216,11 @@ impl Block {
         Self { site, ..*self }
     }
 
+    /// What gives query, key and value: 3H×H and 3H.
+    pub(crate) fn query_key_value(&self) -> (Param, Option<Param>) {
+        (self.query_key_value.weight, self.query_key_value.bias)
+    }
+
     /// Makes it average: every token gets the mean of its sequence's vectors, normalised. Queries are zero, so that all tokens
     /// are attended to alike, values are the vectors themselves, and the feed-forward half adds nothing. For parameters as they
     /// are initialised: biases are zero, norms ones.

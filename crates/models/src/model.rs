@@ -29,6 +29,12 @@ pub trait Network: Debug + Send + Sync {
     /// The table of words, V×H, which the masked-LM head uses once more.
     fn word_table(&self) -> Param;
 
+    /// The layer that turns a block's input into queries, keys and values side by side, 3H×H and its bias, where it is one that reads the
+    /// input as it is.
+    fn query_key_value(&self, _block: usize) -> Option<(Param, Option<Param>)> {
+        None
+    }
+
     /// What writes token by token, where the network can.
     fn decoder(&self) -> Option<&dyn Decoder> {
         None
@@ -119,6 +125,19 @@ impl Model {
     /// The encoder: embeddings and all layers.
     pub fn encode(&self, pass: &mut Pass<'_>, batch: &Batch, capture: Capture) -> Result<Encoded> {
         self.network.encode(pass, batch, capture)
+    }
+
+    /// Whether [`Model::query_key_value`] has those of a block.
+    pub fn has_query_key_value(&self, block: usize) -> bool {
+        self.network.query_key_value(block).is_some()
+    }
+
+    /// Queries, keys and values of a block side by side, T×3H, from its input, which is the hidden state of that number. Computed once more
+    /// beside those that the block attends with, so that a loss on them has a gradient of its own.
+    pub fn query_key_value(&self, pass: &mut Pass<'_>, block: usize, x: &Var) -> Result<Var> {
+        let why = "queries, keys and values of this family of models do not come from the hidden states alone";
+        let (weight, bias) = part(self.network.query_key_value(block), "query_key_value", why)?;
+        pass.linear(x, weight, bias, Activation::None)
     }
 
     /// What writes token by token, where the network can; its hidden states go through [`Model::logits_of`].

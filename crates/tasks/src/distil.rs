@@ -12,6 +12,7 @@
 //! The factor T² keeps the gradients of the first part as large as those of the second whatever T is. Documents by relevance have the
 //! margins of Hofstätter et al. (2020), vectors the squared error or the cosine to the teacher's.
 
+use henson_train::soft;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -127,24 +128,10 @@ pub(crate) fn classes(
 ) -> Parts {
     let mut loss = [0.0; 2];
     if let Some(teacher) = teacher {
-        let t = shares.temperature;
-        let own = log_softmax(logits, t);
-        let scale = shares.soft * t * t;
-        for ((q, own), back) in teacher.iter().zip(&own).zip(gradient.iter_mut()) {
-            let q = f64::from(*q);
-            if q > 0.0 {
-                loss[0] += scale * q * (q.ln() - own);
-            }
-            *back += scale * (own.exp() - q) / t;
-        }
+        loss[0] = soft::divergence(logits, teacher, shares.temperature, shares.soft, gradient);
     }
     if let Some((label, weight)) = label {
-        let own = log_softmax(logits, 1.0);
-        let scale = shares.hard * weight;
-        loss[1] -= scale * own[label];
-        for (class, (own, back)) in own.iter().zip(gradient).enumerate() {
-            *back += scale * (own.exp() - if class == label { 1.0 } else { 0.0 });
-        }
+        loss[1] = soft::cross_entropy(logits, label, shares.hard * weight, gradient);
     }
     loss
 }
@@ -228,15 +215,7 @@ impl VectorDistance {
                 gradient.iter_mut().zip(both()).for_each(|(back, (v, t))| *back += 2.0 * scale * (v - t));
                 scale * both().map(|(v, t)| (v - t) * (v - t)).sum::<f64>()
             }
-            Self::Cosine => {
-                let length = |sum: f64| sum.sqrt().max(1e-8);
-                let (v_length, t_length) =
-                    (length(both().map(|(v, _)| v * v).sum()), length(both().map(|(_, t)| t * t).sum()));
-                let cosine = both().map(|(v, t)| v * t).sum::<f64>() / (v_length * t_length);
-                let slope = |(v, t): (f64, f64)| (t / t_length - cosine * v / v_length) / v_length;
-                gradient.iter_mut().zip(both()).for_each(|(back, both)| *back -= scale * slope(both));
-                scale * (1.0 - cosine)
-            }
+            Self::Cosine => soft::cosine_distance(vector, teacher, scale, gradient),
         }
     }
 }
@@ -264,21 +243,9 @@ pub(crate) fn projected_back(
     }
 }
 
-/// Probabilities of logits at a temperature.
-pub(crate) fn softened(logits: &[f32], temperature: f64) -> Vec<f32> {
-    let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
-    log_softmax(&logits, temperature).into_iter().map(|x| x.exp() as f32).collect()
-}
-
-/// The same of logits that are each yes or no.
+/// Probabilities of logits that are each yes or no, at a temperature.
 pub(crate) fn softened_each(logits: &[f32], temperature: f64) -> Vec<f32> {
     logits.iter().map(|x| sigmoid(f64::from(*x) / temperature) as f32).collect()
-}
-
-fn log_softmax(logits: &[f64], temperature: f64) -> Vec<f64> {
-    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let all = logits.iter().map(|z| ((z - most) / temperature).exp()).sum::<f64>().ln();
-    logits.iter().map(|z| (z - most) / temperature - all).collect()
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -293,6 +260,7 @@ fn softplus(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use soft::softened;
 
     #[derive(Deserialize)]
     struct Case {

@@ -16,11 +16,13 @@ pub mod metrics;
 pub mod objective;
 mod pretraining;
 mod recipe;
+mod relations;
 pub mod replaced;
 pub mod report;
 mod run;
 mod schedule;
 mod settings;
+pub mod soft;
 pub mod span_boundary;
 mod stream;
 pub mod tensorboard;
@@ -38,6 +40,7 @@ pub use recipe::{
     AdafactorSettings, MOST_BELOW_1, OptimizerKind, Phase, Precision, Recipe, ResolvedPhase, check_counts,
     check_ranges, differences, parse_settings, to_toml,
 };
+pub use relations::Relation;
 pub use replaced::GeneratorSettings;
 pub use run::{Best, Carried, GeneratorFiles, ModelFiles, RunDirectory, RunRecipe, State};
 pub use schedule::{ByEpoch, Schedule, ScheduleKind};

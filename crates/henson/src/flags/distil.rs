@@ -28,7 +28,8 @@ Teacher and student may have different tokenizers: texts are compared as a whole
 and --train the run has two phases: first the teachers on texts without labels, then fine-tuning on the labels (Turc et al. 2019). Keys \
 for --set beside those of `finetune`: distil.temperature, distil.alpha (the teachers' share of the loss), distil.epochs and \
 distil.learning_rate of the first phase, distil.vectors (mse, cosine) for embed; with --task mlm those of `pretrain`, and \
-distil.soft_weight, distil.mlm_weight, distil.cosine_weight and distil.layers; `henson help settings` lists all.\n\n\
+distil.soft_weight, distil.mlm_weight, distil.cosine_weight, distil.layers, and distil.relations (MiniLM); `henson help settings` lists \
+all.\n\n\
 The same command resumes where the run was stopped, killed or interrupted.\n\n\
 Examples:\n  henson distil --teacher teacher --model bert-L2-H128 --task classify --train train.csv --dev dev.csv --out student\n  \
 henson distil --teacher a b c --model henson-12m --task sst2 --data glue --out student --set distil.temperature=4\n  \

@@ -47,7 +47,7 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
 
-    /// seq2seq: start from random weights, with this tokenizer; --model is then the name of a size
+    /// Start from random weights, with the tokenizer of this directory; --model is then the name of a size, such as bert-L2-H128
     #[arg(long, value_name = "DIR", requires = "model")]
     pub(crate) tokenizer: Option<String>,
 

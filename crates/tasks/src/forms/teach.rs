@@ -7,9 +7,10 @@ use std::ops::Range;
 use henson_infer::{EmbedSettings, Model, normalise};
 use henson_text::{Features, QuestionWindows, WordWindows};
 use henson_train::TrainError;
+use henson_train::soft::softened;
 
 use super::*;
-use crate::distil::{Lesson, softened, softened_each};
+use crate::distil::{Lesson, softened_each};
 use crate::forward::logits_of;
 
 /// What teachers say about an example: the targets of each of its instances, in the order of their numbers.

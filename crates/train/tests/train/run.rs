@@ -354,6 +354,95 @@ fn a_run_of_a_version_that_rounds_otherwise_resumes_with_a_warning() {
     assert!(warnings(None).is_empty());
 }
 
+/// Nothing but relations.
+const ALONE: [&str; 3] = ["distil.soft_weight=0.0", "distil.mlm_weight=0.0", "distil.relation_heads=4"];
+
+/// A narrower student of another family learns the relations of a teacher's layer and nothing else; the teacher need not predict anything. The
+/// gradient of the loss is its slope in every parameter's direction, and a run in legs has the bits of one that was never stopped.
+#[test]
+fn relations_are_learned_from_a_layer_of_any_encoder() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    run(&plan(&["objective=mlm", "steps=10", "config.num_hidden_layers=3"]), &at("teacher"), 2, None).unwrap();
+    let named = format!("distil.teacher={}", at("teacher").display());
+    let student = |more: &[&str]| {
+        let sizes = ["config.dim=24", "config.n_heads=2", "distil.cosine_weight=0.0"];
+        plan_of(recipe_of("distilbert-base", &[&DISTILBERT[..], &sizes, &[&named], more].concat()), 300)
+    };
+    for (relations, layer) in
+        [(r#"distil.relations=["query-query", "key-key", "value-value"]"#, 2), (r#"distil.relations=["query-key"]"#, 0)]
+    {
+        let layer = format!("distil.relation_layer={layer}");
+        let plan = student(&[&ALONE[..], &[relations, &layer, "dropout=0.0"]].concat()).unwrap();
+        check_slopes(&plan);
+        let (whole, legs) = (at(&format!("whole-{layer}")), at(&format!("legs-{layer}")));
+        run(&plan, &whole, 2, None).unwrap();
+        let log = fs::read_to_string(whole.join("metrics.jsonl")).unwrap();
+        assert!(log.contains("\"relation_loss\"") && !log.contains("\"soft_loss\""), "{log}");
+        let found = losses(&whole);
+        let mean = |losses: &[(u64, f64)]| losses.iter().map(|(_, loss)| loss).sum::<f64>() / losses.len() as f64;
+        assert!(mean(&found[15..]) < 0.9 * mean(&found[..5]), "{found:?}");
+        for (threads, stop_at) in [(1, Some(4)), (3, None)] {
+            run(&plan, &legs, threads, stop_at).unwrap();
+        }
+        assert_eq!((weights(&whole), losses(&whole)), (weights(&legs), losses(&legs)));
+    }
+    // Beside all other losses.
+    let all = student(&[r#"distil.relations=["value-value"]"#, "distil.relation_heads=2", "steps=2"]).unwrap();
+    run(&all, &at("all"), 2, None).unwrap();
+    let log = fs::read_to_string(at("all").join("metrics.jsonl")).unwrap();
+    assert!(["soft_loss", "mlm_loss", "relation_loss"].iter().all(|name| log.contains(name)), "{log}");
+
+    let refused = |more: &[&str], expected: &[&str]| {
+        let error = student(more).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(expected.iter().all(|part| error.contains(part)), "expected {expected:?}: {error}");
+    };
+    let one = r#"distil.relations=["key-key"]"#;
+    refused(&[one, "distil.relation_heads=5"], &["distil.relation_heads", "24", "32"]);
+    refused(&[one, "distil.relation_layer=3"], &["distil.relation_layer", "below 3"]);
+    let modern = recipe_of("modernbert-base", &["objective=mlm", &named, one, "distil.cosine_weight=0.0"]);
+    let error = plan_of(modern, 300).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("distil.rel"), "{error}");
+    for (sets, expected) in [
+        (&ALONE[..2], "nothing is learned from the teacher"),
+        (&[r#"distil.relations=["key-key", "key-key"]"#][..], "each relation once"),
+        (&[r#"distil.relations=["key-value"]"#], "query-key"),
+    ] {
+        let sets: Vec<String> = [sets, &["objective=mlm", &named, "distil.cosine_weight=0.0"]]
+            .concat()
+            .iter()
+            .map(|set| (*set).to_owned())
+            .collect();
+        let error = Recipe::parse(RECIPE, "test", &sets).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// The gradient of a plan's first step beside differences of its loss along it: all parameters that learn, together.
+fn check_slopes(plan: &Plan) {
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let of = |shift: f32, along: &[Vec<f32>]| {
+        let mut engine = plan.engine(&device).unwrap();
+        for (i, slopes) in along.iter().enumerate() {
+            let mut values = engine.parameters.read(i).unwrap();
+            values.iter_mut().zip(slopes).for_each(|(x, slope)| *x += shift * slope);
+            engine.parameters.write(i, &values).unwrap();
+        }
+        engine.parameters.refresh().unwrap();
+        engine.gradients.zero();
+        let loss = plan.task(&serde_json::Value::Null, 1).unwrap().step(&mut engine, 0).unwrap().wait().unwrap().total;
+        let count = engine.parameters.entries().len();
+        let slopes: Vec<Vec<f32>> = (0..count).map(|i| engine.gradients.read(&engine.parameters, i).unwrap()).collect();
+        (loss, slopes)
+    };
+    let (_, slopes) = of(0.0, &[]);
+    let square: f64 = slopes.iter().flatten().map(|x| f64::from(*x).powi(2)).sum();
+    // A step that changes the loss by a hundredth or so.
+    let step = 1e-2 / square.sqrt();
+    let difference = (of(step as f32, &slopes).0 - of(-step as f32, &slopes).0) / (2.0 * step);
+    assert!((difference / square - 1.0).abs() < 0.02, "{difference} {square}");
+}
+
 /// Byte-level BPE with the special tokens of models that write.
 fn writers_tokenizer(specials: SpecialSet) -> Tokenizer {
     let sentinels = if specials == SpecialSet::Ended { 20 } else { 0 };
