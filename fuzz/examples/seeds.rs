@@ -72,6 +72,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("tables", name, &bytes)?;
     }
 
+    // Bodies: two examples with three values and none; two vectors of one number.
+    let value = 1.5_f32.to_le_bytes();
+    let count = |n: u32| n.to_le_bytes();
+    let outputs = [&2_u64.to_le_bytes()[..], &count(1), &count(3), &value, &value, &value, &count(0)].concat();
+    write("kept", "outputs", &outputs)?;
+    write("kept", "vectors", &[&count(1)[..], &2_u64.to_le_bytes(), &[7; 16], &value, &[8; 16], &value].concat())?;
+
     let models = here.join("../crates/text/tests/data/sentencepiece");
     for name in ["unigram-rules", "unigram-bytes", "bpe-symbols", "bpe-suffix", "bpe-unused"] {
         write("sentencepiece", name, &std::fs::read(models.join(format!("{name}.model")))?)?;

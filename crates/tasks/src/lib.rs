@@ -22,6 +22,7 @@ mod features;
 mod finetune;
 mod forms;
 mod forward;
+mod framed;
 pub mod metrics;
 mod mining;
 mod nearest;
@@ -72,3 +73,10 @@ pub use tags::{Scheme, convert_tags};
 pub use task::{Split, TASKS, Task};
 pub use vector_cache::VectorCache;
 pub use write::{Resampling, Writing};
+
+/// The readers of files that henson keeps for itself, over bytes in memory: for the targets in `fuzz/`, and for nothing else.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::finetune::fuzz_teacher_outputs as teacher_outputs;
+    pub use crate::vector_cache::fuzz as vector_cache;
+}

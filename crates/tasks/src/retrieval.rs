@@ -155,7 +155,7 @@ fn found_judgments(directory: &Path) -> Result<PathBuf, TaskError> {
     match &files[..] {
         [one] => Ok(one.clone()),
         _ => {
-            let looked = format!("test.tsv, or a single .tsv, and found {}; --qrels FILE names one", files.len());
+            let looked = format!("test.tsv, or a single .tsv, and found {} (--qrels FILE)", files.len());
             Err(TaskError::NoFile { directory: directory.to_owned(), split: "judgments", task: TASK, looked })
         }
     }

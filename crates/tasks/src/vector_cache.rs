@@ -1,14 +1,16 @@
 //! Vectors of texts, kept in a file by the content of the texts and by what made them, so that a corpus is embedded once.
 //!
-//! The file: a line with the name and version, one with the SHA-256 of the rest, then the width (u32) and the number of vectors (u64),
-//! then for each the first 16 bytes of the SHA-256 of its key and its numbers (f32), all little-endian. Whatever is not exactly
-//! that is no cache: it is reported and made again.
+//! The file, behind what [`crate::framed`] puts before it: the width (u32) and the number of vectors (u64), then for each the first 16 bytes
+//! of the SHA-256 of its key and its numbers (f32), all little-endian. Whatever is not exactly that is no cache: it is reported and made
+//! again.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use henson_checkpoint::{read_limited, write_atomic};
 use sha2::{Digest, Sha256};
+
+use crate::framed::{body, framed};
 
 /// How the file begins.
 const MAGIC: &[u8] = b"henson vectors 1\n";
@@ -64,6 +66,10 @@ impl VectorCache {
 
     /// Writes the file, whole or not at all. The same vectors give the same bytes.
     pub fn save(&self, path: &Path) -> Result<(), henson_checkpoint::CheckpointError> {
+        write_atomic(path, &framed(MAGIC, &self.body()))
+    }
+
+    fn body(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.vectors.len() * (KEY + 4 * self.width) + 12);
         body.extend((self.width as u32).to_le_bytes());
         body.extend((self.vectors.len() as u64).to_le_bytes());
@@ -73,10 +79,7 @@ impl VectorCache {
             body.extend(key);
             vector.iter().for_each(|x| body.extend(x.to_le_bytes()));
         }
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(format!("{}\n", hex(&body)).into_bytes());
-        bytes.append(&mut body);
-        write_atomic(path, &bytes)
+        body
     }
 
     fn key(&self, text: &str) -> [u8; KEY] {
@@ -93,11 +96,7 @@ impl VectorCache {
 type Vectors = (usize, HashMap<[u8; KEY], Vec<f32>>);
 
 fn parse(bytes: &[u8]) -> Option<Vectors> {
-    let (sum, body) = bytes.strip_prefix(MAGIC)?.split_at_checked(65)?;
-    if sum != format!("{}\n", hex(body)).as_bytes() {
-        return None;
-    }
-    let (width, rest) = body.split_first_chunk::<4>()?;
+    let (width, rest) = body(MAGIC, bytes)?.split_first_chunk::<4>()?;
     let (count, rest) = rest.split_first_chunk::<8>()?;
     let (width, count) = (u32::from_le_bytes(*width) as usize, u64::from_le_bytes(*count));
     let size = KEY + 4 * width;
@@ -113,8 +112,14 @@ fn parse(bytes: &[u8]) -> Option<Vectors> {
     Some((width, vectors))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+/// Bytes as a whole file, and as a body in a right frame: what is accepted has vectors of one width, no more than there are bytes for. For
+/// `fuzz/` alone.
+pub fn fuzz(bytes: &[u8]) {
+    for file in [bytes.to_vec(), framed(MAGIC, bytes)] {
+        let Some((width, vectors)) = parse(&file) else { continue };
+        assert!(vectors.values().all(|vector| vector.len() == width), "{width}");
+        assert!(vectors.len() * (KEY + 4 * width) <= file.len(), "{}", vectors.len());
+    }
 }
 
 #[cfg(test)]

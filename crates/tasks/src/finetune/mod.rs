@@ -3,6 +3,7 @@
 
 mod card;
 mod defaults;
+mod kept;
 mod learner;
 mod linear;
 mod lists;
@@ -20,6 +21,7 @@ mod vectors;
 mod words;
 
 pub(crate) use card::{code, listed, plain};
+pub use kept::fuzz as fuzz_teacher_outputs;
 pub use learner::{Dev, Learner, LearnerSettings};
 pub(crate) use learner::{Found, chosen_by, degenerate};
 pub use lists::ListObjective;

@@ -17,6 +17,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[schemars(with = "Vec<String>")]
 pub struct Poolings(pub Vec<Pooling>);
 
+impl Poolings {
+    /// In the order of the flags that sentence-transformers has for them: whatever order they were named in, a recipe that is read again
+    /// means the same.
+    pub(crate) fn new(mut poolings: Vec<Pooling>) -> Self {
+        poolings.sort_by_key(|pooling| Pooling::ALL.iter().position(|other| other == pooling));
+        Self(poolings)
+    }
+}
+
 impl Serialize for Poolings {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let names: Vec<&str> = self.0.iter().map(|pooling| pooling.name()).collect();
@@ -47,9 +56,7 @@ impl<'de> Deserialize<'de> for Poolings {
             }
             poolings.push(pooling);
         }
-        // sentence-transformers has a flag for each, and this order.
-        poolings.sort_by_key(|pooling| Pooling::ALL.iter().position(|other| other == pooling));
-        Ok(Self(poolings))
+        Ok(Self::new(poolings))
     }
 }
 

@@ -1,15 +1,17 @@
 //! Learning from teachers and labels: the losses of [`crate::distil`] on the logits or vectors of a batch, whose gradient the backward
 //! pass begins with.
 //!
-//! Legend: K classes, H numbers of a vector, N sequences.
+//! Legend: K classes, H numbers of a vector.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use henson_infer::Pooling;
 use henson_models::{Batch, Capture, Sequence};
 use henson_tensor::{Builder, Group, Init, Param, Pass, Reading, Tensor, Var};
 use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result, TrainError};
 
+use super::pooled::Pooled;
 use super::teaching::Teaching;
 use crate::distil::{self, Lesson, Parts, Shares};
 use crate::forms::Soft;
@@ -23,13 +25,14 @@ const PROJECTION: &str = "teacher_projection.weight";
 #[derive(Clone, Debug)]
 pub struct TaughtObjective {
     pub(crate) teaching: Arc<Teaching>,
-    pub(crate) task: &'static crate::Task,
     /// The teachers' share of the loss.
     pub(crate) alpha: f64,
     /// What each label counts; empty: all the same.
     pub(crate) class_weights: Vec<f32>,
     /// What is learned from relevances, beside the teachers' margins.
     pub(crate) rank_loss: RankLoss,
+    /// How tokens' vectors become one.
+    pub(crate) poolings: Vec<Pooling>,
     /// Whether vectors get the length 1.
     pub(crate) normalise: bool,
     /// The width of the teachers' vectors, where it is another than the model's; and the layer between them, once it is laid out.
@@ -43,7 +46,7 @@ impl TaughtObjective {
     /// Lays out what it needs and no model has. The first weights are such that a vector's length stays as it is, on the whole.
     pub(crate) fn build(&mut self, b: &mut Builder, width: usize) {
         if let Some((outputs, layer)) = &mut self.projection {
-            let init = Init::Normal((*outputs as f32).sqrt().recip());
+            let (width, init) = (self.poolings.len() * width, Init::Normal((*outputs as f32).sqrt().recip()));
             *layer = Some(b.group(Group::Objective, |b| b.matrix(PROJECTION, *outputs, width, init)));
         }
     }
@@ -74,11 +77,7 @@ impl TaughtObjective {
         let shares = self.shares(parts, &said);
         let mut number = 0;
         engine.in_parts(step, parts.len(), |engine, i| {
-            let part = &parts[i];
-            let (losses, sequences) = match self.teaching.lesson {
-                Lesson::Vectors => self.learn_vectors(engine, step, part, number, &said, shares)?,
-                _ => self.learn_logits(engine, step, part, number, &said, shares)?,
-            };
+            let (losses, sequences) = self.learn_part(engine, step, &parts[i], number, &said, shares)?;
             number += sequences;
             let losses = losses.map(|loss| Tensor::from_slice(&device, [1], &[loss as f32]));
             let losses = losses.into_iter().collect::<henson_tensor::Result<Vec<_>>>()?;
@@ -122,7 +121,7 @@ impl TaughtObjective {
         f64::from(self.class_weights.get(label as usize).copied().unwrap_or(1.0))
     }
 
-    fn learn_logits(
+    fn learn_part(
         &self,
         engine: &mut Engine,
         step: u64,
@@ -134,12 +133,36 @@ impl TaughtObjective {
         let training = engine.training(step);
         let Engine { model, parameters, gradients, tape, .. } = engine;
         let device = parameters.device().clone();
-        let batch = self.task.form.batch(&device, model.config(), part, number)?;
+        let sequences = part.iter().flat_map(|instance| &instance.sequences);
+        let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
+        let batch = Batch::new(&device, model.config(), &sequences, number)?;
         let mut pass = Pass::training(tape, parameters, training);
         let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-        let logits = model.logits_of(&mut pass, last, batch.output_layout(), None)?;
+        let losses = match self.teaching.lesson {
+            Lesson::Vectors => {
+                let pooled = Pooled::new(&mut pass, &last, &batch.layout, &self.poolings)?;
+                [self.of_vectors(&mut pass, &pooled, part, said, shares)?, 0.0]
+            }
+            _ => {
+                let logits = model.logits_of(&mut pass, last, batch.output_layout(), None)?;
+                self.of_logits(&mut pass, &logits, part, said, shares)?
+            }
+        };
+        pass.backward(gradients)?;
+        Ok((losses, sequences.len() as u32))
+    }
+
+    /// The loss of a part's logits, with whose gradient the backward pass begins.
+    fn of_logits(
+        &self,
+        pass: &mut Pass<'_>,
+        logits: &Var,
+        part: &[&Instance],
+        said: &Said,
+        shares: Shares,
+    ) -> Result<Parts> {
         let columns = logits.tensor().columns();
-        let values: Vec<f64> = logits.tensor().to_f32()?.into_iter().map(f64::from).collect();
+        let values = wide(&logits.tensor().to_f32()?);
         let mut gradient = vec![0.0; values.len()];
         let (mut losses, mut start) = ([0.0; 2], 0);
         for instance in part {
@@ -151,12 +174,10 @@ impl TaughtObjective {
             start = range.end;
             let teacher = soft_of(said, instance);
             let found = self.of_instance(instance, &values[range.clone()], teacher, shares, &mut gradient[range]);
-            losses.iter_mut().zip(found).for_each(|(sum, loss)| *sum += loss);
+            losses = sums([losses, found].into_iter());
         }
-        let gradient: Vec<f32> = gradient.into_iter().map(|x| x as f32).collect();
-        pass.seed_gradient(&logits, &gradient)?;
-        pass.backward(gradients)?;
-        Ok((losses, part.iter().map(|instance| instance.sequences.len() as u32).sum()))
+        pass.seed_gradient(logits, &narrow(&gradient))?;
+        Ok(losses)
     }
 
     /// The loss of an instance's logits; adds to their gradient.
@@ -224,28 +245,18 @@ impl TaughtObjective {
         }
     }
 
-    fn learn_vectors(
+    /// The loss of a part's vectors, with whose gradient the backward pass begins, and with that of the layer to the teachers' width.
+    fn of_vectors(
         &self,
-        engine: &mut Engine,
-        step: u64,
+        pass: &mut Pass<'_>,
+        pooled: &Pooled,
         part: &[&Instance],
-        number: u32,
         said: &Said,
         shares: Shares,
-    ) -> Result<(Parts, u32)> {
-        let training = engine.training(step);
-        let Engine { model, parameters, gradients, tape, .. } = engine;
-        let device = parameters.device().clone();
-        let sequences = part.iter().flat_map(|instance| &instance.sequences);
-        let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
-        let batch = Batch::new(&device, model.config(), &sequences, number)?;
-        let mut pass = Pass::training(tape, parameters, training);
-        let last = model.encode(&mut pass, &batch, Capture::default())?.last;
-        let vectors = pass.means(&last, &batch.layout)?;
+    ) -> Result<f64> {
         let layer: Option<Var> = self.projection.and_then(|(_, layer)| layer).map(|layer| pass.table(layer));
         let weights = layer.as_ref().map(|layer| layer.tensor().to_f32()).transpose()?.unwrap_or_default();
-        let width = vectors.tensor().columns();
-        let values: Vec<f64> = vectors.tensor().to_f32()?.into_iter().map(f64::from).collect();
+        let (width, values) = (pooled.width(), wide(&pooled.vectors()?));
         let mut gradient = vec![0.0; values.len()];
         let (mut of_layer, mut loss) = (vec![0.0; weights.len()], 0.0);
         let teacher_width = self.projection.map_or(width, |(width, _)| width);
@@ -264,13 +275,11 @@ impl TaughtObjective {
                 false => back.copy_from_slice(&slopes),
             }
         }
-        let narrow = |values: Vec<f64>| values.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
-        pass.seed_gradient(&vectors, &narrow(gradient))?;
+        pooled.seed(pass, &narrow(&gradient))?;
         if let Some(layer) = &layer {
-            pass.seed_gradient(layer, &narrow(of_layer))?;
+            pass.seed_gradient(layer, &narrow(&of_layer))?;
         }
-        pass.backward(gradients)?;
-        Ok(([loss, 0.0], sequences.len() as u32))
+        Ok(loss)
     }
 }
 
@@ -278,6 +287,14 @@ impl TaughtObjective {
 fn soft_of<'s>(said: &'s Said, instance: &Instance) -> &'s [f32] {
     let soft = said.get(&instance.example).and_then(|soft| soft.get(instance.window as usize));
     soft.map(Vec::as_slice).unwrap_or_default()
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|x| f64::from(*x)).collect()
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|x| *x as f32).collect()
 }
 
 fn sums(parts: impl Iterator<Item = Parts>) -> Parts {

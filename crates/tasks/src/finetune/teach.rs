@@ -1,11 +1,12 @@
 //! What a run with teachers settles before it begins: its phases, whose labels count, what is refused, and the teachers themselves.
 
+use std::mem::discriminant;
 use std::path::Path;
 use std::sync::Arc;
 
 use henson_checkpoint::{Config, ModelDirectory};
 use henson_infer::{EmbedSettings, Model};
-use henson_models::Family;
+use henson_models::{Family, Head};
 use henson_tensor::DType;
 use henson_text::Tokenizer;
 use henson_train::TrainError;
@@ -55,13 +56,19 @@ pub(super) fn prepare(
         return Err(TrainError::setting("distil.teachers", "empty", expected).into());
     }
     start(recipe, &teachers[0]);
+    for path in &teachers {
+        let (config, wanted) = (config_of(path)?, task.form.head(1));
+        let other = config.head().filter(|head| discriminant(head) != discriminant(&wanted));
+        if let Some(head) = other.filter(|_| wanted != Head::Encoder) {
+            let class = config.model.class(head);
+            let expected = format!("a model that was fine-tuned for {} (`henson finetune`), not a {class}", task.name);
+            return Err(TrainError::setting("distil.teachers", path.display(), expected).into());
+        }
+    }
     // The labels of the first teacher, in its order: the model that learns has the same.
     let learned = task.form.fewest_labels > 0 && task.labels.is_empty();
     if learned && reading.files.labels.is_empty() {
-        let directory = Model::encoder_directory(&teachers[0])?;
-        let json =
-            ModelDirectory::open(&directory).and_then(|directory| directory.config()).map_err(TrainError::from)?;
-        let labels = Config::from_value(json).map_err(TrainError::from)?.task.label_names();
+        let labels = config_of(&teachers[0])?.task.label_names();
         (reading.files.labels, reading.labels_of_model) = (task.form.class_names(labels), true);
     }
     let Some(distil) = recipe.taught_by() else { return Ok(false) };
@@ -85,6 +92,13 @@ pub(super) fn prepare(
         recipe.by_size.remove(key);
     }
     Ok(unlabelled)
+}
+
+/// The config of a teacher.
+fn config_of(path: &Path) -> Result<Config, TaskError> {
+    let directory = Model::encoder_directory(path)?;
+    let json = ModelDirectory::open(&directory).and_then(|directory| directory.config()).map_err(TrainError::from)?;
+    Ok(Config::from_value(json).map_err(TrainError::from)?)
 }
 
 /// A size starts from random weights, with the first teacher's tokenizer where none is named.
@@ -169,9 +183,7 @@ pub(super) fn objective(
     let mut projection = None;
     if vectors {
         for path in recipe.teacher_directories() {
-            let directory = Model::encoder_directory(&path)?;
-            let json = ModelDirectory::open(&directory).and_then(|found| found.config()).map_err(TrainError::from)?;
-            let hidden = Config::from_value(json).map_err(TrainError::from)?.model.sizes().hidden_size;
+            let hidden = config_of(&path)?.model.sizes().hidden_size;
             let own = EmbedSettings::of_directory(&path)?.width(hidden)?;
             match projection {
                 Some(first) if first != own => {
@@ -184,11 +196,11 @@ pub(super) fn objective(
     }
     Ok(TaughtObjective {
         teaching: Arc::clone(teaching),
-        task: train.task,
         alpha: teaching.settings.share(labelled && !vectors),
         class_weights,
         rank_loss: recipe.rank_loss,
+        projection: projection.filter(|own| *own != recipe.poolings().len() * width).map(|own| (own, None)),
+        poolings: recipe.poolings(),
         normalise: recipe.normalize.unwrap_or(true),
-        projection: projection.filter(|own| *own != width).map(|own| (own, None)),
     })
 }

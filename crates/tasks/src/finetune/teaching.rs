@@ -1,10 +1,7 @@
 //! The teachers of a run: opened when they are first asked, asked about every batch, or about all examples once and then kept on disk.
 //!
 //! What they say is a function of an example alone, whatever company it is read in, so that both ways give the same bits (on a CPU).
-//!
-//! The file: a line with the name and version, one with the SHA-256 of the rest, then the number of examples (u64) and for each the number
-//! of its instances (u32), for each of these the number of its values (u32) and the values (f32), all little-endian. Its name has the
-//! checksum of what made it. Whatever is not exactly that is reported and made again.
+//! A file of what they said ([`super::kept`]) has the checksum of all that made it in its name; one that is damaged is reported and made again.
 
 use std::fmt;
 use std::fs;
@@ -19,15 +16,14 @@ use henson_text::Tokenizer;
 use henson_train::{Event, TrainError, Watch};
 use sha2::{Digest, Sha256};
 
+use super::kept;
 use crate::distil::{DistilSettings, Lesson};
 use crate::error::TaskError;
 use crate::example::{Example, Set};
 use crate::forms::{Asked, Soft};
+use crate::framed::hex;
 use crate::predict::label_order;
 use crate::prepare::{LayingOut, Lengths, Prepared};
-
-/// How the file begins.
-const MAGIC: &[u8] = b"henson teacher outputs 1\n";
 
 /// The largest file that is read.
 const LIMIT: u64 = 16 << 30;
@@ -123,7 +119,7 @@ impl Teaching {
             (watch.on)(Event::Teaching { done: all.len(), of: self.set.examples.len() });
             all.extend(self.ask(device, &examples.iter().collect::<Vec<_>>())?);
         }
-        write_atomic(&path, &written(&all)).map_err(TrainError::from)?;
+        write_atomic(&path, &kept::written(&all)).map_err(TrainError::from)?;
         self.kept.set(all).ok();
         Ok(())
     }
@@ -135,7 +131,7 @@ impl Teaching {
         }
         let read = read_limited(path, LIMIT).map_err(|error| error.to_string());
         let parsed = read.and_then(|bytes| {
-            let found = parse(&bytes).filter(|found| found.len() == self.set.examples.len());
+            let found = kept::parse(&bytes).filter(|found| found.len() == self.set.examples.len());
             found.ok_or_else(|| format!("{} is damaged", path.display()))
         });
         match parsed {
@@ -273,74 +269,4 @@ fn hash_directory(hash: &mut Sha256, directory: &Path) -> Result<(), TaskError> 
         hash.update(Sums::of_file(&path).map_err(TrainError::from)?);
     }
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn written(all: &[Soft]) -> Vec<u8> {
-    let mut body = (all.len() as u64).to_le_bytes().to_vec();
-    for soft in all {
-        body.extend((soft.len() as u32).to_le_bytes());
-        for values in soft {
-            body.extend((values.len() as u32).to_le_bytes());
-            values.iter().for_each(|x| body.extend(x.to_le_bytes()));
-        }
-    }
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend(format!("{}\n", hex(&Sha256::digest(&body))).into_bytes());
-    bytes.append(&mut body);
-    bytes
-}
-
-fn parse(bytes: &[u8]) -> Option<Vec<Soft>> {
-    let (sum, body) = bytes.strip_prefix(MAGIC)?.split_at_checked(65)?;
-    if sum != format!("{}\n", hex(&Sha256::digest(body))).as_bytes() {
-        return None;
-    }
-    let (count, mut rest) = body.split_first_chunk::<8>()?;
-    let count_of = |rest: &mut &[u8]| -> Option<usize> {
-        let (count, behind) = rest.split_first_chunk::<4>()?;
-        *rest = behind;
-        usize::try_from(u32::from_le_bytes(*count)).ok()
-    };
-    let mut all = Vec::new();
-    for _ in 0..u64::from_le_bytes(*count) {
-        let mut soft = Vec::new();
-        for _ in 0..count_of(&mut rest)? {
-            let bytes = 4 * count_of(&mut rest)?;
-            let (values, behind) = rest.split_at_checked(bytes)?;
-            rest = behind;
-            let (values, _) = values.as_chunks::<4>();
-            soft.push(values.iter().map(|x| f32::from_le_bytes(*x)).collect());
-        }
-        all.push(soft);
-    }
-    rest.is_empty().then_some(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_are_read_as_they_were_written_or_not_at_all() {
-        let all = vec![vec![vec![1.0, -0.0], Vec::new()], Vec::new(), vec![vec![f32::MIN_POSITIVE]]];
-        let bytes = written(&all);
-        assert_eq!(parse(&bytes), Some(all));
-        for cut in 0..bytes.len() {
-            assert_eq!(parse(&bytes[..cut]), None, "{cut}");
-            let mut changed = bytes.clone();
-            changed[cut] ^= 1;
-            assert_eq!(parse(&changed), None, "{cut}");
-        }
-        // A right sum over wrong counts.
-        let mut body = u64::MAX.to_le_bytes().to_vec();
-        body.extend(u32::MAX.to_le_bytes());
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(format!("{}\n", hex(&Sha256::digest(&body))).into_bytes());
-        bytes.extend(body);
-        assert_eq!(parse(&bytes), None);
-    }
 }

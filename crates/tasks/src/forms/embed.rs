@@ -221,7 +221,7 @@ impl Steps for Embed {
     fn choose(&self, recipe: &mut FineTuneRecipe, model: &Path) -> Result<(), TaskError> {
         let own = own_settings(recipe, model)?.pooling;
         if recipe.pooling.is_none() && own != [Pooling::Mean] {
-            recipe.pooling = Some(Poolings(own));
+            recipe.pooling = Some(Poolings::new(own));
         }
         Ok(())
     }
@@ -253,12 +253,6 @@ impl Steps for Embed {
                 "model",
                 recipe.model.clone(),
                 "a model without dense layers after its pooling: these are not trained",
-            ),
-            (
-                recipe.taught_by().is_some() && recipe.poolings() != [Pooling::Mean],
-                "pooling",
-                format!("{:?}", recipe.poolings()),
-                "mean, by which students learn from teachers",
             ),
             (recipe.poolings().is_empty(), "pooling", "[]".to_owned(), "the name of a pooling, or a list of names"),
         ];

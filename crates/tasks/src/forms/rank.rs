@@ -97,7 +97,8 @@ impl Steps for Rank {
         let mut all = relevances().flatten();
         let first = all.next().copied();
         if all.all(|relevance| Some(*relevance) == first) {
-            let reason = "all documents are as relevant, so that there is nothing to learn".to_owned();
+            let reason =
+                "all documents of every query are equally relevant, so that there is nothing to learn".to_owned();
             return Err(TaskError::Empty { path: train.path.clone(), task: train.task.name, reason });
         }
         Ok(())

@@ -122,8 +122,27 @@ fn students_come_near_to_what_their_teacher_says() {
             let distil = DistilSettings { vectors: VectorDistance::Cosine, ..student.distil.clone().unwrap() };
             let (losses, _) = updates(FineTuneRecipe { distil: Some(distil), ..student }, 20);
             assert!(losses[19] < 0.95 * losses[0], "cosine: {losses:?}");
+            check_poolings(place.path(), &file);
         }
     }
+}
+
+/// A student reads its own vectors as it is saved to, whatever the teacher's pooling is: the teacher itself is at no distance, and one with
+/// two poolings side by side comes nearer.
+fn check_poolings(place: &Path, file: &str) {
+    let place = place.join("pooled");
+    let teacher = teacher(&place, "embed", "sequence", file, &["pooling=max"]);
+    let student = |from: &Path, pooling: &str| {
+        let sets = ["learning_rate=1e-2", "warmup=0.0", "max_length=40", "dropout=0.0", "epochs=20", pooling];
+        let recipe = FineTuneRecipe { dev: String::new(), ..recipe("embed", from, file, &sets) };
+        FineTuneRecipe { batch_size: 100, ..taught_by(&teacher, recipe) }
+    };
+    let (losses, _) = updates(student(&teacher, "pooling=max"), 1);
+    assert!(losses[0].abs() < 1e-6, "{losses:?}");
+    let (losses, _) = updates(student(&teacher, "pooling=cls"), 1);
+    assert!(losses[0] > 1e-4, "{losses:?}");
+    let (losses, _) = updates(student(&teacher, "pooling=[\"mean\", \"cls\"]"), 20);
+    assert!(losses[19] < 0.95 * losses[0], "{losses:?}");
 }
 
 fn same_files(a: &Path, b: &Path) {
@@ -255,7 +274,15 @@ fn what_cannot_be_learned_is_refused() {
     fs::copy(teacher_path.join("config.json"), empty.join("config.json")).unwrap();
     check("classify", &empty, &labelled, &[], &["empty", "safetensors"]);
     let tagger = teacher(place.path(), "tag", "token", "tag.conll", &[]);
-    check("classify", &tagger, &labelled, &[], &["unknown label", "classify.jsonl, line 1"]);
+    check(
+        "classify",
+        &tagger,
+        &labelled,
+        &[],
+        &["teacher-tag", "fine-tuned for classify", "BertForTokenClassification"],
+    );
+    let vectors = teacher(place.path(), "embed", "sequence", "embed.jsonl", &[]);
+    check("classify", &vectors, &labelled, &[], &["teacher-embed", "fine-tuned for classify", "BertModel"]);
     let numbers = teacher(place.path(), "regress", "regression", "regress.jsonl", &[]);
     check(
         "classify",
