@@ -1,13 +1,17 @@
-"""henson beside sentence-transformers: the same training of sentence vectors, alternating, with the time and the dev score of each.
+"""henson beside sentence-transformers: the same training of sentence vectors, alternating, with the time and the score of each.
 
-    python tools/bench/compare_sentences.py --henson target/release/henson --model MINILM --data DATA [--task pairs|scores] \
+    python tools/bench/compare_sentences.py --henson target/release/henson --model MINILM --data DATA [--task pairs|scores|sick] \
         [--steps 30] [--batch 32] [--length 128] [--rounds 3] [--threads 2] [--seeds 0] [--lr 2e-5] [--work DIR]
 
-MINILM is a directory of sentence-transformers (`cargo xtask minilm` prints one), DATA holds glue/STS-B and squad. `pairs`: questions and
-paragraphs of SQuAD by MultipleNegativesRankingLoss (`loss=ranking`); `scores`: STS-B's training file by CosineSimilarityLoss. Both sides
-train for the same number of steps in f32 on the same rows, with AdamW, a linear rate with 10% warm-up and clipping at 1, and score
-STS-B's dev file afterwards. The peer is a plain loop over the losses of sentence-transformers, without its Trainer. `train_s` is the
-training itself, `seconds` the whole process. Prints a JSON line for each run, and the medians and their quotient at the end.
+MINILM is a directory of sentence-transformers (`cargo xtask minilm` prints one), DATA holds glue/STS-B, sick and squad. `pairs`: questions and
+paragraphs of SQuAD by MultipleNegativesRankingLoss (`loss=ranking`); `scores`: STS-B's training file by CosineSimilarityLoss; `sick`: SICK's.
+Both sides train for the same number of steps in f32 on the same rows, with AdamW, a linear rate with 10% warm-up and clipping at 1, and
+score STS-B's dev file afterwards, with `sick` SICK's test file. The peer is a plain loop over the losses of sentence-transformers, without
+its Trainer. `train_s` is the training itself, `seconds` the whole process. Prints a JSON line for each run; at the end the medians of the times
+and their quotients, and the means of the scores with their standard deviations.
+
+Quality, an epoch and five seeds:    --task scores --steps 180 --length 64 --rounds 1 --seeds 0,1,2,3,4    (and --task sick --steps 141)
+Time, on a machine that does nothing else:    --task pairs --steps 30 --length 128 --rounds 5 --threads 2    (and --task scores)
 """
 
 import argparse
@@ -21,28 +25,38 @@ import sys
 import time
 
 
+def table(path, columns, scale):
+    """Pairs with scores from 0 to 1; GLUE's and SICK's files quote nothing."""
+    lines = [line.rstrip("\n").split("\t") for line in open(path, encoding="utf-8-sig")][1:]
+    first, second, score = columns
+    return [{"sentence1": line[first], "sentence2": line[second], "score": scale(float(line[score]))} for line in lines]
+
+
 def rows(flags):
+    """Those to train on and those to score."""
     data = pathlib.Path(flags.data)
-    if flags.task == "scores":
-        lines = [line.rstrip("\n").split("\t") for line in open(data / "glue/STS-B/train.tsv", encoding="utf-8-sig")][1:]
-        found = [{"sentence1": line[7], "sentence2": line[8], "score": float(line[9])} for line in lines]
-    else:
+    stsb = lambda name: table(data / "glue/STS-B" / name, (7, 8, 9), lambda score: score / 5)
+    sick = lambda name: table(data / "sick" / name, (1, 2, 3), lambda score: (score - 1) / 4)
+    if flags.task == "pairs":
         articles = json.load(gzip.open(data / "squad/devsplit-train-v1.1.json.gz"))["data"]
         found = [{"anchor": question["question"].strip(), "positive": paragraph["context"]}
                  for article in articles for paragraph in article["paragraphs"] for question in paragraph["qas"][:1]]
-    count = flags.steps * flags.batch
-    return [found[i * len(found) // count] for i in range(min(count, len(found)))]
+    else:
+        found = sick("SICK_train.txt") if flags.task == "sick" else stsb("train.tsv")
+    dev = sick("SICK_test_annotated.txt") if flags.task == "sick" else stsb("dev.tsv")
+    count = min(flags.steps * flags.batch, len(found))
+    return [found[i * len(found) // count] for i in range(count)], dev
 
 
-def henson(flags, train, seed):
+def henson(flags, train, dev, seed):
     out = pathlib.Path(flags.work) / "henson"
     shutil.rmtree(out, ignore_errors=True)
-    loss = "cosine" if flags.task == "scores" else "ranking"
+    loss = "ranking" if flags.task == "pairs" else "cosine"
     sets = {"batch_size": flags.batch, "epochs": 1, "learning_rate": flags.lr, "max_length": flags.length, "warmup": 0.1,
             "weight_decay": 0.0, "epsilon": 1e-8, "evals_per_epoch": 1}
     # On the device where it can be: that is what users get without `loss`.
     command = [flags.henson, "finetune", "--task", "embed", "--model", flags.model, "--train", str(train), "--out", str(out)]
-    command += ["--dev", str(pathlib.Path(flags.data) / "glue/STS-B/dev.tsv"), "--seed", str(seed), "--threads", str(flags.threads), "--json"]
+    command += ["--dev", str(dev), "--seed", str(seed), "--threads", str(flags.threads), "--json"]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     start = time.time()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -66,7 +80,7 @@ model = SentenceTransformer(flags["model"], device="cpu")
 model.max_seq_length = flags["length"]
 rows = [json.loads(line) for line in open(flags["train"])]
 order = torch.randperm(len(rows)).tolist()
-scores = flags["task"] == "scores"
+scores = flags["task"] != "pairs"
 loss = (losses.CosineSimilarityLoss if scores else losses.MultipleNegativesRankingLoss)(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=flags["lr"], weight_decay=0.0)
 steps = -(-len(rows) // flags["batch"])
@@ -79,7 +93,7 @@ for step in range(steps):
     batch = [rows[i] for i in order[step * flags["batch"]:(step + 1) * flags["batch"]]]
     columns = ("sentence1", "sentence2") if scores else ("anchor", "positive")
     features = [model.preprocess([row[column] for row in batch]) for column in columns]
-    labels = torch.tensor([row["score"] / 5.0 for row in batch]) if scores else None
+    labels = torch.tensor([row["score"] for row in batch]) if scores else None
     value = loss(features, labels)
     optimizer.zero_grad()
     value.backward()
@@ -88,16 +102,16 @@ for step in range(steps):
     schedule.step()
 trained = time.time() - start
 model.eval()
-dev = [line.rstrip("\n").split("\t") for line in open(flags["dev"], encoding="utf-8-sig")][1:]
-first, second = (model.encode([line[k] for line in dev], normalize_embeddings=True) for k in (7, 8))
+dev = [json.loads(line) for line in open(flags["dev"])]
+first, second = (model.encode([row[column] for row in dev], normalize_embeddings=True) for column in ("sentence1", "sentence2"))
 cosines = (first * second).sum(1)
-print(json.dumps({"spearman": float(spearmanr(cosines, [float(line[9]) for line in dev])[0]), "train_s": trained, "steps": steps}))
+print(json.dumps({"spearman": float(spearmanr(cosines, [row["score"] for row in dev])[0]), "train_s": trained, "steps": steps}))
 """
 
 
-def peer(flags, train, seed):
+def peer(flags, train, dev, seed):
     settings = {name: getattr(flags, name) for name in ("model", "task", "batch", "length", "threads", "lr")}
-    settings |= {"train": str(train), "seed": seed, "dev": str(pathlib.Path(flags.data) / "glue/STS-B/dev.tsv")}
+    settings |= {"train": str(train), "seed": seed, "dev": str(dev)}
     start = time.time()
     done = subprocess.run([sys.executable, "-c", PEER, json.dumps(settings)], check=True, capture_output=True, text=True).stdout
     found = json.loads(done.strip().splitlines()[-1])
@@ -109,7 +123,7 @@ def main():
     parser.add_argument("--henson", default="target/release/henson")
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--task", choices=["pairs", "scores"], default="pairs")
+    parser.add_argument("--task", choices=["pairs", "scores", "sick"], default="pairs")
     for name, default in (("steps", 30), ("batch", 32), ("length", 128), ("rounds", 3), ("threads", 2)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--lr", type=float, default=2e-5)
@@ -117,19 +131,22 @@ def main():
     parser.add_argument("--work", default="local/compare-sentences")
     flags = parser.parse_args()
     pathlib.Path(flags.work).mkdir(parents=True, exist_ok=True)
-    train = pathlib.Path(flags.work) / f"{flags.task}.jsonl"
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows(flags)))
+    files = [pathlib.Path(flags.work) / f"{flags.task}-{name}.jsonl" for name in ("train", "dev")]
+    for path, found in zip(files, rows(flags)):
+        path.write_text("".join(json.dumps(row) + "\n" for row in found))
     runs = []
     for _ in range(flags.rounds):
         for seed in map(int, flags.seeds.split(",")):
             for run in (henson, peer):
-                runs.append(run(flags, train, seed))
+                runs.append(run(flags, *files, seed))
                 print(json.dumps(runs[-1]), flush=True)
     medians = {}
     for who in ("henson", "sentence-transformers"):
         own = [run for run in runs if run["who"] == who]
-        medians[who] = {name: statistics.median(run[name] for run in own) for name in ("train_s", "seconds", "spearman")}
-        print(who, medians[who])
+        medians[who] = {name: statistics.median(run[name] for run in own) for name in ("train_s", "seconds")}
+        scores = [run["spearman"] for run in own]
+        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        print(who, medians[who], f"spearman {statistics.mean(scores):.4f} ± {spread:.4f} of {len(scores)}")
     for name in ("train_s", "seconds"):
         print(f"{name}: {medians['sentence-transformers'][name] / medians['henson'][name]:.2f}x")
 

@@ -91,7 +91,7 @@ def softmax():
 
 def cases():
     student = Student()
-    for count in [2, 5]:
+    for count in [1, 2, 5, 7]:
         ranking = losses.MultipleNegativesRankingLoss(student)
         yield case("ranking", ranking, 2, count, temperature=0.05)
         yield case("ranking", ranking, 4, count, seed=1, temperature=0.05)
@@ -122,6 +122,8 @@ def cases():
         yield case("ranking", ranking, 3, count, seed=12, temperature=0.05, dims=dims)
         yield case("cosent", losses.CoSENTLoss(student), 2, count, numbers(count, 4), seed=13, temperature=0.05, dims=dims)
         yield case("mse", losses.MSELoss(student), 1, count, teacher, seed=14, dims=dims)
+        yield case("cosine", losses.CosineSimilarityLoss(student), 2, count, numbers(count, 5), seed=16, dims=dims)
+        yield case("triplet", losses.TripletLoss(student), 3, count, seed=17, distance="euclidean", margin=5.0, dims=dims)
         yield case("ranking", ranking, 2, count, seed=15, temperature=0.05, normalise=True)
 
 
