@@ -133,6 +133,7 @@ impl Optimizer {
     pub fn share(&mut self, parameters: &Parameters, ranks: Arc<Ranks>) -> Result<()> {
         match self.method {
             Method::Adafactor(_) => return Err(alone("adafactor")),
+            Method::Adagrad(_) => return Err(alone("adagrad")),
             Method::Sgd => return Err(alone("sgd")),
             Method::AdamW | Method::StableAdamW | Method::Lamb => {}
         }

@@ -169,6 +169,7 @@ impl Sharing {
             Method::Lamb => TwoPasses::Lamb,
             Method::StableAdamW => TwoPasses::StableAdamW,
             Method::Adafactor(_) => return Err(alone("adafactor")),
+            Method::Adagrad(_) => return Err(alone("adagrad")),
             Method::Sgd => return Err(alone("sgd")),
         };
         kernels::first_pass(cpu, plan, rule, p, g, first, second, update, sums);

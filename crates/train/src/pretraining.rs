@@ -276,6 +276,10 @@ impl Plan {
             let expected = "nothing with several ranks: learning from a teacher is for one process alone so far";
             return Err(TrainError::setting("distil.teacher", &teacher.settings.teacher, expected));
         }
+        if self.text.is_some() {
+            let expected = "another with several ranks: states are carried by one process alone so far";
+            return Err(TrainError::setting("packing", "stream", expected));
+        }
         for phase in &self.phases {
             check_parts(phase.accumulation, ranks.size())?;
         }

@@ -152,13 +152,13 @@ impl Unrolled {
         let data = self.text.train.step(place.index, self.parts)?;
         let predicted: usize = data.iter().map(|part| part.rows.len()).sum();
         let objective = Unroll { words: self.text.words.is_some(), smoothing: Bits::from(self.smoothing) };
-        let mut parts = Vec::with_capacity(data.len());
-        for (part, states) in data.iter().zip(&self.states) {
+        let parts = engine.in_parts(step, data.len(), |engine, i| {
             let fill = |device: &Device, config: &ModelConfig| {
-                Inputs::new(device, config, part, objective.words, 1.0 / predicted.max(1) as f32, states)
+                let weight = 1.0 / predicted.max(1) as f32;
+                Inputs::new(device, config, &data[i], objective.words, weight, &self.states[i])
             };
-            parts.push(engine.learn(step, objective, fill, Unroll::losses)?);
-        }
+            Ok(vec![engine.learn(step, objective, fill, Unroll::losses)?])
+        })?;
         place.index += 1;
         let mut weights = EQUAL;
         if objective.words {
@@ -225,7 +225,7 @@ impl Unrolled {
             set("loss", loss);
             set("perplexity", loss.exp());
             set("accuracy", right / predicted.max(1) as f64);
-            return Ok(Some(Evaluation { metrics, score: loss }));
+            return Ok(Some(Evaluation { metrics, score: loss, loss: None }));
         }
         let half = (predicted / 2).max(1) as f64;
         let [forward, backward] = [loss / half, backward / half];
@@ -235,7 +235,7 @@ impl Unrolled {
         // As the authors report it: the mean of both.
         set("perplexity", (forward.exp() + backward.exp()) / 2.0);
         set("accuracy", (right + backward_right) / (2.0 * half));
-        Ok(Some(Evaluation { metrics, score: (forward + backward) / 2.0 }))
+        Ok(Some(Evaluation { metrics, score: (forward + backward) / 2.0, loss: None }))
     }
 }
 

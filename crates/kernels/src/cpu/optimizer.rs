@@ -366,12 +366,12 @@ pub fn adagrad(
     copy: Option<&mut [bf16]>,
 ) {
     assert!(settings.epsilon as f32 > 0.0, "optimizer: epsilon {} is not positive", settings.epsilon);
-    let lengths = [parameters.len(), gradients.len(), squares.len(), copy.as_ref().map_or(plan.len, |c| c.len())];
-    assert!(lengths == [plan.len; 4], "optimizer: lengths {lengths:?} for a plan of {}", plan.len);
+    let of_plan = plan.range.len();
+    let lengths = [parameters.len(), gradients.len(), squares.len(), copy.as_ref().map_or(of_plan, |c| c.len())];
+    assert!(lengths == [of_plan; 4], "optimizer: lengths {lengths:?} for a plan of {of_plan}");
     let (p, a, copy) = (SharedMut::new(parameters), SharedMut::new(squares), copy.map(SharedMut::new));
-    cpu.for_each(plan.chunks.len(), |i| {
-        let Chunk { start, len, segment } = plan.chunks[i];
-        let factors = Factors::new(settings, &plan.segments[segment]);
+    plan.for_chunks(cpu, |_, Chunk { start, len, .. }, segment| {
+        let factors = Factors::new(settings, segment);
         // SAFETY: chunks are disjoint, since segments are.
         unsafe {
             let copy = copy.as_ref().map(|copy| copy.slice(start, len));
