@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool for the terminal")]
 
+mod arm;
 mod baseline;
 mod faults;
 mod granite;
@@ -68,6 +69,7 @@ const ALONE: [Step; 6] = [
         run: Plain(granite::run),
     },
     Step { name: "sanitize", what: "AddressSanitizer on the kernels' tests", run: Plain(unsound::sanitize) },
+    Step { name: "arm", what: arm::WHAT, run: Plain(arm::run) },
     Step { name: "miri", what: "Miri on the thread pool and on readers of files", run: Plain(unsound::miri) },
     Step { name: "ranks", what: ranks::WHAT, run: WithOptions(ranks::run) },
     Step { name: "baseline", what: baseline::WHAT, run: WithOptions(baseline::run) },

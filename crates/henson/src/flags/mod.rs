@@ -366,7 +366,7 @@ pub(crate) struct Machine {
     #[arg(long, value_parser = parse_threads)]
     pub(crate) threads: Option<usize>,
 
-    /// The kernel set to use: portable, avx2, avx512, avx512bf16, amx [default: by processor; `henson info --devices` shows which and why]
+    /// The kernel set to use: portable, avx2, avx512, avx512bf16, amx, neon, neonbf16 [default: by processor; `henson info --devices` shows which and why]
     #[arg(long, env = "HENSON_KERNELS", value_name = "SET", value_parser = parse_kernels)]
     pub(crate) kernels: Option<Isa>,
 }

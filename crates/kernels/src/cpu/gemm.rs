@@ -466,6 +466,10 @@ fn tile(isa: Isa) -> (usize, usize, bool) {
     }
     use super::simd;
     match isa {
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonBf16 => of::<simd::NeonBf16>(),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => of::<simd::Neon>(),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 | Isa::Amx => of::<simd::Avx512Bf16>(),
         #[cfg(target_arch = "x86_64")]

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use super::amx;
 
-/// A set of instructions that every kernel is compiled for. Later ones include the earlier.
+/// A set of instructions that every kernel is compiled for. Later ones of a processor include its earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust, whatever the target's base line gives.
@@ -23,6 +23,10 @@ pub enum Isa {
     Amx,
     /// A model of those tiles in plain Rust, for tests: it is there on any machine, but never used unasked.
     AmxModel,
+    /// ARM's 128-bit vectors.
+    Neon,
+    /// ARM's 128-bit vectors and the bf16 dot product.
+    NeonBf16,
 }
 
 /// An instruction set was asked for that this machine does not have, or whose name is unknown.
@@ -43,7 +47,8 @@ pub enum UnsupportedIsa {
 
 impl Isa {
     /// All but the model, the simplest first.
-    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon, Isa::NeonBf16];
 
     /// The set that suits this machine best.
     pub fn best() -> Isa {
@@ -71,9 +76,21 @@ impl Isa {
                 Isa::Avx512 => avx512,
                 Isa::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
                 Isa::Amx => Isa::Avx512Bf16.is_available() && amx::available(),
+                Isa::Neon | Isa::NeonBf16 => false,
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected;
+            match self {
+                Isa::Portable | Isa::AmxModel => true,
+                Isa::Neon => is_aarch64_feature_detected!("neon"),
+                Isa::NeonBf16 => is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("bf16"),
+                Isa::Amx => amx::available(),
+                Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             matches!(self, Isa::Portable | Isa::AmxModel) || self == Isa::Amx && amx::available()
         }
@@ -106,6 +123,8 @@ impl fmt::Display for Isa {
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
             Isa::AmxModel => "amxmodel",
+            Isa::Neon => "neon",
+            Isa::NeonBf16 => "neonbf16",
         })
     }
 }

@@ -212,9 +212,25 @@ macro_rules! dispatch {
                 // SAFETY: as above.
                 unsafe { $body::<$crate::cpu::simd::Avx2 $(, $($g),+)?>($($arg),*) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,bf16")]
+            unsafe fn neon_bf16 $(<$($g: $crate::cpu::Element),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::cpu::simd::NeonBf16 $(, $($g),+)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            unsafe fn neon $(<$($g: $crate::cpu::Element),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::cpu::simd::Neon $(, $($g),+)?>($($arg),*) }
+            }
             // SAFETY: a `Cpu` is only made with an instruction set that `Isa::check` found on this machine.
             unsafe {
                 match isa {
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::cpu::Isa::NeonBf16 => neon_bf16 $(::<$($g),+>)? ($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::cpu::Isa::Neon => neon $(::<$($g),+>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::cpu::Isa::Avx512Bf16 | $crate::cpu::Isa::Amx => avx512_bf16 $(::<$($g),+>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
@@ -330,6 +346,11 @@ impl Simd for Portable {
         }
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::{Neon, NeonBf16};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
