@@ -7,10 +7,13 @@ use std::time::Duration;
 /// A test that went wrong shall fail, and not hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What one rank sent to another, which has not taken it yet, in order.
+type Letters = VecDeque<Vec<u8>>;
+
 /// Messages under way, by sender and receiver.
 #[derive(Default)]
 struct Mail {
-    boxes: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    boxes: Mutex<HashMap<(usize, usize), Letters>>,
     changed: Condvar,
 }
 

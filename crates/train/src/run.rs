@@ -658,7 +658,10 @@ mod tests {
         let scores = [(1, f64::NAN), (2, 3.0), (4, 1.0), (6, 1.0), (8, 2.0), (9, 1.0), (10, f64::NAN)];
         let best = |scores: &[(u64, f64)], higher| {
             let found = |score: f64| Evaluation { score, ..Evaluation::default() };
-            scores.iter().fold(None, |best, (step, score)| Some(Best::after(best, *step, &found(*score), higher))).unwrap()
+            scores
+                .iter()
+                .fold(None, |best, (step, score)| Some(Best::after(best, *step, &found(*score), higher)))
+                .unwrap()
         };
         assert_eq!(best(&scores, false), Best { step: 9, score: 1.0, loss: None, held: 5 });
         assert_eq!(best(&scores, true), Best { step: 2, score: -3.0, loss: None, held: 0 });

@@ -170,8 +170,8 @@ fn an_elmo_that_was_pretrained_is_used() {
     let mut arguments = unrolled("elmo-tiny", shards_of_bytes(), &ELMO, &out);
     arguments.extend(["--set", "steps=12", "--json"].map(str::to_owned));
     let log = works(&borrowed(&arguments));
-    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let last = lines.filter(|line| line["kind"] == "eval").next_back().unwrap();
+    let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last = lines.rfind(|line| line["kind"] == "eval").unwrap();
     let metric = |name: &str| last["metrics"][name].as_f64().unwrap();
     assert!(metric("forward_perplexity") < 300.0 && metric("backward_perplexity") < 300.0, "{last}");
     assert_eq!(metric("perplexity"), (metric("forward_perplexity") + metric("backward_perplexity")) / 2.0);
