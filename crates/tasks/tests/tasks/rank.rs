@@ -78,7 +78,7 @@ fn rows_are_lists_of_documents_or_errors_with_their_line() {
         "{\"query\": \"a\", \"passage\": \"b\", \"score\": 1}\n{\"query\": \"a\", \"passage\": \"c\", \"score\": 0}\n";
     check(rows, &[], "0: a | b -> [1.0]; 1: a | c -> [0.0]");
     check(rows, &["rank_loss=ranknet"], "every row has one document");
-    check(&rows.replace("\"score\": 0", "\"score\": 1"), &[], "all documents are as relevant");
+    check(&rows.replace("\"score\": 0", "\"score\": 1"), &[], "equally relevant");
     check(&rows.replace("\"score\": 0", "\"score\": 3"), &[], "line 2: a relevance of 3");
     check(&rows.replace("\"score\": 0", "\"score\": 3"), &["rank_loss=mse"], "1: a | c -> [3.0]");
     check(&rows.replace("\"score\": 0", "\"score\": \"high\""), &[], "line 2: column \"score\": expected a number");
