@@ -58,7 +58,7 @@ pub struct State {
     pub device: String,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// How sums over all parameters and over the parts of a batch are rounded: [`ROUNDING`], or 0 of versions before
+    /// How sums over all parameters and over the parts of a batch are rounded: `ROUNDING`, or 0 of versions before
     /// there was a choice.
     #[serde(default)]
     pub rounding: u32,
