@@ -14,9 +14,8 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 import time
-
-import numpy
 
 
 def make(name, work):
@@ -61,8 +60,23 @@ def prompts(streams, size):
 
 
 def peer(name, work, kind, ids, new, threads):
+    """CTranslate2 in a process of its own: in one that has loaded torch, its threads wait for those of another OpenMP."""
+    flags = ["--work", work, "--model", name, "--new", str(new), "--threads", str(threads), "--peer", kind]
+    child = subprocess.Popen([sys.executable, __file__, "--henson", "-", *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print(json.dumps(ids), file=child.stdin, flush=True)
+
+    def timed():
+        print("again", file=child.stdin, flush=True)
+        return float(child.stdout.readline())
+
+    return timed
+
+
+def run_peer(name, work, kind, new, threads):
+    """What the process of the peer does: prompts from the first line, then a run for every other line."""
     import ctranslate2
 
+    ids = json.loads(sys.stdin.readline())
     directory = os.path.join(work, f"{name}-ct2-{kind}")
     texts = [[f"w{i}" for i in row] for row in ids]
     common = dict(device="cpu", compute_type=kind, inter_threads=1, intra_threads=threads)
@@ -75,13 +89,10 @@ def peer(name, work, kind, ids, new, threads):
         translator = ctranslate2.Translator(directory, **common)
         run = lambda: translator.translate_batch(texts, max_decoding_length=new, min_decoding_length=new, beam_size=1, max_batch_size=0)
     run()
-
-    def timed():
+    for _ in sys.stdin:
         start = time.perf_counter()
         run()
-        return len(ids) * new / (time.perf_counter() - start)
-
-    return timed
+        print(len(ids) * new / (time.perf_counter() - start), flush=True)
 
 
 def own(henson, source, dtype, ids, new, threads, work):
@@ -100,6 +111,8 @@ def own(henson, source, dtype, ids, new, threads, work):
 def bandwidth(threads):
     """Bytes a second that sums over large arrays read, the best of some."""
     from concurrent.futures import ThreadPoolExecutor
+
+    import numpy
 
     arrays = [numpy.ones(1 << 26, dtype=numpy.float32) for _ in range(threads)]
     best = 0
@@ -120,7 +133,10 @@ def main():
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--peer", help="what this script starts itself with, for CTranslate2's own process")
     args = parser.parse_args()
+    if args.peer:
+        return run_peer(args.model, args.work, args.peer, args.new, args.threads)
     source = make(args.model, args.work)
     with open(os.path.join(source, "config.json")) as file:
         size = json.load(file)["vocab_size"]

@@ -8,6 +8,8 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::common::{run_with, text};
+
 /// The golden weights of a head with a vocabulary of its 71 pieces.
 fn model(head: &str) -> TempDir {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/bert-golden").join(head);
@@ -23,22 +25,9 @@ fn model(head: &str) -> TempDir {
 }
 
 fn henson(arguments: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
-        .args(arguments)
-        .env_remove("HENSON_KERNELS")
-        .env("HF_HOME", "nowhere")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // It may end before it has read everything; that is its right.
-    let _ = child.stdin.take().unwrap().write_all(input);
-    child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_henson"));
+    command.args(arguments).env_remove("HENSON_KERNELS").env("HF_HOME", "nowhere");
+    run_with(&mut command, input)
 }
 
 #[track_caller]

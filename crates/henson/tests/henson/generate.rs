@@ -1,11 +1,12 @@
 //! `generate` as a user meets it, on tiny models whose texts `transformers` wrote as well.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::common::{run_with, text};
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/generation")
@@ -21,21 +22,9 @@ fn model(name: &str) -> TempDir {
 }
 
 fn henson(arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
-        .args(arguments)
-        .env_remove("HENSON_KERNELS")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // It may end before it has read everything; that is its right.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_henson"));
+    command.args(arguments).env_remove("HENSON_KERNELS");
+    run_with(&mut command, input.as_bytes())
 }
 
 #[track_caller]

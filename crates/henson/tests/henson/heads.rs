@@ -1,11 +1,12 @@
 //! `classify`, `tag`, `answer` and `choose` as a user meets them, on the golden models with the golden vocabulary.
 
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{run_with, text};
 
 /// A golden model; `keys` are set in its config.
 fn model(head: &str, keys: Value) -> TempDir {
@@ -23,22 +24,12 @@ fn model(head: &str, keys: Value) -> TempDir {
 }
 
 fn henson(command: &str, model: &TempDir, arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
+    let mut program = Command::new(env!("CARGO_BIN_EXE_henson"));
+    program
         .args([command, "--model", model.path().to_str().unwrap(), "--threads", "1"])
         .args(arguments)
-        .env_remove("HENSON_KERNELS")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // It may end before it has read everything; that is its right.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+        .env_remove("HENSON_KERNELS");
+    run_with(&mut program, input.as_bytes())
 }
 
 #[track_caller]

@@ -2,6 +2,7 @@
 
 mod built_in;
 mod cli;
+mod common;
 mod data;
 mod demo;
 mod eval;

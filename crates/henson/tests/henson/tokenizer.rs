@@ -2,30 +2,19 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::common::{run_with, text};
+
 const NOVELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests-data/text/novels.txt");
 
 fn henson(arguments: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_henson"))
-        .arg("tokenizer")
-        .args(arguments)
-        .env("HF_HOME", "nowhere")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // It may end before it has read everything; that is its right.
-    let _ = child.stdin.take().unwrap().write_all(input);
-    child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_henson"));
+    command.arg("tokenizer").args(arguments).env("HF_HOME", "nowhere");
+    run_with(&mut command, input)
 }
 
 /// What it printed, and what it said on standard error.
