@@ -1,7 +1,7 @@
 """What distillation gives: three tasks, four ways to make a small student, several seeds, beside the teacher.
 
     python tools/bench/distil_table.py --henson target/release/henson --teacher MINILM --student DIR --data DATA --work DIR \
-        [--seeds 0,1,2] [--tasks trec,sst2,sick] [--labels 2000] [--transfer 3000] [--test 1500] [--threads 1] [--svg FILE]
+        [--seeds 0,1,2] [--tasks trec,sst2,sick] [--labels 2000] [--transfer 3000] [--test 1500] [--threads 1] [--dtype f32] [--svg FILE]
 
 MINILM is the model that teachers are fine-tuned from, DIR a small pre-trained student; the student from random weights has its config and
 tokenizer. DATA holds trec-question-class, glue/SST-2 and sick. Of each training file so many rows have labels, for teacher and students, and
@@ -73,7 +73,7 @@ def run(flags, command, name, task, files, settings, seed, more=()):
     """One training run, and its score on the test file."""
     out = flags.work / task / name
     if not (out / "results.json").exists():
-        arguments = [flags.henson, command, "--task", files["task"], "--out", out, "--seed", seed, "--threads", flags.threads, "--json"]
+        arguments = [flags.henson, command, "--task", files["task"], "--out", out, "--seed", seed, "--threads", flags.threads, "--dtype", flags.dtype, "--json"]
         arguments += ["--train", files["train"], "--dev", files["test"], *more]
         arguments += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         start = time.time()
@@ -164,6 +164,7 @@ def main():
     parser.add_argument("--tasks", default="trec,sst2,sick")
     for name, default in (("labels", 2000), ("transfer", 3000), ("test", 1500), ("threads", 1)):
         parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--dtype", default="f32")
     parser.add_argument("--svg", type=pathlib.Path)
     flags = parser.parse_args()
     rows, lines = [], []
