@@ -1,11 +1,11 @@
 """henson beside sentence-transformers: the same training of sentence vectors, alternating, with the time and the score of each.
 
     python tools/bench/compare_sentences.py --henson target/release/henson --model MINILM --data DATA [--task pairs|scores|sick] \
-        [--steps 30] [--batch 32] [--length 128] [--rounds 3] [--threads 2] [--seeds 0] [--lr 2e-5] [--work DIR]
+        [--steps 30] [--batch 32] [--length 128] [--rounds 3] [--threads 2] [--seeds 0] [--lr 2e-5] [--dtype f32] [--work DIR]
 
 MINILM is a directory of sentence-transformers (`cargo xtask minilm` prints one), DATA holds glue/STS-B, sick and squad. `pairs`: questions and
 paragraphs of SQuAD by MultipleNegativesRankingLoss (`loss=ranking`); `scores`: STS-B's training file by CosineSimilarityLoss; `sick`: SICK's.
-Both sides train for the same number of steps in f32 on the same rows, with AdamW, a linear rate with 10% warm-up and clipping at 1, and
+Both sides train for the same number of steps in f32, or in bf16 (the peer by autocast), on the same rows, with AdamW, a linear rate with 10% warm-up and clipping at 1, and
 score STS-B's dev file afterwards, with `sick` SICK's test file. The peer is a plain loop over the losses of sentence-transformers, without
 its Trainer. `train_s` is the training itself, `seconds` the whole process. Prints a JSON line for each run; at the end the medians of the times
 and their quotients, and the means of the scores with their standard deviations.
@@ -56,7 +56,7 @@ def henson(flags, train, dev, seed):
             "weight_decay": 0.0, "epsilon": 1e-8, "evals_per_epoch": 1}
     # On the device where it can be: that is what users get without `loss`.
     command = [flags.henson, "finetune", "--task", "embed", "--model", flags.model, "--train", str(train), "--out", str(out)]
-    command += ["--dev", str(dev), "--seed", str(seed), "--threads", str(flags.threads), "--json"]
+    command += ["--dev", str(dev), "--seed", str(seed), "--threads", str(flags.threads), "--dtype", flags.dtype, "--json"]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     start = time.time()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -94,7 +94,8 @@ for step in range(steps):
     columns = ("sentence1", "sentence2") if scores else ("anchor", "positive")
     features = [model.preprocess([row[column] for row in batch]) for column in columns]
     labels = torch.tensor([row["score"] for row in batch]) if scores else None
-    value = loss(features, labels)
+    with torch.autocast("cpu", torch.bfloat16, enabled=flags["dtype"] == "bf16"):
+        value = loss(features, labels)
     optimizer.zero_grad()
     value.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -110,7 +111,7 @@ print(json.dumps({"spearman": float(spearmanr(cosines, [row["score"] for row in 
 
 
 def peer(flags, train, dev, seed):
-    settings = {name: getattr(flags, name) for name in ("model", "task", "batch", "length", "threads", "lr")}
+    settings = {name: getattr(flags, name) for name in ("model", "task", "batch", "length", "threads", "lr", "dtype")}
     settings |= {"train": str(train), "seed": seed, "dev": str(dev)}
     start = time.time()
     done = subprocess.run([sys.executable, "-c", PEER, json.dumps(settings)], check=True, capture_output=True, text=True).stdout
@@ -128,6 +129,7 @@ def main():
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--seeds", default="0")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--work", default="local/compare-sentences")
     flags = parser.parse_args()
     pathlib.Path(flags.work).mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,8 @@ import time
 
 LENGTH = 64
 TEACHER = {"epochs": 3, "learning_rate": 5e-5, "batch_size": 32, "max_length": LENGTH, "dropout": 0.1, "evals_per_epoch": 1 / 3}
-STUDENT = {"epochs": 4, "learning_rate": 1e-3, "batch_size": 32, "max_length": LENGTH, "dropout": 0.1, "evals_per_epoch": 1 / 4,
-           "distil.epochs": 4, "distil.learning_rate": 1e-3, "distil.temperature": 2.0}
+STUDENT = {"epochs": 4, "learning_rate": 3e-4, "batch_size": 32, "max_length": LENGTH, "dropout": 0.1, "evals_per_epoch": 1 / 4,
+           "distil.epochs": 4, "distil.learning_rate": 3e-4, "distil.temperature": 2.0}
 WAYS = ["pre-trained, fine-tuned", "pre-trained, distilled", "random, fine-tuned", "random, distilled"]
 
 
