@@ -91,11 +91,13 @@ WORDS = ["The", "naïve", "cat", "The", "", "incomprehensibilities", "cat", "a"]
 MOST = 14
 
 
+def spelled(words):
+    """The ids of their characters."""
+    rows = [[258, *word.encode()[: MOST - 2], 259] for word in words]
+    return torch.tensor([row + [260] * (MOST - len(row)) for row in rows])
+
+
 def characters(activation, filters, highways, projection, size=6):
-    ids = []
-    for word in WORDS:
-        row = [258, *word.encode()[: MOST - 2], 259]
-        ids.append(row + [260] * (MOST - len(row)))
     parameters = {"characters.weight": torch.zeros(261, size)}
     for i, (width, count) in enumerate(filters):
         parameters[f"filters.{i}.weight"] = torch.zeros(count, width, size)
@@ -111,7 +113,7 @@ def characters(activation, filters, highways, projection, size=6):
     parameters = {name: x.double().requires_grad_() for name, x in parameters.items()}
     fill(parameters)
     linear = lambda x, name: torch.nn.functional.linear(x, parameters[name + ".weight"], parameters[name + ".bias"])
-    x = torch.nn.functional.embedding(torch.tensor(ids), parameters["characters.weight"]).transpose(1, 2)
+    x = torch.nn.functional.embedding(spelled(WORDS), parameters["characters.weight"]).transpose(1, 2)
     largest = []
     for i in range(len(filters)):
         weight = parameters[f"filters.{i}.weight"].transpose(1, 2)
@@ -123,6 +125,31 @@ def characters(activation, filters, highways, projection, size=6):
     if projection:
         x = linear(x, "projection")
     return finish(parameters, [x])
+
+
+def tagger(labels=5, width=4, size=6, filters=7, units=3):
+    """A BiLSTM over vectors of words and what filters find in their characters (Ma and Hovy 2016): its logits."""
+    lstm = torch.nn.LSTM(width + filters, units, bidirectional=True).double()
+    sizes = {
+        "bilstm.embeddings.word_embeddings.weight": (4, width),
+        "bilstm.words.characters.weight": (261, size),
+        "bilstm.words.filters.0.weight": (filters, 3, size),
+        "bilstm.words.filters.0.bias": (filters,),
+        "classifier.weight": (labels, 2 * units),
+        "classifier.bias": (labels,),
+    }
+    p = {name: torch.zeros(size, dtype=torch.float64, requires_grad=True) for name, size in sizes.items()}
+    p.update({f"bilstm.lstm.{name}": x for name, x in lstm.named_parameters()})
+    fill(p)
+    outputs = []
+    for words in (WORDS[:5], WORDS[5:]):
+        ids = torch.tensor([{"The": 2, "cat": 3}.get(word, 1) for word in words])
+        letters = p["bilstm.words.characters.weight"][spelled(words)].transpose(1, 2)
+        weight, bias = p["bilstm.words.filters.0.weight"].transpose(1, 2), p["bilstm.words.filters.0.bias"]
+        found = torch.tanh(torch.nn.functional.conv1d(letters, weight, bias).amax(2))
+        x = torch.cat([p["bilstm.embeddings.word_embeddings.weight"][ids], found], -1)
+        outputs.append(lstm(x[:, None])[0][:, 0] @ p["classifier.weight"].T + p["classifier.bias"])
+    return finish(p, outputs)
 
 
 def attention(score):
@@ -162,15 +189,15 @@ def pooling():
 SOURCES, TARGETS, VOCABULARY = [4, 1, 6], [3, 5, 2], 11
 
 
-def seq2seq(cell, score, bidirectional):
+def seq2seq(cell, score, bidirectional, feeding="none"):
     """An encoder-decoder with attention (Luong et al. 2015, section 3): its logits."""
-    p, logits, _ = encoder_decoder(cell, score, bidirectional)
+    p, logits, _ = encoder_decoder(cell, score, bidirectional, feeding)
     return finish(p, logits())
 
 
-def training(cell, score, bidirectional, updates=10):
+def training(cell, score, bidirectional, feeding="none", updates=10):
     """The losses of its updates by Adam, clipped, each before the update, and all parameters after the last one."""
-    p, logits, targets = encoder_decoder(cell, score, bidirectional)
+    p, logits, targets = encoder_decoder(cell, score, bidirectional, feeding)
     adam = torch.optim.Adam(p.values(), lr=1e-2, eps=1e-6)
     losses = []
     for _ in range(updates):
@@ -183,12 +210,16 @@ def training(cell, score, bidirectional, updates=10):
     return {"losses": torch.stack(losses)} | {f"after.{name}": x.detach() for name, x in p.items()}
 
 
-def encoder_decoder(cell, score, bidirectional, layers=2, width=5, hidden=8):
-    """Its parameters, what gives its logits, and the targets. Token i of a stream is 7·i mod 11."""
+def encoder_decoder(cell, score, bidirectional, feeding="none", layers=2, width=5, hidden=8):
+    """Its parameters, what gives its logits, and the targets. Token i of a stream is 7·i mod 11.
+
+    A step of the decoder may also read what the state before it attends to ("context", Bahdanau et al. 2015), or what the step before
+    it predicted from ("output", section 3.3 of Luong et al.).
+    """
     kind = torch.nn.LSTM if cell == "lstm" else torch.nn.GRU
     units = hidden // 2 if bidirectional else hidden
     encoder = kind(width, units, layers, bidirectional=bidirectional).double()
-    decoder = kind(width, hidden, layers).double()
+    decoder = kind(width + (hidden if feeding != "none" else 0), hidden, layers).double()
     sizes = {"model.shared.weight": (VOCABULARY, width), "lm_head.weight": (VOCABULARY, hidden), "lm_head.bias": (VOCABULARY,)}
     if score != "none":
         sizes.update({"model.attention.combine.weight": (hidden, 2 * hidden), "model.attention.combine.bias": (hidden,)})
@@ -203,23 +234,44 @@ def encoder_decoder(cell, score, bidirectional, layers=2, width=5, hidden=8):
     fill(p)
     tokens = lambda lengths: torch.split(torch.arange(sum(lengths)) * 7 % VOCABULARY, lengths)
 
+    def attend(states, memory):
+        if score == "additive":
+            queries = states @ p["model.attention.query.weight"].T
+            both = queries[:, None] + (memory @ p["model.attention.key.weight"].T)[None]
+            scores = torch.tanh(both) @ p["model.attention.score.weight"]
+        else:
+            queries = states @ p["model.attention.score.weight"].T if score == "general" else states
+            scores = queries @ memory.T
+        return torch.softmax(scores, -1) @ memory
+
+    def combine(context, states):
+        both = torch.cat([context, states], -1)
+        return torch.tanh(both @ p["model.attention.combine.weight"].T + p["model.attention.combine.bias"])
+
+    def in_steps(read, last, memory):
+        out, fed = [], torch.zeros(1, hidden, dtype=torch.float64)
+        for token in read:
+            if feeding == "context":
+                fed = attend((last[0] if cell == "lstm" else last)[-1], memory)
+            x = torch.cat([p["model.shared.weight"][token][None], fed], -1)
+            state, last = decoder(x[:, None], last)
+            context = fed if feeding == "context" else attend(state[:, 0], memory)
+            out.append(combine(context, state[:, 0]))
+            fed = out[-1]
+        return torch.cat(out)
+
     def logits_of(source, target):
         read = torch.cat([torch.zeros(1, dtype=torch.long), target[:-1]])
         memory, last = encoder(p["model.shared.weight"][source][:, None])
         join = lambda x: torch.cat([x[0::2], x[1::2]], -1) if bidirectional else x
         last = tuple(map(join, last)) if cell == "lstm" else join(last)
-        states, _ = decoder(p["model.shared.weight"][read][:, None], last)
-        memory, states = memory[:, 0], states[:, 0]
-        if score != "none":
-            if score == "additive":
-                queries = states @ p["model.attention.query.weight"].T
-                both = queries[:, None] + (memory @ p["model.attention.key.weight"].T)[None]
-                scores = torch.tanh(both) @ p["model.attention.score.weight"]
-            else:
-                queries = states @ p["model.attention.score.weight"].T if score == "general" else states
-                scores = queries @ memory.T
-            both = torch.cat([torch.softmax(scores, -1) @ memory, states], -1)
-            states = torch.tanh(both @ p["model.attention.combine.weight"].T + p["model.attention.combine.bias"])
+        memory = memory[:, 0]
+        if feeding != "none":
+            states = in_steps(read, last, memory)
+        else:
+            states = decoder(p["model.shared.weight"][read][:, None], last)[0][:, 0]
+            if score != "none":
+                states = combine(attend(states, memory), states)
         return states @ p["lm_head.weight"].T + p["lm_head.bias"]
 
     def logits():
@@ -244,10 +296,15 @@ def main(directory):
     results["characters-tanh"] = characters(torch.tanh, [(3, 11)], highways=0, projection=None)
     results.update({f"attention-{score}": attention(score) for score in ("additive", "general", "dot")})
     results["pooling"] = pooling()
+    results["tagger-characters"] = tagger()
     for cell, score, both in [("lstm", "general", True), ("gru", "additive", True), ("lstm", "dot", False), ("gru", "none", False)]:
         results[f"seq2seq-{cell}-{score}"] = seq2seq(cell, score, both)
     for cell, score in [("lstm", "general"), ("gru", "additive")]:
         results[f"training-{cell}-{score}"] = training(cell, score, bidirectional=True)
+    for cell, score, both, feeding in [("lstm", "general", True, "output"), ("gru", "additive", True, "context"), ("lstm", "dot", False, "context")]:
+        results[f"seq2seq-{cell}-{score}-{feeding}"] = seq2seq(cell, score, both, feeding)
+        if both:
+            results[f"training-{cell}-{score}-{feeding}"] = training(cell, score, both, feeding)
     tensors = {
         f"{case}/{name}": x.to(torch.float32).contiguous().clone()
         for case, result in results.items()

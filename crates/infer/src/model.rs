@@ -128,6 +128,9 @@ impl Model {
         if files.lower_cases()? {
             tokenizer = tokenizer.lower_casing()?;
         }
+        if config.model.spells_words() {
+            tokenizer = tokenizer.spelling();
+        }
         let rows = config.model.sizes().vocab_size;
         if tokenizer.vocabulary_size() > rows {
             return Err(InferError::Vocabulary {

@@ -13,6 +13,7 @@ impl Model {
             ids: prompt.to_vec(),
             segments: vec![0; length],
             offsets: vec![None; length],
+            spellings: None,
             first: 0..length,
             second: None,
             first_piece: 0,

@@ -168,7 +168,9 @@ fn read_from(
             .collect();
         let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
         let masks = masks(&inputs, &reads);
-        let (mut batch, masks) = Batch::with_masks(parameters.device(), network.config(), &inputs, &masks, 0)?;
+        let (batch, masks) = Batch::with_masks(parameters.device(), network.config(), &inputs, &masks, 0)?;
+        let spellings = chosen.iter().map(|i| sequences[*i].0.spellings.as_deref());
+        let mut batch = batch.spelled(parameters.device(), network.config(), spellings)?;
         if let Some(states) = &carried {
             batch = batch.continuing(states);
         }

@@ -2,7 +2,7 @@
 
 use henson_tensor::{Device, Layout, RecurrentState, RelativePositions, Tensor, TensorError};
 
-use crate::characters::WordStream;
+use crate::characters::{WordStream, Words, spell};
 use crate::streams::{Memory, Permutation, Streams};
 use crate::{ModelConfig, TargetReading};
 
@@ -84,6 +84,17 @@ pub enum InputError {
     /// Sequences in two directions for a model that reads in one, or in both at once.
     #[error("a {0} does not read words in two directions: only elmo does")]
     NoDirections(String),
+    /// The texts of words are missing, or not one for each token.
+    #[error(
+        "sequence {sequence}: the model reads the characters of words, and the texts of its {tokens} tokens are not known: give texts \
+         or words, not token ids"
+    )]
+    Spelling {
+        /// Its number in the batch.
+        sequence: usize,
+        /// Its tokens.
+        tokens: usize,
+    },
     /// The memory of other sequences.
     #[error("a batch of {sequences} sequences with the memory of {remembered}")]
     Memory {
@@ -116,6 +127,8 @@ pub struct Batch {
     pub target_is_source: bool,
     /// Of a network that reads words as characters, the words.
     pub(crate) words: Option<WordStream>,
+    /// Of a network that reads whole words and their characters, the characters.
+    pub(crate) spelled: Option<Words>,
     /// What recurrent layers begin with: [`Encoded::states`](crate::Encoded) of the same sequences' earlier parts; none: zeros.
     pub states: Vec<RecurrentState>,
     /// Of two networks that read words in opposite directions, which words are whose, where each reads sequences of its own.
@@ -159,6 +172,29 @@ impl Batch {
     /// The same with recurrent layers that begin where others ended: sequence i continues what sequence i was.
     pub fn continuing(self, states: &[RecurrentState]) -> Self {
         Self { states: states.iter().map(RecurrentState::detached).collect(), ..self }
+    }
+
+    /// The same with the texts of words, a list for each sequence and a text for each token, where the network reads their characters; of
+    /// other networks it stays as it is.
+    pub fn spelled<'a>(
+        self,
+        device: &Device,
+        config: &ModelConfig,
+        spellings: impl IntoIterator<Item = Option<&'a [Box<str>]>>,
+    ) -> Result<Self, InputError> {
+        let Some(settings) = config.own().spelled_words() else { return Ok(self) };
+        let mut words: Vec<Vec<u32>> = Vec::with_capacity(self.layout.tokens());
+        let mut spellings = spellings.into_iter();
+        for (sequence, ends) in self.layout.offsets().windows(2).enumerate() {
+            let tokens = (ends[1] - ends[0]) as usize;
+            let own = spellings.next().flatten().filter(|own| own.len() == tokens);
+            let own = own.ok_or(InputError::Spelling { sequence, tokens })?;
+            words.extend(own.iter().map(|word| spell(word, settings.max_characters).collect()));
+        }
+        // What fills the batch up, if anything.
+        words.resize_with(self.layout.tokens(), || spell("", settings.max_characters).collect());
+        let words = Words::new(device, &settings, words.iter().map(Vec::as_slice))?;
+        Ok(Self { spelled: Some(words), ..self })
     }
 
     /// The same with other tokens in their places.
@@ -356,6 +392,7 @@ impl Batch {
             streams,
             target_is_source: false,
             words,
+            spelled: None,
             states: Vec::new(),
             apart: None,
         })

@@ -1,15 +1,19 @@
-//! BiLSTM taggers and classifiers: vectors of words, several bidirectional LSTM layers, and a label for each word or for the text. A
-//! conditional random field may score the labels of a sentence together (Huang et al. 2015, Ma and Hovy 2016). No class of
-//! `transformers` is like it; layers have the names of `torch.nn.LSTM`, the field those of `pytorch-crf`.
+//! BiLSTM taggers and classifiers: vectors of words, several bidirectional LSTM layers, and a label for each word or for the text.
+//! Beside a word's vector may stand what a convolution reads in its characters (Chiu and Nichols 2016, Ma and Hovy 2016), which is all
+//! that is known of a word that the vocabulary does not have. A conditional random field may score the labels of a sentence together
+//! (Huang et al. 2015, Ma and Hovy 2016). No class of `transformers` is like it; layers have the names of `torch.nn.LSTM`, the field
+//! those of `pytorch-crf`.
 //!
-//! Legend: T words in the flat batch, W numbers of a word's vector, C units of each direction, H = 2·C, V vocabulary.
+//! Legend: T words in the flat batch, W numbers of a word's vector, F filters over its characters, C units of each direction, H = 2·C,
+//! V vocabulary.
 
 use henson_tensor::{
-    Builder, Cell, Directions, EmbeddingTables, Group, Init, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
+    Activation, Builder, Cell, Directions, EmbeddingTables, Group, Init, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::characters::{CharacterCnn, CharacterSettings};
 use crate::config::{FamilyConfig, FineTuning, check_dropouts, check_sizes, own_config};
 use crate::heads::{Classifier, HeadParts, SequencePooling};
 use crate::layers::Linear;
@@ -24,7 +28,7 @@ pub(crate) static FAMILY: Family = Family {
     types: &[("bilstm", "BiLstm")],
     naming: Naming {
         base_prefix: "bilstm.",
-        encoder: &["embeddings.", "lstm."],
+        encoder: &["embeddings.", "words.", "lstm."],
         old_endings: &[],
         tied: &[],
         ignored_endings: &[],
@@ -32,14 +36,23 @@ pub(crate) static FAMILY: Family = Family {
     heads: &[Head::Encoder, Head::Sequence { labels: 0 }, Head::Token { labels: 0 }],
     causal: None,
     endings: &[],
-    // The second has the sizes of Ma and Hovy (2016).
-    sizes: &[("bilstm", || of_size(false)), ("bilstm-crf", || of_size(true))],
+    // The last is the model of Ma and Hovy (2016), BLSTM-CNNs-CRF.
+    sizes: &[
+        ("bilstm", || of_size(0, false)),
+        ("bilstm-crf", || of_size(0, true)),
+        ("bilstm-cnn", || of_size(FILTERS, false)),
+        ("bilstm-cnn-crf", || of_size(FILTERS, true)),
+    ],
     parse: |value| Ok(ModelConfig::BiLstm(serde_json::from_value(value)?)),
 };
 
-/// Dropout sites: that of words' vectors, and the first of the layers'.
+/// Dropout sites: that of words' vectors, the first of the layers', and that of characters' vectors.
 const WORD_SITE: u32 = 0;
 const LAYER_SITES: u32 = 1;
+const CHARACTER_SITE: u32 = 0x100;
+
+/// Filters over characters in Ma and Hovy (2016).
+const FILTERS: usize = 30;
 
 /// How the vectors of a text's words become the one that is classified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,13 +75,21 @@ pub struct BiLstmConfig {
     pub vocab_size: usize,
     /// W.
     pub embedding_size: usize,
+    /// F: filters over the characters of a word; 0: its vector alone is read.
+    pub character_filters: usize,
+    /// Characters that a filter sees at a time.
+    pub character_width: usize,
+    /// Numbers of a character's vector.
+    pub character_embedding_size: usize,
+    /// Bytes of a word that are read, with its start and its end.
+    pub max_characters: usize,
     /// C.
     pub hidden_size: usize,
     /// Layers.
     pub num_hidden_layers: usize,
     /// Maximum length of a sequence; the network itself has no limit.
     pub max_position_embeddings: usize,
-    /// Dropout of words' vectors, between layers and before the classifier.
+    /// Dropout of characters' and words' vectors, between layers and before the classifier.
     pub dropout: f64,
     /// Whether it falls on the same columns at all words of a sequence.
     pub variational: bool,
@@ -88,6 +109,10 @@ impl Default for BiLstmConfig {
         Self {
             vocab_size: 20_000,
             embedding_size: 100,
+            character_filters: 0,
+            character_width: 3,
+            character_embedding_size: 30,
+            max_characters: 50,
             hidden_size: 200,
             num_hidden_layers: 1,
             max_position_embeddings: 4096,
@@ -101,8 +126,8 @@ impl Default for BiLstmConfig {
     }
 }
 
-fn of_size(crf: bool) -> ModelConfig {
-    ModelConfig::BiLstm(BiLstmConfig { crf, ..BiLstmConfig::default() })
+fn of_size(character_filters: usize, crf: bool) -> ModelConfig {
+    ModelConfig::BiLstm(BiLstmConfig { character_filters, crf, ..BiLstmConfig::default() })
 }
 
 impl FamilyConfig for BiLstmConfig {
@@ -115,7 +140,15 @@ impl FamilyConfig for BiLstmConfig {
             ("hidden_size", self.hidden_size, 1 << 14),
             ("num_hidden_layers", self.num_hidden_layers, 1 << 6),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 20),
+            ("character_embedding_size", self.character_embedding_size, 1 << 12),
+            ("max_characters", self.max_characters, 1 << 10),
         ])?;
+        if self.character_filters > 1 << 14 {
+            return Err(ConfigError::value("character_filters", self.character_filters, "at most 16384"));
+        }
+        if let Some(problem) = self.spelled_words().and_then(|settings| settings.problem()) {
+            return Err(ConfigError::value("character_width", self.character_width, problem));
+        }
         check_dropouts(&[("dropout", self.dropout)])
     }
 
@@ -154,7 +187,7 @@ impl FamilyConfig for BiLstmConfig {
 
     /// Those of the gates, by what tokens say and by what states do.
     fn multiply_adds(&self, _length: usize) -> f64 {
-        let (c, mut inputs) = (self.hidden_size as f64, self.embedding_size as f64);
+        let (c, mut inputs) = (self.hidden_size as f64, (self.embedding_size + self.character_filters) as f64);
         let mut sum = 0.0;
         for _ in 0..self.num_hidden_layers {
             sum += 2.0 * 4.0 * c * (inputs + c);
@@ -173,6 +206,16 @@ impl FamilyConfig for BiLstmConfig {
 
     fn in_transformers(&self) -> bool {
         false
+    }
+
+    fn spelled_words(&self) -> Option<CharacterSettings> {
+        let filters = (self.character_width, self.character_filters);
+        (self.character_filters > 0).then(|| CharacterSettings {
+            activation: Activation::Tanh,
+            max_characters: self.max_characters,
+            dropout: (self.dropout as f32, CHARACTER_SITE),
+            ..CharacterSettings::plain(self.character_embedding_size, filters)
+        })
     }
 
     fn word_vocabulary(&self) -> Option<WordVocabulary> {
@@ -224,6 +267,7 @@ fn build(b: &mut Builder, own: &BiLstmConfig, head: Head) -> Model {
 #[derive(Debug)]
 struct BiLstm {
     words: Param,
+    characters: Option<CharacterCnn>,
     lstm: RecurrentStack,
     dropout: f32,
     variational: bool,
@@ -237,15 +281,18 @@ impl BiLstm {
         let words = b.group(Group::Embeddings, |b| {
             b.at("embeddings.word_embeddings", |b| b.padded_table("weight", own.vocab_size, w, init))
         });
+        let characters = own
+            .spelled_words()
+            .map(|settings| b.group(Group::Embeddings, |b| b.at("words", |b| CharacterCnn::build(b, &settings))));
         let settings = RecurrentSettings {
             directions: Directions::Both,
             dropout,
             variational: own.variational,
             site: LAYER_SITES,
-            ..RecurrentSettings::new(Cell::Lstm, w, own.hidden_size, own.num_hidden_layers)
+            ..RecurrentSettings::new(Cell::Lstm, w + own.character_filters, own.hidden_size, own.num_hidden_layers)
         };
         let lstm = b.at("lstm", |b| RecurrentStack::build(b, settings));
-        Self { words, lstm, dropout, variational: own.variational }
+        Self { words, characters, lstm, dropout, variational: own.variational }
     }
 }
 
@@ -256,7 +303,14 @@ impl Network for BiLstm {
             return Err(TensorError::Unsupported { operation: "encode", why });
         }
         let tables = EmbeddingTables { word: self.words, position: None, position_offset: 0, segment: None };
-        let x = pass.embeddings(tables, &batch.ids, batch.layout.positions(), None)?; // T×W
+        let mut x = pass.embeddings(tables, &batch.ids, batch.layout.positions(), None)?; // T×W
+        if let Some(network) = &self.characters {
+            let why = "the network reads the characters of words, and the batch has no texts of them";
+            let spelled =
+                batch.spelled.as_ref().ok_or(TensorError::Unsupported { operation: "encode", why })?;
+            let characters = network.forward(pass, spelled)?; // T×F
+            x = pass.beside(&x, &characters)?;
+        }
         let dropout = (self.dropout, WORD_SITE);
         let x = match self.variational {
             true => pass.variational_dropout(x, &batch.layout, dropout)?,

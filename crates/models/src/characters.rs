@@ -48,10 +48,15 @@ pub struct CharacterSettings {
     pub max_characters: usize,
     /// Filters start between this number and its negative; without it, as `torch.nn.Conv1d` starts them.
     pub filter_range: Option<f32>,
+    /// The vectors of characters start between this number and its negative.
+    pub character_range: f32,
+    /// Dropout of the vectors of characters, and its site.
+    pub dropout: (f32, u32),
 }
 
 impl CharacterSettings {
-    /// Filters of one width, nothing behind them: the characters of Ma and Hovy (2016) with 30, (3, 30).
+    /// Filters of one width, nothing behind them: the characters of Ma and Hovy (2016) with 30, (3, 30), from the range of their
+    /// section 3.1.
     pub fn plain(embedding: usize, filters: (usize, usize)) -> Self {
         Self {
             embedding,
@@ -61,6 +66,8 @@ impl CharacterSettings {
             projection: None,
             max_characters: 50,
             filter_range: None,
+            character_range: (3.0 / embedding.max(1) as f32).sqrt(),
+            dropout: (0.0, 0),
         }
     }
 
@@ -203,6 +210,7 @@ pub struct CharacterCnn {
     activation: Activation,
     highways: Vec<Linear>,
     projection: Option<Linear>,
+    dropout: (f32, u32),
 }
 
 impl CharacterCnn {
@@ -226,11 +234,12 @@ impl CharacterCnn {
             })
         };
         Self {
-            table: b.matrix("characters.weight", CHARACTERS, d, Init::Uniform(1.0)),
+            table: b.matrix("characters.weight", CHARACTERS, d, Init::Uniform(settings.character_range)),
             filters: settings.filters.iter().enumerate().map(|some| filters(b, some)).collect(),
             activation: settings.activation,
             highways: (0..settings.highways).map(|i| highway(b, i)).collect(),
             projection: settings.projection.map(|p| Linear::build(b, "projection", n, p, by_inputs(n))),
+            dropout: settings.dropout,
         }
     }
 
@@ -243,6 +252,7 @@ impl CharacterCnn {
     pub fn forward(&self, pass: &mut Pass<'_>, words: &Words) -> Result<Var> {
         let tables = EmbeddingTables { word: self.table, position: None, position_offset: 0, segment: None };
         let x = pass.embeddings(tables, &words.characters, &words.characters, None)?;
+        let x = pass.dropout_tokens(x, &words.types, self.dropout)?;
         let mut x = pass.convolve_max(&x, &words.types, &self.filters, self.activation)?;
         for highway in &self.highways {
             let gates = highway.forward(pass, &x, Activation::None)?;

@@ -54,6 +54,10 @@ pub(crate) trait FamilyConfig {
     fn characters(&self) -> Option<CharacterSettings> {
         None
     }
+    /// How the texts of words are read as characters, where tokens are whole words.
+    fn spelled_words(&self) -> Option<CharacterSettings> {
+        None
+    }
     /// How many words a language model over words predicts, where tokens are the bytes of words; none: it has no such head yet.
     fn predicted_words(&self) -> Option<usize> {
         None
@@ -367,6 +371,12 @@ impl ModelConfig {
     /// How words are read as characters, where tokens are the bytes of words: all of a word's have its vector.
     pub fn characters(&self) -> Option<CharacterSettings> {
         self.own().characters()
+    }
+
+    /// Whether tokens are whole words that are read as characters besides: a batch then needs their texts, see
+    /// [`Batch::spelled`](crate::Batch).
+    pub fn spells_words(&self) -> bool {
+        self.own().spelled_words().is_some()
     }
 
     /// How many classes the head for tokens has: those of the vocabulary, or of the words that are predicted where tokens are bytes.

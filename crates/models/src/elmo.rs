@@ -179,6 +179,8 @@ impl ElmoConfig {
             projection: (all != width).then_some(width),
             max_characters: *max_characters_per_token,
             filter_range: Some(0.05),
+            character_range: 1.0,
+            dropout: (0.0, 0),
         }
     }
 

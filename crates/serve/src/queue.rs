@@ -321,6 +321,7 @@ mod tests {
             ids: vec![0; length],
             segments: vec![0; length],
             offsets: vec![None; length],
+            spellings: None,
             first: 0..length,
             second: None,
             first_piece: 0,

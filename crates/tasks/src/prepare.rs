@@ -98,6 +98,8 @@ pub struct Instance {
     /// Token ids and segments of its sequence; of its sequences, for choices and for texts that are alike; of a source and its
     /// target.
     pub sequences: Vec<(Vec<u32>, Vec<u32>)>,
+    /// How the text spells the positions of each sequence, where the model reads that; else nothing.
+    pub spellings: Vec<Option<Vec<Box<str>>>>,
     /// The right label of the sequence, or which of the sequences; a label for each position, where it carries one; the first
     /// and the last position of an answer.
     pub labels: Vec<Option<u32>>,
@@ -129,33 +131,32 @@ impl Prepared {
         }
     }
 
-    /// Token ids and segments.
-    pub(crate) fn into_sequences(self) -> impl Iterator<Item = (Vec<u32>, Vec<u32>)> {
-        let sequences = match self {
+    /// The same, to keep.
+    fn into_features(self) -> Vec<Features> {
+        match self {
             Self::Plain(sequences) => sequences,
             Self::Words(words) => words.windows,
             Self::Question(question) => question.windows,
             Self::Candidates(sequences, _) => sequences,
             Self::Marked(sequence, _) | Self::Written(sequence, ..) => vec![sequence],
             Self::BothOrders(sequences) => sequences.into(),
-        };
-        sequences.into_iter().map(|sequence| (sequence.ids, sequence.segments))
+        }
+    }
+
+    /// Token ids and segments.
+    pub(crate) fn into_sequences(self) -> impl Iterator<Item = (Vec<u32>, Vec<u32>)> {
+        self.into_features().into_iter().map(|sequence| (sequence.ids, sequence.segments))
     }
 
     /// An instance for each sequence, with these labels and numbers; one for both orders of a pair.
     pub(crate) fn apart(self, target: impl Fn(usize) -> (Vec<Option<u32>>, Vec<f32>)) -> Vec<Instance> {
         if let Self::BothOrders(_) = self {
             let (labels, numbers) = target(0);
-            return vec![Instance {
-                sequences: self.into_sequences().collect(),
-                labels,
-                numbers,
-                ..Instance::default()
-            }];
+            return vec![Instance { labels, numbers, ..Instance::of(self.into_features()) }];
         }
-        let each = self.into_sequences().enumerate().map(|(number, sequence)| {
+        let each = self.into_features().into_iter().enumerate().map(|(number, sequence)| {
             let (labels, numbers) = target(number);
-            Instance { sequences: vec![sequence], labels, numbers, window: number as u32, ..Instance::default() }
+            Instance { labels, numbers, window: number as u32, ..Instance::of(vec![sequence]) }
         });
         each.collect()
     }
@@ -168,6 +169,13 @@ impl Prepared {
 }
 
 impl Instance {
+    /// Sequences, and nothing yet to learn from them.
+    fn of(sequences: Vec<Features>) -> Self {
+        let parts = sequences.into_iter().map(|sequence| ((sequence.ids, sequence.segments), sequence.spellings));
+        let (sequences, spellings) = parts.unzip();
+        Self { sequences, spellings, ..Self::default() }
+    }
+
     /// A source, and a target that is a label for each of its places.
     pub(crate) fn pair(source: &Features, target: Vec<u32>) -> Self {
         Self {

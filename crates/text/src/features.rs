@@ -23,6 +23,8 @@ pub struct Features {
     /// Byte ranges in the text that the piece came from; `None` on special tokens. Which text it is, `first` and
     /// `second` tell (segments do not: RoBERTa has only one).
     pub offsets: Vec<Option<(usize, usize)>>,
+    /// How the text spells each position, nothing on special tokens, where the tokenizer keeps that.
+    pub spellings: Option<Vec<Box<str>>>,
     /// The positions that hold pieces of the first text.
     pub first: Range<usize>,
     /// The positions that hold pieces of the second text; `None` when there is only one text.
@@ -208,10 +210,12 @@ fn window_spans(pieces: usize, room: usize, stride: usize) -> Result<Vec<Range<u
 fn lay_out(slots: &[Slot], first: (&Pieces, Range<usize>), second: Option<(&Pieces, Range<usize>)>) -> Features {
     let texts = first.1.len() + second.as_ref().map_or(0, |(_, span)| span.len());
     let length = texts + slots.iter().filter(|slot| matches!(slot, Slot::Special { .. })).count();
+    let spelled = first.0.spellings.is_some() && second.as_ref().is_none_or(|(pieces, _)| pieces.spellings.is_some());
     let mut features = Features {
         ids: Vec::with_capacity(length),
         segments: Vec::with_capacity(length),
         offsets: Vec::with_capacity(length),
+        spellings: spelled.then(|| Vec::with_capacity(length)),
         first: 0..0,
         second: None,
         first_piece: second.as_ref().map_or(first.1.start, |(_, span)| span.start),
@@ -223,6 +227,7 @@ fn lay_out(slots: &[Slot], first: (&Pieces, Range<usize>), second: Option<(&Piec
                 features.ids.push(id);
                 features.segments.push(segment);
                 features.offsets.push(None);
+                features.spellings.iter_mut().for_each(|spellings| spellings.push(Box::default()));
             }
             Slot::First { segment } => features.first = append(&mut features, &first, segment),
             Slot::Second { segment } => {
@@ -241,5 +246,8 @@ fn append(features: &mut Features, (pieces, span): &(&Pieces, Range<usize>), seg
     // Pieces that were made from ids alone (a shard) have no offsets, and so cannot be mapped back to a text.
     features.offsets.extend(span.clone().map(|piece| pieces.offsets.get(piece).copied()));
     features.segments.resize(features.ids.len(), segment);
+    if let (Some(spellings), Some(own)) = (&mut features.spellings, &pieces.spellings) {
+        spellings.extend_from_slice(&own[span.clone()]);
+    }
     start..features.ids.len()
 }

@@ -37,7 +37,7 @@ pub enum Kind {
     WordLevel,
 }
 
-/// A text in pieces, without special tokens around it. The three lists have the same length.
+/// A text in pieces, without special tokens around it. The lists have the same length.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pieces {
     /// The ids.
@@ -47,6 +47,8 @@ pub struct Pieces {
     pub offsets: Vec<(usize, usize)>,
     /// The number of the word that a piece belongs to: words as the tokenizer splits them, so punctuation counts as one.
     pub words: Vec<Option<u32>>,
+    /// How the text spells each piece, where the tokenizer keeps that ([`Tokenizer::spelling`]).
+    pub spellings: Option<Vec<Box<str>>>,
 }
 
 impl Pieces {
@@ -60,6 +62,7 @@ impl Pieces {
             ids: encoding.get_ids().to_vec(),
             offsets: encoding.get_offsets().iter().map(within).collect(),
             words: encoding.get_word_ids().to_vec(),
+            spellings: None,
         }
     }
 
@@ -79,6 +82,7 @@ impl Pieces {
         self.ids.truncate(length);
         self.offsets.truncate(length);
         self.words.truncate(length);
+        self.spellings.iter_mut().for_each(|spellings| spellings.truncate(length));
         dropped
     }
 }
@@ -114,6 +118,8 @@ pub struct Tokenizer {
     work: Arc<Work>,
     /// What encodes in place of `inner`, where the tokenizer came out of a SentencePiece file.
     pub(crate) sentence_piece: Option<Arc<SentencePiece>>,
+    /// Whether pieces keep how the text spells them.
+    spells: bool,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -133,12 +139,29 @@ impl Tokenizer {
     /// whole and get their ids, unless [`recognise_special_strings`](Self::recognise_special_strings) is off.
     pub fn encode(&self, text: &str) -> Result<Pieces, TextError> {
         if let Some(sentence_piece) = &self.sentence_piece {
-            return sentence_piece.encode(&self.inner, text);
+            return Ok(self.spelled(sentence_piece.encode(&self.inner, text)?, text));
         }
         self.check_text(text)?;
         let encoding = shielded(|| self.inner.encode(text, false))
             .map_err(|reason| TextError::Failed { action: "encode", reason })?;
-        Ok(Pieces::of_encoding(&encoding, text))
+        Ok(self.spelled(Pieces::of_encoding(&encoding, text), text))
+    }
+
+    /// The same tokenizer, whose pieces also keep how the text spells them, before any normalization: for networks that read words
+    /// as characters, those that the vocabulary does not have among them. Not saved with the tokenizer.
+    #[must_use]
+    pub fn spelling(mut self) -> Self {
+        self.spells = true;
+        self
+    }
+
+    /// Pieces with their spelling, where it is kept.
+    pub(crate) fn spelled(&self, pieces: Pieces, text: &str) -> Pieces {
+        if !self.spells {
+            return pieces;
+        }
+        let spelling = |&(start, end): &(usize, usize)| Box::from(text.get(start..end).unwrap_or_default());
+        Pieces { spellings: Some(pieces.offsets.iter().map(spelling).collect()), ..pieces }
     }
 
     /// The ids of [`encode`](Self::encode) alone, faster because nothing is traced back to the text.
@@ -399,6 +422,7 @@ impl Tokenizer {
             kind,
             lowercase,
             sentence_piece: sentence_piece.map(Arc::new),
+            spells: false,
         };
 
         // A tokenizer that breaks down on a plain text is refused now rather than while it serves. Ordinary errors are

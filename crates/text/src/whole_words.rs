@@ -85,7 +85,7 @@ impl Tokenizer {
             pieces.offsets.push((word.start, word.end));
             pieces.words.push(Some(number));
         }
-        Ok(pieces)
+        Ok(self.spelled(pieces, text))
     }
 }
 
@@ -104,12 +104,34 @@ mod tests {
         // In running text punctuation is a word, which it is not for words that were divided already.
         let windows = tags.words_in_windows("the U.S.", &[0..3, 4..8], 16, None).unwrap();
         assert_eq!((windows.windows[0].ids.clone(), windows.places), (vec![3, 2], vec![Some((0, 0)), Some((0, 1))]));
+        assert_eq!(windows.windows[0].spellings, None);
 
         let texts = Tokenizer::of_words(["good", "!", "[SEP]"], true, WordUnit::Texts).unwrap();
         let pieces = texts.encode("GOOD, good!").unwrap();
         assert_eq!(pieces.ids, [4, 1, 4, 5]);
         assert_eq!(texts.template().single(&pieces, 8).unwrap().ids, [2, 4, 1, 4, 5, 3]);
         assert_eq!(texts.lowercase(), Some(true));
+    }
+
+    /// Words keep how the text spells them, whether they are known or not and however they are normalized; special tokens have none.
+    #[test]
+    fn words_are_spelled_as_the_text_has_them() {
+        let spelled = |features: &crate::Features| -> Vec<String> {
+            features.spellings.iter().flatten().map(|spelling| spelling.to_string()).collect()
+        };
+        let tags = Tokenizer::of_words(["the"], true, WordUnit::Words).unwrap().spelling();
+        let (text, words) = join_words(&["The", "U.S.", "New York", "", "ÉTÉ"]);
+        let windows = tags.words_in_windows(&text, &words, 3, Some(crate::Stride::Step(2))).unwrap().windows;
+        assert_eq!(spelled(&windows[0]), ["The", "U.S.", "New York"]);
+        assert_eq!(spelled(&windows[1]), ["New York", "ÉTÉ"]);
+        let texts = Tokenizer::of_words(["good"], true, WordUnit::Texts).unwrap().spelling();
+        let [first, second] = ["GOOD!", "İt is"].map(|text| texts.encode(text).unwrap());
+        let pair = texts.template().pair(&first, &second, 6).unwrap();
+        assert_eq!(spelled(&pair), ["", "GOOD", "!", "", "İt", ""]);
+        assert_eq!(texts.template().single(&texts.encode("").unwrap(), 6).unwrap().spellings, Some(vec!["".into(); 2]));
+        // Of ids alone nobody knows the text.
+        let ids = Pieces { ids: vec![4], ..Pieces::default() };
+        assert_eq!(texts.template().pair(&first, &ids, 6).unwrap().spellings, None);
     }
 
     #[test]

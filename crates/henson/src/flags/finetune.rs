@@ -26,7 +26,7 @@ Examples:\n  henson finetune --task mrpc --data glue --out mrpc\n  \
 henson finetune --task classify --model DIR --train notes.csv --dev more.csv --text-column body --label-column urgent --out m\n  \
 henson finetune --task ner --model DIR --data conll2003 --out ner --epochs 4 --set layer_decay=0.9\n  \
 henson finetune --task ner --model DIR --data conll2003 --out tagger --frozen --layers concat-last-4 --head bilstm --crf\n  \
-henson finetune --task ner --model bilstm-crf --word-vectors glove.6B.100d.txt --data conll2003 --out tagger\n  \
+henson finetune --task ner --model bilstm-cnn-crf --word-vectors glove.6B.100d.txt --data conll2003 --out tagger\n  \
 henson finetune --task squad2 --model DIR --data squad --out answers --dtype bf16\n  \
 henson finetune --task embed --model DIR --train pairs.jsonl --dev STS-B/dev.tsv --out sentences --batch-size 128\n  \
 henson finetune --task seq2seq --model DIR --train pairs.csv --source-column en --target-column de --prefix 'translate English to German: ' --out m\n  \
@@ -41,8 +41,8 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "TASK", value_parser = task_names(&[]), required_unless_present = "recipe")]
     pub(crate) task: Option<String>,
 
-    /// The model to start from: a directory, or org/name from the local Hugging Face cache; bilstm or bilstm-crf for a BiLSTM from
-    /// random weights over the words of the training data [default: the recipe's, otherwise the model that comes with henson; for
+    /// The model to start from: a directory, or org/name from the local Hugging Face cache; bilstm, bilstm-crf, bilstm-cnn or
+    /// bilstm-cnn-crf for a BiLSTM from random weights over the words (cnn: and their characters) of the training data [default: the recipe's, otherwise the model that comes with henson; for
     /// embed, its sentence model]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
@@ -51,7 +51,7 @@ pub(crate) struct Finetune {
     #[arg(long, value_name = "DIR", requires = "model")]
     pub(crate) tokenizer: Option<String>,
 
-    /// --model bilstm or bilstm-crf: a file of word vectors to begin with, GloVe's text or word2vec's text or binary
+    /// --model bilstm and its kin: a file of word vectors to begin with, GloVe's text or word2vec's text or binary
     #[arg(long, value_name = "FILE")]
     pub(crate) word_vectors: Option<String>,
 

@@ -152,6 +152,7 @@ fn beams_are_those_of_transformers() {
             ids: ids[ends[0]..ends[1]].iter().map(|id| *id as u32).collect(),
             segments: segments[ends[0]..ends[1]].iter().map(|id| *id as u32).collect(),
             offsets: vec![None; ends[1] - ends[0]],
+            spellings: None,
             first: 0..0,
             second: Some(shown[0]..shown[1]),
             first_piece: 0,

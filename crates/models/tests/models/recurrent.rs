@@ -357,6 +357,79 @@ fn words_are_read_as_in_torch() {
     }
 }
 
+/// A BiLSTM tagger over vectors of words and what filters find in their characters, on the words of two sentences: some known, some not.
+fn character_tagger(device: &Device) -> (Model, Parameters, Batch) {
+    let config = serde_json::json!({
+        "model_type": "bilstm", "vocab_size": 4, "embedding_size": 4, "hidden_size": 3, "dropout": 0.0, "character_filters": 7,
+        "character_embedding_size": 6, "max_characters": 14,
+    });
+    let config = ModelConfig::from_value(config).unwrap();
+    let mut b = Builder::new();
+    let model = Model::build(&mut b, &config, Head::Token { labels: LABELS }).unwrap();
+    let mut parameters = b.finish(device, DType::F32).unwrap();
+    fill(&mut parameters);
+    let known = |word: &&str| ["[PAD]", "[UNK]", "The", "cat"].iter().position(|known| known == word).unwrap_or(1) as u32;
+    let ids: Vec<u32> = WORDS.iter().map(known).collect();
+    let spellings: Vec<Box<str>> = WORDS.iter().map(|word| Box::from(*word)).collect();
+    let zeros = [0; 5];
+    let sequences = [0..5, 5..8].map(|range| Sequence { ids: &ids[range.clone()], segments: &zeros[..range.len()] });
+    let batch = Batch::new(device, &config, &sequences, 0).unwrap();
+    let missing = [vec![Some(&spellings[..5])], vec![None, None], vec![Some(&spellings[..5]), Some(&spellings[5..7])]];
+    for (spellings, sequence) in missing.into_iter().zip([1, 0, 1]) {
+        let error = batch.clone().spelled(device, &config, spellings).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("sequence {sequence}: the model reads the characters")), "{error}");
+    }
+    let batch = batch.spelled(device, &config, [Some(&spellings[..5]), Some(&spellings[5..])]).unwrap();
+    (model, parameters, batch)
+}
+
+#[test]
+fn a_tagger_that_reads_characters_equals_one_of_torch() {
+    for isa in Isa::available() {
+        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+        let (model, parameters, batch) = character_tagger(&device);
+        let mut tape = Tape::new();
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+        let logits = model.logits(&mut pass, &batch, None).unwrap();
+        check_outputs("tagger-characters", isa, &parameters, pass, &[logits]);
+    }
+}
+
+/// What a gradient promises is what a small step along it gives, from the tables of words and of characters on.
+#[test]
+fn a_tagger_that_reads_characters_follows_its_gradient() {
+    let device = Device::cpu(None, Some(2)).unwrap();
+    let (model, mut parameters, batch) = character_tagger(&device);
+    let loss = |parameters: &Parameters, gradients: Option<&mut Gradients>| -> f64 {
+        let mut tape = Tape::new();
+        let mut pass = Pass::training(&mut tape, parameters, Training { seed: 1, step: 1 });
+        let logits = model.logits(&mut pass, &batch, None).unwrap();
+        let values = logits.tensor().to_f32().unwrap();
+        let weights: Vec<f32> = (0..values.len()).map(|j| (0.3 * j as f64 + 1.0).sin() as f32).collect();
+        pass.seed_gradient(&logits, &weights).unwrap();
+        if let Some(gradients) = gradients {
+            pass.backward(gradients).unwrap();
+        }
+        values.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+    };
+    let mut gradients = parameters.gradients().unwrap();
+    loss(&parameters, Some(&mut gradients));
+    for i in 0..parameters.entries().len() {
+        let (own, gradient) = (parameters.read(i).unwrap(), gradients.read(&parameters, i).unwrap());
+        let size = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        let mut at = |step: f64| {
+            let moved = own.iter().zip(&gradient).map(|(x, g)| x + (step * f64::from(*g) / size) as f32);
+            parameters.write(i, &moved.collect::<Vec<_>>()).unwrap();
+            parameters.refresh().unwrap();
+            loss(&parameters, None)
+        };
+        let slope = (at(2e-3) - at(-2e-3)) / 4e-3;
+        at(0.0);
+        let name = &parameters.entries()[i].name;
+        assert!((slope - size).abs() < 2e-2 * size, "{name}: {slope}, its gradient has the length {size}");
+    }
+}
+
 #[test]
 fn sizes_that_read_no_word_are_refused() {
     let good = CharacterSettings::plain(6, (3, 11));

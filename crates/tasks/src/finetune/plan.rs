@@ -380,6 +380,10 @@ impl Plan {
             for (ids, _) in &instance.sequences {
                 ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
             }
+            for spelling in instance.spellings.iter().flatten().flatten() {
+                hash.update(spelling.as_bytes());
+                hash.update([0]);
+            }
             hash.update(self.task.form.digest(instance));
         }
         if let Some(vectors) = &self.vectors {
@@ -656,7 +660,7 @@ fn started_with(
         let json =
             ModelDirectory::open(directory).and_then(|directory| directory.config()).map_err(TrainError::from)?;
         let config = Config::from_value(json).map_err(TrainError::from)?;
-        let tokenizer = tokenizer_of(directory, &config)?;
+        let tokenizer = spelling_for(&config.model, tokenizer_of(directory, &config)?);
         return Ok((config, tokenizer, None));
     }
     let mut model = Family::config_of_size(&recipe.model).map_err(TrainError::from)?;
@@ -671,6 +675,7 @@ fn started_with(
             let expected = format!("{}, as wide as the vectors of {}", vectors.width, recipe.word_vectors);
             return Err(TrainError::setting("config.embedding_size", own.width, expected).into());
         }
+        let tokenizer = spelling_for(&model, tokenizer);
         return Ok((Config::new(model), tokenizer, vectors));
     }
     // That of a teacher may be in a folder of its directory.
@@ -686,6 +691,11 @@ fn started_with(
     model.set_vocab_size(tokenizer.vocabulary_size());
     model.set_special_ids(special_ids(&tokenizer, directory)?);
     Ok((Config::new(with_keys(model, None, recipe)?), tokenizer, None))
+}
+
+/// The tokenizer with what a network reads of words besides their numbers.
+fn spelling_for(model: &ModelConfig, tokenizer: Tokenizer) -> Tokenizer {
+    if model.spells_words() { tokenizer.spelling() } else { tokenizer }
 }
 
 /// A config with the values that a recipe has for it, over one that comes from elsewhere.

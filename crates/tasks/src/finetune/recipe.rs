@@ -35,7 +35,7 @@ pub struct FineTuneRecipe {
     /// Start from random weights: the directory of the tokenizer (`--tokenizer`), where `model` is the name of a size.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tokenizer: String,
-    /// From random weights, for a size that reads whole words (`bilstm`, `bilstm-crf`): a file of word vectors to begin with, GloVe's
+    /// From random weights, for a size that reads whole words (`bilstm`, `bilstm-crf`, `bilstm-cnn`, `bilstm-cnn-crf`): a file of word vectors to begin with, GloVe's
     /// text or word2vec's text or binary.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub word_vectors: String,
@@ -377,7 +377,7 @@ impl FineTuneRecipe {
             ("lowercase", self.lowercase.is_some()),
         ];
         if let Some((key, _)) = words.iter().find(|(_, is_set)| *is_set && !self.makes_vocabulary()) {
-            let expected = "not to be set, but for a size that reads whole words: model = \"bilstm\" or \"bilstm-crf\"";
+            let expected = "not to be set, but for a size that reads whole words: model = \"bilstm\", \"bilstm-crf\", \"bilstm-cnn\" or \"bilstm-cnn-crf\"";
             return Err(TrainError::setting(key, "a value", expected));
         }
         if let Some(short) = self.max_length.filter(|length| *length < 3) {

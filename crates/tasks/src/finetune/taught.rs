@@ -14,7 +14,7 @@ use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result, TrainError};
 use super::pooled::Pooled;
 use super::teaching::Teaching;
 use crate::distil::{self, Lesson, Parts, Shares};
-use crate::forms::Soft;
+use crate::forms::{Soft, spellings_of};
 use crate::prepare::Instance;
 use crate::ranking::RankLoss;
 
@@ -136,6 +136,7 @@ impl TaughtObjective {
         let sequences = part.iter().flat_map(|instance| &instance.sequences);
         let sequences: Vec<Sequence<'_>> = sequences.map(|(ids, segments)| Sequence { ids, segments }).collect();
         let batch = Batch::new(&device, model.config(), &sequences, number)?;
+        let batch = batch.spelled(&device, model.config(), spellings_of(part))?;
         let mut pass = Pass::training(tape, parameters, training);
         let last = model.encode(&mut pass, &batch, Capture::default())?.last;
         let losses = match self.teaching.lesson {

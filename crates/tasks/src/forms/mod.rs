@@ -162,6 +162,11 @@ impl Deref for Form {
     }
 }
 
+/// How the texts of some instances spell their positions, a list for each sequence.
+pub(crate) fn spellings_of<'a>(instances: &[&'a Instance]) -> impl Iterator<Item = Option<&'a [Box<str>]>> {
+    instances.iter().flat_map(|instance| &instance.spellings).map(Option::as_deref)
+}
+
 /// What a form does, in the order of the way that data takes. What most do, or those with one label for a text or two,
 /// is the default.
 pub(crate) trait Steps: Debug + Sync {
@@ -243,7 +248,8 @@ pub(crate) trait Steps: Debug + Sync {
 
     /// Puts what the model reads of a part of a batch on the device; `number` is that of its first sequence in the whole batch.
     fn batch(&self, device: &Device, config: &ModelConfig, instances: &[&Instance], number: u32) -> TrainResult<Batch> {
-        Ok(Batch::new(device, config, &self.sequences(instances), number)?)
+        let batch = Batch::new(device, config, &self.sequences(instances), number)?;
+        Ok(batch.spelled(device, config, spellings_of(instances))?)
     }
 
     /// Puts what a part of a batch is held against on the device.

@@ -29,7 +29,9 @@ fn open(path: &Path) -> Model {
 #[test]
 fn what_was_saved_says_what_was_trained() {
     let out = TempDir::new().unwrap();
-    let cases: [(&str, &str, &str, &[&str]); 6] = [
+    let cases: [(&str, &str, &str, &[&str]); 8] = [
+        ("ner", "bilstm-cnn-crf", "tag.conll", &["lowercase=true", "max_length=3"]),
+        ("classify", "bilstm-cnn", "classify.jsonl", &["config.character_filters=4"]),
         ("ner", "bilstm-crf", "tag.conll", &["config.num_hidden_layers=2", "config.variational=true"]),
         ("ner", "bilstm", "tag.conll", &["lowercase=true"]),
         // Sentences in windows, whose overlaps carry no tags.
@@ -77,7 +79,51 @@ fn words_are_tagged_and_texts_classified() {
     assert!(model.attention(Input::One("the cat"), None).is_err());
 }
 
-/// A run that stops and resumes gives the same bits as one that does not, also with vectors from a file; with others it is refused.
+/// Words that end as their tags say: so many sentences of five, whose stems no other sentence has.
+fn telling_suffixes(path: &Path, from: usize, sentences: usize) {
+    let endings = [("ing", "VERB"), ("ness", "NOUN"), ("ly", "ADV")];
+    let letters = |number: usize, place: u32| char::from(b"bdfgklmprt"[number / 10_usize.pow(place) % 10]);
+    let mut text = String::new();
+    for word in 5 * from..5 * (from + sentences) {
+        let (ending, tag) = endings[(word * 2_654_435_761 >> 13) % 3];
+        let stem: String = (0..4).flat_map(|place| [letters(word, place), 'a']).collect();
+        text += &format!("{stem}{ending}\t{tag}\n{}", if word % 5 == 4 { ".\tPUNCT\n\n" } else { "" });
+    }
+    fs::write(path, text).unwrap();
+}
+
+/// Of words that the vocabulary does not have, nothing but characters says what they are: from a file, in a text, and served.
+#[test]
+fn unknown_words_are_told_by_their_characters() {
+    let out = TempDir::new().unwrap();
+    let [train, dev] = ["train.tsv", "dev.tsv"].map(|name| out.path().join(name));
+    telling_suffixes(&train, 0, 60);
+    telling_suffixes(&dev, 60, 20);
+    let mut right = Vec::new();
+    for (model, filters) in [("bilstm", "config.character_filters=0"), ("bilstm-cnn", "config.character_filters=10")] {
+        let recipe = FineTuneRecipe {
+            train: train.display().to_string().into(),
+            dev: dev.display().to_string(),
+            ..words("pos", model, "", &[filters, "min_count=2", "epochs=12", "evals_per_epoch=0.5"])
+        };
+        let path = out.path().join(model);
+        right.push(finished(run(&plan(recipe), &path, None).unwrap()).value.unwrap());
+    }
+    // A sixth are full stops, which the vocabulary has.
+    assert!(right[0] < 0.7, "without characters {right:?}");
+    assert!(right[1] > 0.98, "with characters {right:?}");
+    let model = open(&out.path().join("bilstm-cnn"));
+    assert_eq!(model.tokenizer().id("."), Some(2));
+    let unknown = ["takaraness", "takaraly", "takaraing", "."];
+    let inputs = [TagInput::Words(&unknown), TagInput::Text("takaraness takaraly takaraing.")];
+    for tagged in model.tag(&inputs, Length::WINDOWS).unwrap() {
+        let labels: Vec<&str> = tagged.entities.iter().map(|entity| entity.label.as_str()).collect();
+        assert_eq!(labels, ["NOUN", "ADV", "VERB", "PUNCT"]);
+    }
+}
+
+/// A run that stops and resumes gives the same bits as one that does not, also with vectors from a file and with characters, which are
+/// drawn at random as vectors are not; with others it is refused.
 #[test]
 fn runs_resume_where_they_stopped() {
     let out = TempDir::new().unwrap();
@@ -89,7 +135,7 @@ fn runs_resume_where_they_stopped() {
         word_vectors: file,
         epochs: 4.0,
         weight_decay: 0.0,
-        ..words("ner", "bilstm-crf", "tag.conll", &[])
+        ..words("ner", "bilstm-cnn-crf", "tag.conll", &["dropout=0.3"])
     };
     recipe.config.remove("embedding_size");
     finished(run(&plan(recipe.clone()), &whole, None).unwrap());

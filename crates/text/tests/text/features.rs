@@ -13,6 +13,7 @@ fn pieces(ids: std::ops::Range<u32>) -> Pieces {
         offsets: (0..ids.len()).map(|at| (at, at + 1)).collect(),
         words: (0..ids.len() as u32).map(Some).collect(),
         ids: ids.collect(),
+        spellings: None,
     }
 }
 
