@@ -54,7 +54,7 @@ pub use read::{Carried, Output, Read, read};
 pub use request::{Finish, Request, Sequence};
 pub use rerank::Ranked;
 pub use sentence::{Prompts, SentenceKind};
-pub use tag::{Entity, TagInput, Tagged, TaggedWord};
+pub use tag::{Entity, TagInput, Tagged, TaggedWord, legal_steps};
 pub use task::{Ability, Task};
 pub use zero_shot::{Entailment, ZeroShot, ZeroShotScores};
 

@@ -10,6 +10,7 @@ use henson_text::{Features, Pieces, Tokenizer};
 use crate::classify::single_windows;
 use crate::generate::Keys;
 use crate::sentence::Files;
+use crate::tag::legal_steps;
 use crate::task::described;
 use crate::{InferError, Result, Task};
 
@@ -88,6 +89,7 @@ impl Model {
         };
         let mut builder = Builder::new();
         let network = models::Model::build(&mut builder, &config.model, head)?;
+        let network = network.with_legal_steps(legal_steps(&config.task.label_names()));
         let naming = &config.model.family().naming;
         let (mut parameters, report) =
             open_parameters(&weights, naming, builder, device, dtype, &LoadOptions::strict(), 0)?;

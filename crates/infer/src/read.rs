@@ -251,7 +251,7 @@ impl Reader<'_> {
                 None => logits.tensor().to_f32()?,
                 Some(crf) => {
                     let layout = &self.batch.layout;
-                    let best = self.pass.crf_best(&logits, crf, layout, None)?;
+                    let best = self.pass.crf_best(&logits, crf, layout, network.legal_steps())?;
                     of_tokens().for_each(|i| outputs[i].ids = best[self.range(i)].to_vec());
                     let likely = self.pass.crf_probabilities(&logits, crf, layout)?.to_f32()?;
                     likely.into_iter().map(|p| p.max(f32::MIN_POSITIVE).ln()).collect()

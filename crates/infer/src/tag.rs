@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use henson_text::{Stride, TagSet, WordWindows, join_words, split_words};
+use henson_tensor::LegalSteps;
+use henson_text::{LegalTags, Stride, TagSet, WordWindows, join_words, split_words};
 
 use crate::numbers::softmax;
 use crate::{Length, Model, Read, Request, Result, Task};
@@ -95,6 +96,12 @@ fn tagged(place: Range<usize>, (logits, together): (&[f32], Option<usize>)) -> T
     let better = |best: usize, i: usize| if probabilities[i] > probabilities[best] { i } else { best };
     let label = together.or_else(|| (0..probabilities.len()).reduce(better));
     TaggedWord { place, label, score: label.map_or(0.0, |best| probabilities[best]), logits: logits.to_vec() }
+}
+
+/// Which labels may follow each other in the best sequence, where they are written as BIO or BIOES; none: all.
+pub fn legal_steps(labels: &[String]) -> Option<LegalSteps> {
+    let LegalTags { start, end, transitions } = LegalTags::of_labels(labels)?;
+    Some(LegalSteps { start, end, transitions })
 }
 
 impl Entity {

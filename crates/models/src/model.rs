@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use henson_tensor::{
-    Activation, Builder, CrfParams, Layout, Param, Parameters, Pass, RecurrentState, Result, Tensor, TensorError, Var,
+    Activation, Builder, CrfParams, Layout, LegalSteps, Param, Parameters, Pass, RecurrentState, Result, Tensor, TensorError, Var,
 };
 
 use crate::beams::BeamHead;
@@ -72,6 +72,8 @@ pub struct Model {
     parts: HeadParts,
     /// The model that draws what this one shall detect, over the same tables.
     generator: Option<Arc<Model>>,
+    /// Which labels may follow each other, where a field scores them together.
+    legal_steps: Option<Arc<LegalSteps>>,
 }
 
 impl Model {
@@ -95,7 +97,7 @@ impl Model {
     pub const GENERATOR: &'static str = "generator.";
 
     pub(crate) fn new(config: ModelConfig, head: Head, network: impl Network + 'static, parts: HeadParts) -> Self {
-        Self { config, head, network: Arc::new(network), parts, generator: None }
+        Self { config, head, network: Arc::new(network), parts, generator: None, legal_steps: None }
     }
 
     pub(crate) fn with_generator(self, generator: Model) -> Self {
@@ -212,6 +214,17 @@ impl Model {
     /// What scores the labels of a sequence's tokens together, on the logits of a token head.
     pub fn crf(&self) -> Option<&CrfParams> {
         self.parts.crf.as_ref()
+    }
+
+    /// The same where only some labels may follow each other, as those of entities: the best sequence of labels is one of these. A loss
+    /// knows nothing of it.
+    pub fn with_legal_steps(self, legal: Option<LegalSteps>) -> Self {
+        Self { legal_steps: legal.map(Arc::new), ..self }
+    }
+
+    /// Which labels may follow each other; none: all.
+    pub fn legal_steps(&self) -> Option<&LegalSteps> {
+        self.legal_steps.as_deref()
     }
 
     fn classifier(&self) -> Result<Classifier> {

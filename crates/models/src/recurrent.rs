@@ -4,7 +4,7 @@
 //! Legend: T tokens, I inputs of a layer, C units, P numbers of its state, D directions, W numbers of a word's vector, K labels.
 
 use henson_tensor::{
-    Builder, Cell, CrfParams, Directions, Group, Init, Layout, MixParams, Pass, RecurrentLayer, RecurrentState, Result,
+    Builder, Cell, CrfParams, Directions, Group, Init, Layout, LegalSteps, MixParams, Pass, RecurrentLayer, RecurrentState, Result,
     Tensor, TensorError, Var,
 };
 
@@ -207,6 +207,7 @@ pub struct WordTagger {
     lstm: Option<RecurrentStack>,
     classifier: Linear,
     crf: Option<CrfParams>,
+    legal_steps: Option<LegalSteps>,
 }
 
 impl WordTagger {
@@ -232,7 +233,7 @@ impl WordTagger {
             bias: Some(b.vector("bias", labels, init)),
         });
         let crf = crf.then(|| b.at("crf", |b| build_crf(b, labels)));
-        Self { settings, mix, lstm, classifier, crf }
+        Self { settings, mix, lstm, classifier, crf, legal_steps: None }
     }
 
     /// Its sizes.
@@ -243,6 +244,16 @@ impl WordTagger {
     /// The field on its logits, where there is one.
     pub fn crf(&self) -> Option<&CrfParams> {
         self.crf.as_ref()
+    }
+
+    /// The same where only some labels may follow each other; see [`Model::with_legal_steps`](crate::Model).
+    pub fn with_legal_steps(self, legal_steps: Option<LegalSteps>) -> Self {
+        Self { legal_steps, ..self }
+    }
+
+    /// Which labels may follow each other; none: all.
+    pub fn legal_steps(&self) -> Option<&LegalSteps> {
+        self.legal_steps.as_ref()
     }
 
     /// T×n·W → T×K, in f32.

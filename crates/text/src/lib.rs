@@ -63,7 +63,7 @@ pub use guard::check_regular;
 pub use offsets::{byte_of_code_point, code_point_offsets};
 pub use sampling::{Regularisation, Sampler};
 pub use special::{Special, SpecialNames, SpecialTokens};
-pub use tagging::{TagSet, WordWindows, join_words, split_words, words_of_pieces};
+pub use tagging::{LegalTags, TagSet, WordWindows, join_words, split_words, words_of_pieces};
 pub use template::{Slot, Template};
 pub use tokenizer::{Kind, Pieces, Tokenizer, Word};
 pub use training::{SpecialSet, Trained, TrainingKind, TrainingProgress, TrainingReport, TrainingSettings, train};

@@ -253,6 +253,43 @@ impl TagSet {
     }
 }
 
+/// Which labels of a tag set may begin and end a sentence, and follow each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegalTags {
+    /// For each label, whether it may be that of the first word.
+    pub start: Vec<bool>,
+    /// For each label, whether it may be that of the last word.
+    pub end: Vec<bool>,
+    /// For each label and each that follows it, whether it may.
+    pub transitions: Vec<bool>,
+}
+
+impl LegalTags {
+    /// Those of labels that are written as BIO or, where they have prefixes for the last words of entities, as BIOES: an entity is
+    /// continued by its own kind alone, and in BIOES it ends as it must. `None` for other labels, and where `I` may begin an entity (IOB1).
+    pub fn of_labels<T: AsRef<str>>(labels: &[T]) -> Option<Self> {
+        let parsed: Vec<(Prefix, &str)> = labels.iter().map(|label| parse(label.as_ref())).collect();
+        let begins = |kind: &str| parsed.iter().any(|(prefix, own)| *prefix == Prefix::Begin && *own == kind);
+        let has_beginnings = parsed.iter().all(|(prefix, kind)| *prefix != Prefix::Inside || begins(kind));
+        if TagSet::of_labels(labels) != TagSet::Chunks || !has_beginnings {
+            return None;
+        }
+        let closes = parsed.iter().any(|(prefix, _)| matches!(prefix, Prefix::End | Prefix::Single));
+        // Whether an entity is under way behind a label that must, or may, be continued.
+        let open = |prefix: Prefix| matches!(prefix, Prefix::Begin | Prefix::Inside);
+        let continues = |prefix: Prefix| matches!(prefix, Prefix::Inside | Prefix::End);
+        let follows = |&(before, of): &(Prefix, &str), &(after, kind): &(Prefix, &str)| match continues(after) {
+            true => open(before) && of == kind,
+            false => !(closes && open(before)),
+        };
+        Some(Self {
+            start: parsed.iter().map(|(prefix, _)| !continues(*prefix)).collect(),
+            end: parsed.iter().map(|(prefix, _)| !(closes && open(*prefix))).collect(),
+            transitions: parsed.iter().flat_map(|from| parsed.iter().map(move |to| follows(from, to))).collect(),
+        })
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     Begin,
@@ -278,6 +315,52 @@ fn parse(label: &str) -> (Prefix, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Labels that may follow each other, begin and end, against the entities that they make.
+    #[test]
+    fn steps_between_tags() {
+        let bio = ["O", "B-A", "I-A", "B-B", "I-B"];
+        let bioes = ["O", "B-A", "I-A", "E-A", "S-A", "B-B", "I-B", "E-B", "S-B"];
+        let write = |labels: &[&str], kind: &str, words: usize, last: bool| -> Vec<usize> {
+            let number = |prefix: &str| labels.iter().position(|label| *label == format!("{prefix}-{kind}"));
+            let prefix = |word: usize| match (word == 0, word + 1 == words) {
+                (true, true) if last => "S",
+                (true, _) => "B",
+                (_, true) if last => "E",
+                _ => "I",
+            };
+            (0..words).map(|word| number(prefix(word)).unwrap()).collect()
+        };
+        for (labels, closes) in [(&bio[..], false), (&bioes[..], true)] {
+            let legal = LegalTags::of_labels(labels).unwrap();
+            let k = labels.len();
+            // Every way to write up to four words is legal if, and only if, it is one that some entities give.
+            let mut written: Vec<Vec<usize>> = vec![vec![]];
+            let mut all: Vec<Vec<usize>> = written.clone();
+            for words in 1..=4 {
+                let mut longer: Vec<Vec<usize>> = Vec::new();
+                for tags in &written {
+                    let entities = ["A", "B"].iter().flat_map(|kind| (1..=4).map(move |n| write(labels, kind, n, closes)));
+                    let next = std::iter::once(vec![0]).chain(entities);
+                    longer.extend(next.map(|own| [&tags[..], &own].concat()));
+                }
+                written.extend(longer);
+                written.sort();
+                written.dedup();
+                written.retain(|tags| tags.len() <= 4);
+                all = all.iter().flat_map(|tags| (0..k).map(move |tag| [&tags[..], &[tag]].concat())).collect();
+                for tags in &all {
+                    let steps = tags.windows(2).all(|step| legal.transitions[step[0] * k + step[1]]);
+                    let is_legal = steps && legal.start[tags[0]] && legal.end[tags[words - 1]];
+                    // After as many rounds all of so many words are there.
+                    assert_eq!(is_legal, written.contains(tags), "{:?}", tags.iter().map(|i| labels[*i]).collect::<Vec<_>>());
+                }
+            }
+        }
+        for other in [&["O", "I-A", "I-B", "B-B"][..], &["NOUN", "VERB"], &["O", "A"], &["O"], &[]] {
+            assert_eq!(LegalTags::of_labels(other), None, "{other:?}");
+        }
+    }
 
     #[test]
     fn running_text_in_words() {

@@ -157,7 +157,7 @@ pub(super) fn tell(
     let (tags, shares) = match tagger.crf() {
         Some(crf) => {
             let shares = pass.crf_probabilities(&logits, crf, &layout)?.to_vec::<f32>()?;
-            (pass.crf_best(&logits, crf, &layout, None)?, shares)
+            (pass.crf_best(&logits, crf, &layout, tagger.legal_steps())?, shares)
         }
         None => {
             let shares = pass.softmax(&logits, k)?.to_vec::<f32>()?;

@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use henson_checkpoint::{Beside, Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
-use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Task as Ability, Want};
+use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Task as Ability, Want, legal_steps};
 use henson_models::recurrent::{WordTagger, WordTaggerSettings};
 use henson_tensor::{Builder, DType, Device, Entry, Parameters};
 use henson_text::{TextError, WordWindows, join_words, split_words};
@@ -123,6 +123,7 @@ impl Tagger {
         let width = probe.first().map_or(0, |features| features.width);
         let mut builder = Builder::new();
         let network = WordTagger::build(&mut builder, description.settings(width, encoder_layers, 0.0));
+        let network = network.with_legal_steps(legal_steps(&description.labels));
         let host = device.host().map_err(|error| TrainError::Task(error.into()))?;
         let mut parameters = builder.finish(&host, DTYPE).map_err(TrainError::from)?;
         read_parameters(&path.join(WEIGHTS), &mut parameters)?;

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use henson_infer::{Model, Task as Ability, Want};
+use henson_infer::{Model, Task as Ability, Want, legal_steps};
 use henson_models::recurrent::{WordTagger, WordTaggerSettings};
 use henson_tensor::{Builder, DType, Device};
 use henson_train::{
@@ -113,7 +113,7 @@ impl TaggerPlan {
     fn engine(&self, settings: WordTaggerSettings, host: &Device) -> Result<Engine<WordTagger>, TaskError> {
         let recipe = &self.recipe;
         let mut builder = Builder::new();
-        let tagger = WordTagger::build(&mut builder, settings);
+        let tagger = WordTagger::build(&mut builder, settings).with_legal_steps(legal_steps(&self.train.labels));
         let mut parameters = builder.finish(host, DTYPE).map_err(TrainError::from)?;
         parameters.initialise(recipe.seed).map_err(TrainError::from)?;
         let optimizer = OptimizerSettings {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use henson_checkpoint::{
     Config, LoadOptions, ModelDirectory, TaskConfig, TrainedReading, Weights, open_parameters, read_json,
 };
-use henson_infer::{GenerateSettings, Problem};
+use henson_infer::{GenerateSettings, Problem, legal_steps};
 use henson_models::{Family, Head, Model, ModelConfig, SpecialIds};
 use henson_ranks::Ranks;
 use henson_tensor::{Builder, DType, Device, Entry, Group, Parameters};
@@ -567,7 +567,7 @@ impl Plan {
         let mut builder = Builder::new();
         let model =
             Model::build(&mut builder, &self.config.model, self.recipe.head(self.task, self.config.task.labels()))?;
-        Ok((model, builder))
+        Ok((model.with_legal_steps(legal_steps(&self.config.task.label_names())), builder))
     }
 
     /// What each label counts; empty: all the same.

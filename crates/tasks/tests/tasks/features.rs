@@ -12,7 +12,7 @@ use henson_train::{Watch, parse_settings};
 use tempfile::TempDir;
 
 use crate::finetune;
-use crate::support::{DOCUMENTS, task};
+use crate::support::{DOCUMENTS, illegal_tags, task};
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(name)
@@ -124,6 +124,25 @@ fn runs_resume_where_they_stopped() {
         fs::write(&weights, bytes).unwrap();
         let error = run(&recipe, 1, &broken, None).unwrap_err().to_string();
         assert!(error.contains("no checkpoint can be used"), "{error}");
+    }
+}
+
+/// Entities are continued by their own kind alone, however little a tagger has learned.
+#[test]
+fn tags_that_cannot_follow_each_other_never_do() {
+    let (from, out) = (encoder(), TempDir::new().unwrap());
+    for seed in ["seed=1", "seed=2", "seed=3"] {
+        let path = out.path().join(seed);
+        let results = train(&recipe(from.path(), &["crf=true", "epochs=2", "learning_rate=5e-3", seed]), 1, &path).unwrap();
+        let tagger = Tagger::open(&path, &Device::cpu(None, Some(1)).unwrap(), DType::F32).unwrap();
+        let set = read(&data("finetune/tag.conll"), &tagger.reading(Reading::new(task("ner")))).unwrap();
+        let predictions = tagger.predict(&set, None, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(score(&set, &predictions, None, 0).unwrap().get("f1"), results.value, "{seed}");
+        let known = ["jim", "henson", "newland", "the", "old", "sea", "puppets", "and", "."];
+        let words: Vec<&str> = (0..300).map(|i: usize| known[i * i % 83 % 9]).collect();
+        let tagged = tagger.tag(&[TagInput::Words(&words)], None).unwrap().remove(0);
+        let tags: Vec<&str> = tagged.words.iter().map(|word| tagger.labels()[word.label.unwrap()].as_str()).collect();
+        assert_eq!((illegal_tags(&tags), tags.len()), (0, 300), "{seed}: {tags:?}");
     }
 }
 

@@ -86,3 +86,11 @@ pub(crate) fn short(set: &Set, example: &Example) -> String {
 pub(crate) fn shorts(set: &Set) -> Vec<String> {
     set.examples.iter().map(|example| short(set, example)).collect()
 }
+
+/// Tags that continue an entity which is not there: `I-` behind another kind than its own.
+pub(crate) fn illegal_tags(tags: &[&str]) -> usize {
+    let before = |i: usize| i.checked_sub(1).map_or("O", |before| tags[before]);
+    let continued = |i: usize, kind: &str| before(i).split_once('-').is_some_and(|(_, other)| other == kind);
+    let illegal = |(i, tag): &(usize, &&str)| tag.strip_prefix("I-").is_some_and(|kind| !continued(*i, kind));
+    tags.iter().enumerate().filter(illegal).count()
+}

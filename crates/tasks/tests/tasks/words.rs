@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::finetune::{data, device, finished, plan, recipe, run};
 use crate::seq2seq::{BART_SPECIAL, writer};
-use crate::support::task;
+use crate::support::{illegal_tags, task};
 
 fn words(name: &str, model: &str, file: &str, sets: &[&str]) -> FineTuneRecipe {
     let common =
@@ -119,6 +119,30 @@ fn unknown_words_are_told_by_their_characters() {
     for tagged in model.tag(&inputs, Length::WINDOWS).unwrap() {
         let labels: Vec<&str> = tagged.entities.iter().map(|entity| entity.label.as_str()).collect();
         assert_eq!(labels, ["NOUN", "ADV", "VERB", "PUNCT"]);
+    }
+}
+
+/// Entities are continued by their own kind alone, however little a model has learned: in training's scores, in predictions, and where
+/// words are tagged.
+#[test]
+fn tags_that_cannot_follow_each_other_never_do() {
+    let out = TempDir::new().unwrap();
+    for seed in 1..=3 {
+        let sets = ["learning_rate=5e-3".to_owned(), format!("seed={seed}")];
+        let sets: Vec<&str> = sets.iter().map(String::as_str).chain(["epochs=2", "evals_per_epoch=1"]).collect();
+        let path = out.path().join(seed.to_string());
+        let results = finished(run(&plan(words("ner", "bilstm-crf", "tag.conll", &sets)), &path, None).unwrap());
+        let model = open(&path);
+        let set = read(&data("finetune/tag.conll"), &reading_for(&model, Reading::new(task("ner")))).unwrap();
+        let models = std::slice::from_ref(&model);
+        let predictions = predict(models, &set, &PredictSettings::default(), |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(score(&set, &predictions, None, 0).unwrap().get(&results.metric), results.value, "seed {seed}");
+        let known = ["jim", "henson", "newland", "the", "old", "sea", "puppets", "and", "."];
+        let words: Vec<&str> = (0..300).map(|i: usize| known[i * i % 83 % 9]).collect();
+        let tagged = model.tag(&[TagInput::Words(&words)], Length::WINDOWS).unwrap().remove(0);
+        let labels = model.labels();
+        let tags: Vec<&str> = tagged.words.iter().map(|word| labels[word.label.unwrap()].as_str()).collect();
+        assert_eq!((illegal_tags(&tags), tags.len()), (0, 300), "seed {seed}: {tags:?}");
     }
 }
 
