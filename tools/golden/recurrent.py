@@ -191,13 +191,32 @@ SOURCES, TARGETS, VOCABULARY = [4, 1, 6], [3, 5, 2], 11
 
 def seq2seq(cell, score, bidirectional, feeding="none"):
     """An encoder-decoder with attention (Luong et al. 2015, section 3): its logits."""
-    p, logits, _ = encoder_decoder(cell, score, bidirectional, feeding)
+    p, logits, _, _ = encoder_decoder(cell, score, bidirectional, feeding)
     return finish(p, logits())
+
+
+def writing(cell, score, bidirectional, feeding, length=8, beams=3):
+    """What it writes for each source without an end: the likeliest tokens one after the other, and the best of a search with beams."""
+    _, _, _, logits_of = encoder_decoder(cell, score, bidirectional, feeding)
+    greedy, found = [], []
+    for source in torch.split(torch.arange(sum(SOURCES)) * 7 % VOCABULARY, SOURCES):
+        def next_scores(written):
+            return torch.log_softmax(logits_of(source, torch.tensor([*written, 0]))[-1], -1).detach()
+
+        for width, to in ((1, greedy), (beams, found)):
+            best = [(0.0, [])]
+            for _ in range(length):
+                longer = [(sum_ + s.item(), [*ids, i]) for sum_, ids in best for i, s in enumerate(next_scores(ids))]
+                longer.sort(key=lambda one: -one[0])
+                assert longer[width - 1][0] - longer[width][0] > 1e-4, "nearly equal"
+                best = longer[:width]
+            to.extend(id for _, ids in best for id in ids)
+    return {"greedy": torch.tensor(greedy), "beams": torch.tensor(found)}
 
 
 def training(cell, score, bidirectional, feeding="none", updates=10):
     """The losses of its updates by Adam, clipped, each before the update, and all parameters after the last one."""
-    p, logits, targets = encoder_decoder(cell, score, bidirectional, feeding)
+    p, logits, targets, _ = encoder_decoder(cell, score, bidirectional, feeding)
     adam = torch.optim.Adam(p.values(), lr=1e-2, eps=1e-6)
     losses = []
     for _ in range(updates):
@@ -211,7 +230,7 @@ def training(cell, score, bidirectional, feeding="none", updates=10):
 
 
 def encoder_decoder(cell, score, bidirectional, feeding="none", layers=2, width=5, hidden=8):
-    """Its parameters, what gives its logits, and the targets. Token i of a stream is 7·i mod 11.
+    """Its parameters, what gives its logits, the targets, and what gives the logits of one pair. Token i of a stream is 7·i mod 11.
 
     A step of the decoder may also read what the state before it attends to ("context", Bahdanau et al. 2015), or what the step before
     it predicted from ("output", section 3.3 of Luong et al.).
@@ -277,7 +296,7 @@ def encoder_decoder(cell, score, bidirectional, feeding="none", layers=2, width=
     def logits():
         return [logits_of(source, target) for source, target in zip(tokens(SOURCES), tokens(TARGETS))]
 
-    return p, logits, torch.cat(tokens(TARGETS))
+    return p, logits, torch.cat(tokens(TARGETS)), logits_of
 
 
 def finish(parameters, outputs):
@@ -303,6 +322,7 @@ def main(directory):
         results[f"training-{cell}-{score}"] = training(cell, score, bidirectional=True)
     for cell, score, both, feeding in [("lstm", "general", True, "output"), ("gru", "additive", True, "context"), ("lstm", "dot", False, "context")]:
         results[f"seq2seq-{cell}-{score}-{feeding}"] = seq2seq(cell, score, both, feeding)
+        results[f"writing-{cell}-{score}-{feeding}"] = writing(cell, score, both, feeding)
         if both:
             results[f"training-{cell}-{score}-{feeding}"] = training(cell, score, both, feeding)
     tensors = {

@@ -1,8 +1,9 @@
 //! Recurrent encoder-decoders (Sutskever et al. 2014) with attention (Bahdanau et al. 2015, Luong et al. 2015): an LSTM or GRU reads the
 //! source, another one begins with the states that the first ended with and writes. At each step its state attends to what the encoder
-//! gave for each token: c; what predicts is tanh(W·[c; h]), section 3 of Luong et al., without feeding it back as input. Scores are h·s
-//! (`dot`), h·W·s (`general`) or v·tanh(W·h + U·s) (`additive`, Bahdanau's). No class of `transformers` is like it; layers have the
-//! names of `torch.nn`.
+//! gave for each token: c; what predicts is tanh(W·[c; h]), section 3 of Luong et al. Scores are h·s (`dot`), h·W·s (`general`) or
+//! v·tanh(W·h + U·s) (`additive`, Bahdanau's). A step may read more than the token before it (`feeding`, in `fed.rs`): what the state
+//! before it attends to, as in Bahdanau et al., or what the step before it predicted from, as in section 3.3 of Luong et al. No class of
+//! `transformers` is like it; layers have the names of `torch.nn`.
 //!
 //! Legend: T tokens of targets, M of sources, N new tokens, B sequences, H hidden, V vocabulary.
 
@@ -12,6 +13,8 @@ use henson_tensor::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+mod fed;
 
 use crate::config::{FamilyConfig, FineTuning, check_dropouts, check_sizes, own_config};
 use crate::encoder_decoder::{DECODER_SITES, source_of};
@@ -73,6 +76,19 @@ pub enum Score {
     Additive,
 }
 
+/// What a step of the decoder reads besides the token before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Feeding {
+    /// Nothing: all steps are one scan.
+    #[default]
+    None,
+    /// What the state before it attends to (Bahdanau et al. 2015).
+    Context,
+    /// What the step before it predicted from: input feeding (Luong et al. 2015).
+    Output,
+}
+
 /// The sizes and settings of a recurrent encoder-decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -91,6 +107,8 @@ pub struct RnnSeq2SeqConfig {
     pub bidirectional: bool,
     /// How the source is attended to.
     pub attention: Score,
+    /// What a step of the decoder reads besides the token before it.
+    pub feeding: Feeding,
     /// Maximum length of a source, and of a target; the network itself has no limit.
     pub max_position_embeddings: usize,
     /// Dropout of tokens' vectors, between layers and before the output.
@@ -122,6 +140,7 @@ impl Default for RnnSeq2SeqConfig {
             cell: RnnCell::Lstm,
             bidirectional: true,
             attention: Score::General,
+            feeding: Feeding::None,
             max_position_embeddings: 1024,
             dropout: 0.2,
             initializer_range: 0.08,
@@ -159,6 +178,10 @@ impl FamilyConfig for RnnSeq2SeqConfig {
         check_dropouts(&[("dropout", self.dropout)])?;
         if self.bidirectional && !self.hidden_size.is_multiple_of(2) {
             return Err(ConfigError::value("hidden_size", self.hidden_size, "an even number, for two directions"));
+        }
+        if self.feeding != Feeding::None && self.attention == Score::None {
+            let expected = "none where attention is none: what was attended to is what is fed";
+            return Err(ConfigError::value("feeding", format!("{:?}", self.feeding).to_lowercase(), expected));
         }
         if self.tie_word_embeddings && self.embedding_size != self.hidden_size {
             let expected = format!("hidden_size, {}, where the table is the output's, too", self.hidden_size);
@@ -218,7 +241,8 @@ impl FamilyConfig for RnnSeq2SeqConfig {
         let (h, layers) = (self.hidden_size as f64, self.num_hidden_layers as f64);
         let gates = if self.cell == RnnCell::Lstm { 4.0 } else { 3.0 };
         let attended = if self.attention == Score::None { 0.0 } else { h * (length as f64 + 1.5 * h) };
-        layers * gates * 1.75 * h * h + attended
+        let fed = if self.feeding == Feeding::None { 0.0 } else { 0.5 * gates * h * h };
+        layers * gates * 1.75 * h * h + attended + fed
     }
 
     fn fine_tuning(&self, _head: Head) -> FineTuning {
@@ -312,26 +336,30 @@ impl Attend {
         }
     }
 
-    /// tanh(W·[c; h]) for the states of targets: T×H.
-    fn forward(
+    /// What states attend to, c: T×H.
+    fn attend(
         &self,
         pass: &mut Pass<'_>,
         (states, layout): (&Var, &Layout),
         [keys, memory]: [&Var; 2],
         source: &Layout,
     ) -> Result<Var> {
-        let attended = match self.scores {
+        match self.scores {
             Scores::Additive { states: weight, v, .. } => {
                 let queries = pass.linear(states, weight, None, Activation::None)?;
-                pass.additive_attention(Some((&queries, layout)), keys, v, memory, source)?
+                pass.additive_attention(Some((&queries, layout)), keys, v, memory, source)
             }
-            Scores::Dot => self.multiply(pass, states.clone(), layout, [keys, memory], source)?,
+            Scores::Dot => self.multiply(pass, states.clone(), layout, [keys, memory], source),
             Scores::General(weight) => {
                 let queries = pass.linear(states, weight, None, Activation::None)?;
-                self.multiply(pass, queries, layout, [keys, memory], source)?
+                self.multiply(pass, queries, layout, [keys, memory], source)
             }
-        };
-        let both = pass.beside(&attended, states)?;
+        }
+    }
+
+    /// tanh(W·[c; h]): T×H.
+    fn combined(&self, pass: &mut Pass<'_>, attended: &Var, states: &Var) -> Result<Var> {
+        let both = pass.beside(attended, states)?;
         self.combine.forward(pass, &both, Activation::Tanh)
     }
 
@@ -349,6 +377,14 @@ impl Attend {
     }
 }
 
+/// What a decoder begins with, and what it ends with.
+struct Begin {
+    /// The states of its layers, B×H each.
+    states: Vec<RecurrentState>,
+    /// What the step before predicted from (B×H), where that is fed; none: zeros.
+    fed: Option<Var>,
+}
+
 impl RnnSeq2Seq {
     fn build(b: &mut Builder, own: &RnnSeq2SeqConfig) -> Self {
         let (h, w, layers) = (own.hidden_size, own.embedding_size, own.num_hidden_layers);
@@ -363,7 +399,8 @@ impl RnnSeq2Seq {
             ..RecurrentSettings::new(cell, w, units, layers)
         };
         let encoder = RecurrentSettings { directions, site: LAYER_SITES, ..of(units) };
-        let decoder = RecurrentSettings { site: DECODER_SITES + LAYER_SITES, ..of(h) };
+        let fed = if own.feeding == Feeding::None { 0 } else { h };
+        let decoder = RecurrentSettings { site: DECODER_SITES + LAYER_SITES, input: w + fed, ..of(h) };
         let last = Group::Layer(layers.saturating_sub(1));
         Self {
             words,
@@ -403,19 +440,40 @@ impl RnnSeq2Seq {
         Ok((memory, states))
     }
 
-    /// What follows the decoder's layers.
-    fn finish(
+    /// What the decoder predicts from at each token (T×H), from vectors of tokens (T×W) and what its layers begin with; and what they end
+    /// with.
+    fn write(
         &self,
         pass: &mut Pass<'_>,
-        states: Var,
-        layout: &Layout,
-        source: Option<([&Var; 2], &Layout)>,
-    ) -> Result<Var> {
-        let out = match (&self.attention, source) {
-            (Some(attention), Some((memory, source))) => attention.forward(pass, (&states, layout), memory, source)?,
-            _ => states,
+        (x, layout): (Var, &Layout),
+        begin: Begin,
+        source: Option<(&[Var; 2], &Layout)>,
+    ) -> Result<(Var, Begin)> {
+        let (out, end) = match (self.attention, source) {
+            (Some(attention), Some((rows, of_source))) if self.settings.feeding != Feeding::None => {
+                let source = fed::Source { rows: rows.clone(), layout: of_source.clone() };
+                fed::Steps { network: self, attention, layout }.write(pass, &x, begin, source)?
+            }
+            (attention, source) => {
+                let (states, last) = self.decoder.forward_from(pass, x, layout, &begin.states)?;
+                let out = match (attention, source) {
+                    (Some(attention), Some(([keys, memory], source))) => {
+                        let attended = attention.attend(pass, (&states, layout), [keys, memory], source)?;
+                        attention.combined(pass, &attended, &states)?
+                    }
+                    _ => states,
+                };
+                (out, Begin { states: last, fed: None })
+            }
         };
-        pass.dropout_tokens(out, layout, (self.settings.dropout as f32, DECODER_SITES + OUTPUT_SITE))
+        let out = pass.dropout_tokens(out, layout, (self.settings.dropout as f32, DECODER_SITES + OUTPUT_SITE))?;
+        Ok((out, end))
+    }
+
+    /// What the decoder attends to: keys and memory, where it does.
+    fn source(&self, pass: &mut Pass<'_>, memory: &Var) -> Result<Option<[Var; 2]>> {
+        let keys = self.attention.map(|attention| attention.keys(pass, memory)).transpose()?;
+        Ok(keys.map(|keys| [keys, memory.clone()]))
     }
 
     fn layers(&self) -> usize {
@@ -439,10 +497,9 @@ impl Network for RnnSeq2Seq {
             None => memory,
             Some(target) => {
                 let x = self.embed(pass, &target.ids, &target.layout, DECODER_SITES + WORD_SITE)?;
-                let (out, _) = self.decoder.forward_from(pass, x, &target.layout, &states)?;
-                let keys = self.attention.map(|attention| attention.keys(pass, &memory)).transpose()?;
-                let source = keys.as_ref().map(|keys| ([keys, &memory], &batch.layout));
-                self.finish(pass, out, &target.layout, source)?
+                let rows = self.source(pass, &memory)?;
+                let source = rows.as_ref().map(|rows| (rows, &batch.layout));
+                self.write(pass, (x, &target.layout), Begin { states, fed: None }, source)?.0
             }
         };
         Ok(Encoded { last, hidden_states: Vec::new(), attention_maps: Vec::new(), states: Vec::new() })
@@ -468,8 +525,8 @@ impl Network for RnnSeq2Seq {
 }
 
 impl Decoder for RnnSeq2Seq {
-    /// Of what is written, states and cells of layers in the place of keys and values. Of a source, those that a decoder begins with,
-    /// and in a layer more what it attends to.
+    /// Of what is written, states and cells of layers in the place of keys and values, and in a layer more what is fed, where that is the
+    /// output. Of a source, those that a decoder begins with, and in a layer more what it attends to.
     fn cache_sizes(&self) -> CacheSizes {
         CacheSizes { layers: self.layers() + 1, width: self.settings.hidden_size, source: true }
     }
@@ -480,8 +537,7 @@ impl Decoder for RnnSeq2Seq {
         for (i, state) in states.iter().enumerate() {
             pass.keep_state(source, i, state)?;
         }
-        if let Some(attention) = self.attention {
-            let keys = attention.keys(pass, &memory)?;
+        if let Some([keys, memory]) = self.source(pass, &memory)? {
             let both = pass.beside(&keys, &memory)?;
             pass.append_to_cache(source, self.layers(), &both, 0, &sources.layout)?;
         }
@@ -496,14 +552,21 @@ impl Decoder for RnnSeq2Seq {
             let first = pass.kept_state(source, i, None, self.has_cells())?;
             states.push(pass.kept_state_or(&cache.written, i, &new.layout, &first)?);
         }
-        let (out, states) = self.decoder.forward_from(pass, x, &new.layout, &states)?;
-        for (i, state) in states.iter().enumerate() {
+        let fed = match self.settings.feeding {
+            Feeding::Output => {
+                Some(pass.kept_state(&cache.written, self.layers(), Some(&new.layout), false)?.hidden)
+            }
+            Feeding::None | Feeding::Context => None,
+        };
+        let kept = self.attention.map(|_| pass.cached_rows(source, self.layers())).transpose()?;
+        let source = kept.as_ref().map(|(rows, layout)| (rows, layout));
+        let (out, end) = self.write(pass, (x, &new.layout), Begin { states, fed }, source)?;
+        for (i, state) in end.states.iter().enumerate() {
             pass.keep_state(&mut cache.written, i, state)?;
         }
-        if self.attention.is_none() {
-            return self.finish(pass, out, &new.layout, None);
+        if let Some(hidden) = end.fed {
+            pass.keep_state(&mut cache.written, self.layers(), &RecurrentState { hidden, cell: None })?;
         }
-        let ([keys, memory], layout) = pass.cached_rows(source, self.layers())?;
-        self.finish(pass, out, &new.layout, Some(([&keys, &memory], &layout)))
+        Ok(out)
     }
 }

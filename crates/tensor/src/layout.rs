@@ -48,6 +48,17 @@ impl Layout {
     /// In a feed on a GPU, further tokens at the end fill the batch up to one of few sizes: they belong to sequences that
     /// are not counted, and nothing that is computed at the others depends on them.
     pub fn new(device: &Device, lengths: &[usize], first_number: u32) -> Result<Self> {
+        Self::numbered(device, lengths, (0..lengths.len() as u32).map(|i| first_number + i).collect(), 0)
+    }
+
+    /// One token of each of some sequences, with their numbers in the global batch: that at a place within its sequence, as dropout
+    /// counts it.
+    pub fn of_tokens(device: &Device, numbers: &[u32], place: u32) -> Result<Self> {
+        Self::numbered(device, &vec![1; numbers.len()], numbers.to_vec(), place)
+    }
+
+    /// Sequences of these lengths and numbers, whose first tokens stand at a place.
+    fn numbered(device: &Device, lengths: &[usize], numbers: Vec<u32>, first: u32) -> Result<Self> {
         if let Some(i) = lengths.iter().position(|length| *length == 0) {
             return Err(TensorError::Layout(format!(
                 "sequence {i} of the batch is empty: each needs a token at least"
@@ -59,9 +70,8 @@ impl Layout {
         }
         let mut offsets = vec![0];
         let (mut tokens, mut positions) = (Vec::with_capacity(2 * total), Vec::with_capacity(total));
-        let numbers: Vec<u32> = (0..lengths.len() as u32).map(|i| first_number + i).collect();
         for (length, number) in lengths.iter().zip(&numbers) {
-            for position in 0..*length as u32 {
+            for position in first..first + *length as u32 {
                 tokens.extend([*number, position]);
                 positions.push(position);
             }
@@ -80,7 +90,7 @@ impl Layout {
         let total = rounded;
         let b = lengths.len();
         let lasts: Vec<u32> = offsets[1..].iter().map(|end| end - 1).collect();
-        let firsts: Vec<u32> = numbers.iter().flat_map(|n| [*n, 0]).collect();
+        let firsts: Vec<u32> = numbers.iter().flat_map(|n| [*n, first]).collect();
         Ok(Self(Arc::new(Inner {
             numbers: Tensor::from_slice(device, [b], &numbers)?,
             tokens: Tensor::from_slice(device, [total, 2], &tokens)?,
@@ -159,7 +169,8 @@ impl Layout {
         self.0.on_gpu.as_ref().ok_or(TensorError::Unsupported { operation: "layout", why })
     }
 
-    pub(crate) fn numbers(&self) -> &Tensor {
+    /// The number of each sequence in the global batch, which dropout counts by.
+    pub fn numbers(&self) -> &Tensor {
         &self.0.numbers
     }
 

@@ -205,6 +205,61 @@ fn longer_texts() {
     }
 }
 
+/// A recurrent encoder-decoder with the weights of tools/golden/recurrent.py: element i of the k-th parameter, by name, is
+/// 0.4·sin(0.7·i + 1.3·k).
+fn recurrent((cell, attention, bidirectional, feeding): (&str, &str, bool, &str)) -> (Model, Parameters) {
+    let config = serde_json::json!({
+        "model_type": "rnn-seq2seq", "vocab_size": 11, "embedding_size": 5, "hidden_size": 8, "dropout": 0.0,
+        "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional, "feeding": feeding,
+    });
+    let config = ModelConfig::from_value(config).unwrap();
+    let mut builder = Builder::new();
+    let model = Model::build(&mut builder, &config, Head::Seq2Seq).unwrap();
+    let mut parameters = builder.finish(&Device::cpu(None, Some(2)).unwrap(), DType::F32).unwrap();
+    let mut names: Vec<String> = parameters.entries().iter().map(|entry| entry.name.clone()).collect();
+    names.sort();
+    for i in 0..parameters.entries().len() {
+        let (k, count) = (names.binary_search(&parameters.entries()[i].name), parameters.entries()[i].shape.elements());
+        let value = |j: usize| (0.4 * (0.7 * j as f64 + 1.3 * k.unwrap() as f64).sin()) as f32;
+        parameters.write(i, &(0..count).map(value).collect::<Vec<f32>>()).unwrap();
+    }
+    parameters.refresh().unwrap();
+    (model, parameters)
+}
+
+/// Decoders whose steps are fed with earlier ones write what PyTorch's do, greedily and with beams, which then have to take along
+/// what they are fed with.
+#[test]
+fn fed_decoders_write_as_in_pytorch() {
+    let bytes = std::fs::read(directory("recurrent", "golden.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let number = |b: &[u8]| f32::from_le_bytes(b.try_into().unwrap()) as u32;
+    let sources: [&[u32]; 3] = [&[0, 7, 3, 10], &[6], &[2, 9, 5, 1, 8, 4]];
+    for kind in [("lstm", "general", true, "output"), ("gru", "additive", true, "context"), ("lstm", "dot", false, "context")]
+    {
+        let (case, model) = (format!("writing-{}-{}-{}", kind.0, kind.1, kind.3), recurrent(kind));
+        for (what, beams) in [("greedy", 1), ("beams", 3)] {
+            let settings = GenerateSettings {
+                max_new_tokens: Some(8),
+                end: vec![],
+                beams,
+                return_sequences: beams,
+                ..GenerateSettings::default()
+            };
+            let expected = file.tensor(&format!("{case}/{what}")).unwrap();
+            let expected: Vec<u32> = expected.data().chunks_exact(4).map(number).collect();
+            let mut writer = Writer::new(&model.0, &model.1, LIMITS).unwrap();
+            let tickets = sources.map(|source| writer.enter(job(source, &settings)).unwrap());
+            let heard = run(&mut writer);
+            let together: Vec<Written> = tickets.iter().flat_map(|ticket| heard.of(*ticket, beams)).collect();
+            let by_itself: Vec<Written> = sources.iter().flat_map(|source| alone(&model, source, &settings)).collect();
+            for found in [together, by_itself] {
+                assert_eq!(found.iter().flat_map(|one| one.ids.clone()).collect::<Vec<_>>(), expected, "{case}, {what}");
+            }
+        }
+    }
+}
+
 fn sampled(seed: u64, more: impl Fn(&mut Sampling)) -> GenerateSettings {
     let mut sampling = Sampling { top_k: 0, seed, ..Sampling::default() };
     more(&mut sampling);

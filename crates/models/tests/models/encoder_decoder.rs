@@ -179,12 +179,17 @@ fn writing_token_by_token_gives_what_reading_the_target_gives() {
 #[test]
 fn recurrent_ones_write_what_reading_the_target_gives() {
     let device = Device::cpu(None, Some(2)).unwrap();
-    for (cell, attention, bidirectional) in
-        [("lstm", "general", true), ("gru", "additive", true), ("lstm", "dot", false), ("gru", "none", false)]
-    {
+    for (cell, attention, bidirectional, feeding) in [
+        ("lstm", "general", true, "none"),
+        ("gru", "additive", true, "none"),
+        ("lstm", "dot", false, "none"),
+        ("gru", "none", false, "none"),
+        ("lstm", "general", true, "output"),
+        ("gru", "additive", true, "context"),
+    ] {
         let config = serde_json::json!({
             "model_type": "rnn-seq2seq", "vocab_size": 60, "embedding_size": 6, "hidden_size": 8, "num_hidden_layers": 2,
-            "cell": cell, "attention": attention, "bidirectional": bidirectional,
+            "cell": cell, "attention": attention, "bidirectional": bidirectional, "feeding": feeding,
         });
         let config = ModelConfig::from_value(config).unwrap();
         let mut builder = Builder::new();
@@ -196,7 +201,7 @@ fn recurrent_ones_write_what_reading_the_target_gives() {
             parameters.write(i, &(0..count).map(value).collect::<Vec<f32>>()).unwrap();
         }
         parameters.refresh().unwrap();
-        check_writing(&device, &format!("{cell}, {attention}"), &model, &parameters);
+        check_writing(&device, &format!("{cell}, {attention}, {feeding}"), &model, &parameters);
     }
 }
 
@@ -285,6 +290,7 @@ fn what_does_not_fit_is_refused() {
         ("transformer-base", "static_position_embeddings", Value::from(false), "true"),
         ("transformer-base", "decoder_start_token_id", Value::from(37_000), "less than vocab_size"),
         ("transformer-base", "max_position_embeddings", Value::from(1 << 20), "16384"),
+        ("rnn-seq2seq", "feeding", Value::from("tokens"), "output"),
     ];
     for (size, key, value, expected) in cases {
         let mut json = Family::config_of_size(size).unwrap().to_json().unwrap();
@@ -292,6 +298,9 @@ fn what_does_not_fit_is_refused() {
         let error = ModelConfig::from_value(json).unwrap_err().to_string();
         assert!(error.contains(key) && error.contains(expected), "{size}: {error}");
     }
+    let unattended = serde_json::json!({ "model_type": "rnn-seq2seq", "attention": "none", "feeding": "context" });
+    let error = ModelConfig::from_value(unattended).unwrap_err().to_string();
+    assert!(error.contains("feeding") && error.contains("attention is none"), "{error}");
     let (ids, segments) = ([5, 6], [0, 0]);
     let source = [Sequence { ids: &ids, segments: &segments }];
     for (size, targets) in [("bert-tiny", 1), ("t5-mini", 0)] {

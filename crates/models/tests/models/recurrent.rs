@@ -203,11 +203,11 @@ fn tokens(lengths: &[usize]) -> Vec<Vec<u32>> {
 /// An encoder-decoder with the weights of the script, and what it reads and writes.
 fn encoder_decoder(
     device: &Device,
-    (cell, attention, bidirectional): (&str, &str, bool),
+    (cell, attention, bidirectional, feeding): (&str, &str, bool, &str),
 ) -> (Model, Parameters, Batch, Vec<u32>) {
     let config = serde_json::json!({
         "model_type": "rnn-seq2seq", "vocab_size": VOCABULARY, "embedding_size": 5, "hidden_size": 8, "dropout": 0.0,
-        "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional,
+        "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional, "feeding": feeding,
     });
     let config = ModelConfig::from_value(config).unwrap();
     let (sources, targets, segments) = (tokens(&[4, 1, 6]), tokens(&[3, 5, 2]), [0; 6]);
@@ -229,11 +229,25 @@ fn logits_of_targets(model: &Model, pass: &mut Pass<'_>, batch: &Batch) -> Var {
     model.logits_of(pass, last, batch.output_layout(), Some(&rows)).unwrap()
 }
 
+/// The name of a case of the script.
+fn case_of(what: &str, (cell, attention, _, feeding): (&str, &str, bool, &str)) -> String {
+    let feeding = if feeding == "none" { String::new() } else { format!("-{feeding}") };
+    format!("{what}-{cell}-{attention}{feeding}")
+}
+
 /// Encoder-decoders: logits and all gradients.
 #[test]
 fn encoder_decoders_equal_those_of_torch() {
-    for kind in [("lstm", "general", true), ("gru", "additive", true), ("lstm", "dot", false), ("gru", "none", false)] {
-        let case = format!("seq2seq-{}-{}", kind.0, kind.1);
+    for kind in [
+        ("lstm", "general", true, "none"),
+        ("gru", "additive", true, "none"),
+        ("lstm", "dot", false, "none"),
+        ("gru", "none", false, "none"),
+        ("lstm", "general", true, "output"),
+        ("gru", "additive", true, "context"),
+        ("lstm", "dot", false, "context"),
+    ] {
+        let case = case_of("seq2seq", kind);
         for isa in Isa::available() {
             let device = Device::cpu(Some(isa), Some(2)).unwrap();
             let (model, parameters, batch, _) = encoder_decoder(&device, kind);
@@ -257,8 +271,13 @@ fn encoder_decoders_equal_those_of_torch() {
 /// Ten updates by Adam, clipped: every loss, and all parameters after the last one.
 #[test]
 fn encoder_decoders_learn_as_those_of_torch() {
-    for kind in [("lstm", "general", true), ("gru", "additive", true)] {
-        let golden = golden(&format!("training-{}-{}", kind.0, kind.1));
+    for kind in [
+        ("lstm", "general", true, "none"),
+        ("gru", "additive", true, "none"),
+        ("lstm", "general", true, "output"),
+        ("gru", "additive", true, "context"),
+    ] {
+        let golden = golden(&case_of("training", kind));
         let device = Device::cpu(None, Some(2)).unwrap();
         let (model, mut parameters, batch, targets) = encoder_decoder(&device, kind);
         let targets = Tensor::from_slice(&device, [targets.len()], &targets).unwrap();
