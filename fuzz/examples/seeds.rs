@@ -72,6 +72,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         write("tables", name, &bytes)?;
     }
 
+    write("probe", "pair", br#"{"text": "jim sings a song", "targets": [{"span1": [0, 1], "span2": [2, 4], "label": ["A", "B"]}]}"#)?;
+    write("probe", "span", br#"{"text": "jim sings", "targets": [{"span1": [0, 1], "label": "A"}, {"span1": [1, 2], "label": "B"}]}"#)?;
+    write("probe", "rows", br#"{"tokens": ["jim", "sings"], "tags": ["B-PER", "O"]}"#)?;
+    write("probe", "conll", b"jim B-PER\nhenson I-PER\nsings O\n\nold B-LOC\nsea I-LOC\n")?;
+    write(
+        "probe",
+        "conllu",
+        b"# text = Jim sings\n1\tJim\tjim\tPROPN\t_\t_\t2\tnsubj\t_\t_\n2\tsings\tsing\tVERB\t_\t_\t0\troot\t_\t_\n\n",
+    )?;
+
     // Bodies: two examples with three values and none; two vectors of one number.
     let value = 1.5_f32.to_le_bytes();
     let count = |n: u32| n.to_le_bytes();

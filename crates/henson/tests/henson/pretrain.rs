@@ -162,6 +162,31 @@ fn killed_at_any_moment_states_that_are_carried_are_kept() {
     killed_run_ends_with_the_same_bits(2, |out| unrolled("elmo-tiny", shards_of_bytes(), &ELMO, out));
 }
 
+/// An LSTM that was trained on running text with carried states writes: here it has learned to count, and continues what it is given, alone and
+/// with beams.
+#[test]
+fn an_lstm_that_was_trained_on_running_text_writes() {
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
+    // Documents of other lengths, so that none is there twice.
+    let document = |i: usize| (0..30 + i).map(|place| numbers[(i + place) % 10]).collect::<Vec<_>>().join(" ");
+    std::fs::write(at("text.txt"), (0..60).map(document).collect::<Vec<_>>().join("\n\n")).unwrap();
+    let text = at("text.txt");
+    works(&["tokenizer", "train", "--kind", "wordpiece", "--vocab-size", "80", "--out", &at("tok"), &text]);
+    works(&["data", "build", "--tokenizer", &at("tok"), "--out", &at("data"), "--held-out", "0.1", &text]);
+    let mut arguments = unrolled("lstm-small", &at("data"), &LSTM, &directory.path().join("lstm"));
+    arguments.extend(["--set", "steps=150", "--set", "checkpoint_every=150"].map(str::to_owned));
+    works(&borrowed(&arguments));
+    let (path, prompt) = (at("lstm"), "three four five six seven");
+    for beams in ["1", "3"] {
+        let common = ["generate", "--model", &path, "--json", "--max-new-tokens", "7", "--beams", beams, prompt];
+        let written: Value = serde_json::from_str(works(&common).lines().next().unwrap()).unwrap();
+        let expected = "eight nine ten one two three four";
+        assert!(written.to_string().contains(expected), "{beams} beams: {written}");
+    }
+}
+
 /// An ELMo that was pre-trained here gives features and is fine-tuned, and says what it cannot do.
 #[test]
 fn an_elmo_that_was_pretrained_is_used() {
