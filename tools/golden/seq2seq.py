@@ -5,7 +5,7 @@
 The models are those of tests-data/writers, without dropout. Words are single tokens, and a text is `[CLS] words [SEP]`, where [SEP]
 has the id of the model's end token. A source with two targets is two pairs. All pairs are one batch, padded here; golden.json has for
 each model and label smoothing the loss before each of five updates (AdamW, lr 1e-3 falling in a line to 0, eps 1e-6, no decay, clip
-1.0), where the loss is the mean over all tokens of all targets.
+1.0), where the loss is the mean over all tokens of all targets. GPT-2 reads source and target in one sequence.
 """
 
 import json
@@ -56,21 +56,16 @@ def padded(rows, filler):
     return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
 
 
-def losses(name, smoothing):
-    kind = "bart" if name == "bart" else "t5"
-    keys = {"dropout": 0.0} if kind == "bart" else {"dropout_rate": 0.0}
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(DATA / "writers" / name, **keys).train()
-    pairs = [(ids(kind, source), ids(kind, target)) for source, targets in PAIRS for target in targets]
-    pad = SPECIAL[kind].index("[PAD]")
-    inputs = padded([source for source, _ in pairs], pad)
-    labels = padded([target for _, target in pairs], -100)
+def updates(model, inputs, mask, labels, smoothing, shift=0):
+    """The losses before each update. `shift` is by how much logits stand before what they predict."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=1e-6, weight_decay=0.0)
     found = []
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = LR * (1 - step / STEPS)
-        output = model(input_ids=inputs, attention_mask=(inputs != pad).long(), labels=labels)
-        loss = cross_entropy(output.logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing)
+        output = model(input_ids=inputs, attention_mask=mask, labels=labels)
+        logits = output.logits[:, : output.logits.shape[1] - shift]
+        loss = cross_entropy(logits.flatten(0, 1), labels[:, shift:].flatten(), label_smoothing=smoothing)
         assert smoothing > 0 or abs(loss.item() - output.loss.item()) < 1e-5
         found.append(loss.item())
         optimizer.zero_grad()
@@ -80,9 +75,32 @@ def losses(name, smoothing):
     return found
 
 
+def losses(name, smoothing):
+    kind = "bart" if name == "bart" else "t5"
+    keys = {"dropout": 0.0} if kind == "bart" else {"dropout_rate": 0.0}
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(DATA / "writers" / name, **keys).train()
+    pairs = [(ids(kind, source), ids(kind, target)) for source, targets in PAIRS for target in targets]
+    pad = SPECIAL[kind].index("[PAD]")
+    inputs = padded([source for source, _ in pairs], pad)
+    labels = padded([target for _, target in pairs], -100)
+    return updates(model, inputs, (inputs != pad).long(), labels, smoothing)
+
+
+def losses_of_one(name, smoothing):
+    """The same of a language model over source and target."""
+    keys = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    model = transformers.AutoModelForCausalLM.from_pretrained(DATA / "writers" / name, **keys).train()
+    pairs = [(ids("t5", source), ids("t5", target)) for source, targets in PAIRS for target in targets]
+    inputs = padded([source + target for source, target in pairs], 0)
+    mask = padded([[1] * len(source + target) for source, target in pairs], 0)
+    labels = padded([[-100] * len(source) + target for source, target in pairs], -100)
+    return updates(model, inputs, mask, labels, smoothing, shift=1)
+
+
 cases = [
     {"model": name, "special": SPECIAL["bart" if name == "bart" else "t5"], "smoothing": smoothing, "losses": losses(name, smoothing)}
     for name in ["t5", "t5-v1_1", "bart"]
     for smoothing in [0.0, 0.1]
 ]
+cases += [{"model": "gpt2", "special": SPECIAL["t5"], "smoothing": s, "losses": losses_of_one("gpt2", s)} for s in [0.0, 0.1]]
 (OUT / "golden.json").write_text(json.dumps(cases, indent=1) + "\n")

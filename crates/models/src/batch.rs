@@ -60,7 +60,8 @@ pub enum InputError {
     },
     /// Targets for a model that writes none, or not one for each source.
     #[error(
-        "{sources} sources with {targets} targets: an encoder-decoder takes one for each, and no other model takes any"
+        "{sources} sources with {targets} targets: an encoder-decoder and a model that reads left to right take one for each, and \
+         no other model takes any"
     )]
     Targets {
         /// How many sources.
@@ -318,7 +319,8 @@ impl Batch {
     }
 
     /// Lays out sources and the targets that an encoder-decoder shall write for them: it reads each target a token behind, after its
-    /// start token. The targets end as they shall end, with the end token.
+    /// start token. The targets end as they shall end, with the end token. A model that reads left to right has source and target in one
+    /// sequence: it continues the first with the second, so that what predicts the tokens of a target begins at the last one of its source.
     pub fn pairs(
         device: &Device,
         config: &ModelConfig,
@@ -326,6 +328,15 @@ impl Batch {
         targets: &[&[u32]],
         first_number: u32,
     ) -> Result<Self, InputError> {
+        if config.targets().is_none() && config.sizes().causal && sources.len() == targets.len() {
+            let pair = |(source, target): (&Sequence<'_>, &&[u32])| {
+                let read = &target[..target.len().saturating_sub(1)];
+                ([source.ids, read].concat(), [source.segments, &vec![0; read.len()]].concat())
+            };
+            let both: Vec<(Vec<u32>, Vec<u32>)> = sources.iter().zip(targets).map(pair).collect();
+            let both: Vec<Sequence<'_>> = both.iter().map(|(ids, segments)| Sequence { ids, segments }).collect();
+            return Self::laid_out(device, config, &both, (None, None), first_number);
+        }
         let reading = config.targets().filter(|_| sources.len() == targets.len());
         let Some(TargetReading { start, .. }) = reading else {
             return Err(InputError::Targets { sources: sources.len(), targets: targets.len() });

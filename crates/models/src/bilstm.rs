@@ -8,7 +8,8 @@
 //! V vocabulary.
 
 use henson_tensor::{
-    Activation, Builder, Cell, Directions, EmbeddingTables, Group, Init, Param, Parameters, Pass, Result, Tensor, TensorError, Var,
+    Activation, Builder, Cell, Directions, EmbeddingTables, Group, Init, Param, Parameters, Pass, Result, Tensor,
+    TensorError, Var,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -306,8 +307,7 @@ impl Network for BiLstm {
         let mut x = pass.embeddings(tables, &batch.ids, batch.layout.positions(), None)?; // T×W
         if let Some(network) = &self.characters {
             let why = "the network reads the characters of words, and the batch has no texts of them";
-            let spelled =
-                batch.spelled.as_ref().ok_or(TensorError::Unsupported { operation: "encode", why })?;
+            let spelled = batch.spelled.as_ref().ok_or(TensorError::Unsupported { operation: "encode", why })?;
             let characters = network.forward(pass, spelled)?; // T×F
             x = pass.beside(&x, &characters)?;
         }

@@ -6,7 +6,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use henson_tensor::{
-    Activation, Builder, CrfParams, Layout, LegalSteps, Param, Parameters, Pass, RecurrentState, Result, Tensor, TensorError, Var,
+    Activation, Builder, CrfParams, Layout, LegalSteps, Param, Parameters, Pass, RecurrentState, Result, Tensor,
+    TensorError, Var,
 };
 
 use crate::beams::BeamHead;

@@ -4,8 +4,8 @@
 //! Legend: T tokens, I inputs of a layer, C units, P numbers of its state, D directions, W numbers of a word's vector, K labels.
 
 use henson_tensor::{
-    Builder, Cell, CrfParams, Directions, Group, Init, Layout, LegalSteps, MixParams, Pass, RecurrentLayer, RecurrentState, Result,
-    Tensor, TensorError, Var,
+    Builder, Cell, CrfParams, Directions, Group, Init, Layout, LegalSteps, MixParams, Pass, RecurrentLayer,
+    RecurrentState, Result, Tensor, TensorError, Var,
 };
 
 use crate::layers::Linear;

@@ -553,9 +553,7 @@ impl Decoder for RnnSeq2Seq {
             states.push(pass.kept_state_or(&cache.written, i, &new.layout, &first)?);
         }
         let fed = match self.settings.feeding {
-            Feeding::Output => {
-                Some(pass.kept_state(&cache.written, self.layers(), Some(&new.layout), false)?.hidden)
-            }
+            Feeding::Output => Some(pass.kept_state(&cache.written, self.layers(), Some(&new.layout), false)?.hidden),
             Feeding::None | Feeding::Context => None,
         };
         let kept = self.attention.map(|_| pass.cached_rows(source, self.layers())).transpose()?;

@@ -27,6 +27,8 @@ pub struct Lengths {
     pub end: Option<u32>,
     /// Whether pairs are read in both orders.
     pub both_orders: bool,
+    /// Whether a model continues sources with targets, and so has both in one sequence.
+    pub continues: bool,
 }
 
 /// The most tokens of a target, where nothing else is said.
@@ -45,22 +47,33 @@ impl Lengths {
             target: TARGET_LENGTH,
             end: None,
             both_orders: false,
+            continues: false,
         }
+    }
+
+    /// The same for a model that continues sources: both within its longest sequence, a target in at most half of it.
+    pub(crate) fn in_one(self, max_tokens: usize) -> Self {
+        let target = self.target.min(max_tokens / 2);
+        Self { target, most: self.most.min(max_tokens - target), continues: true, ..self }
     }
 
     /// As the model was trained, where its config.json says so, else as long as it takes (for questions as in the paper), cut.
     pub fn of_model(model: &Model, task: &Task) -> Self {
         let questions = model.question_settings();
-        Self {
+        let continues = task.form.head_for(&model.config().model, 0) != task.form.head(0);
+        let ends = || model.generate_settings().ok().filter(|_| continues)?.end.first().copied();
+        let lengths = Self {
             most: task.form.length_of(model),
             windows: model.task_length().windows,
             stride: questions.stride,
             max_question: questions.max_question,
             document_context: model.config().task.reading.is_some_and(|reading| reading.document_context),
             target: model.config().task.reading.and_then(|reading| reading.max_target).unwrap_or(TARGET_LENGTH),
-            end: model.config().model.targets().map(|reading| reading.end),
+            end: model.config().model.targets().map(|reading| reading.end).or_else(ends),
             both_orders: model.config().task.reading.is_some_and(|reading| reading.both_orders),
-        }
+            continues,
+        };
+        if continues { lengths.in_one(model.most_tokens()) } else { lengths }
     }
 }
 

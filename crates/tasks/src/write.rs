@@ -14,7 +14,7 @@ use henson_train::{Result as TrainResult, TrainError};
 
 use crate::error::TaskError;
 use crate::example::{Input, Set, Target};
-use crate::forms::{target_from, wrong_kind};
+use crate::forms::{rows_of_targets, source_from, target_from, wrong_kind};
 use crate::predict::PredictSettings;
 use crate::predictions::Prediction;
 use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
@@ -95,7 +95,7 @@ pub(crate) fn predict_set(
     each: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Prediction>, TaskError> {
     let [model] = models else { return Err(TaskError::OneWriter) };
-    if model.network().head() != set.task.form.head(0) {
+    if model.network().head() != set.task.form.head_for(&model.config().model, 0) {
         return Err(TaskError::OtherLabels {
             path: model.path().to_owned(),
             model: format!("of another kind ({})", model.config().model.class(model.network().head())),
@@ -109,6 +109,7 @@ pub(crate) fn predict_set(
     let own = Lengths::of_model(model, set.task);
     let most = settings.max_length.map_or(own.most, |most| most.min(model.most_tokens()));
     let lengths = Lengths { most, ..own };
+    let lengths = if own.continues { lengths.in_one(model.most_tokens()) } else { lengths };
     let threads = model.parameters().device().threads();
     let generate = model.generate_settings()?;
     let mut predictions = Vec::with_capacity(set.examples.len());
@@ -154,9 +155,10 @@ pub(crate) fn mean_loss(model: &Model, parameters: &Parameters, prepared: &[Prep
         let mut ids = targets.concat();
         let mut weights = vec![1.0_f32; ids.len()];
         tokens += ids.len();
-        ids.resize(layout.tokens(), 0);
-        weights.resize(layout.tokens(), 0.0);
-        let rows: Vec<u32> = (0..ids.len() as u32).collect();
+        let of_pairs = some.iter().map(|(source, target)| (source.len(), target.len()));
+        let rows = rows_of_targets(model.head(), layout.tokens(), of_pairs);
+        ids.resize(rows.len(), 0);
+        weights.resize(rows.len(), 0.0);
         let rows = Tensor::from_slice(&device, [rows.len()], &rows)?;
         let ids = Tensor::from_slice(&device, [ids.len()], &ids)?;
         let weights = Tensor::from_slice(&device, [rows.shape().elements()], &weights)?;
@@ -218,7 +220,7 @@ impl Resampling {
             for (i, (source, target)) in pairs.iter().enumerate() {
                 // Two draws for each pair of each epoch.
                 let draw = 2 * (epoch * count + (number * each + i) as u64);
-                let source = template.single(&sampler.encode(source, draw)?, self.lengths.most)?;
+                let source = source_from(template, &sampler.encode(source, draw)?, &self.lengths)?;
                 let target = target_from(template, &sampler.encode(target, draw + 1)?, &self.lengths)?.0;
                 instances.push(Instance::pair(&source, target));
             }

@@ -340,7 +340,8 @@ mod tests {
             for words in 1..=4 {
                 let mut longer: Vec<Vec<usize>> = Vec::new();
                 for tags in &written {
-                    let entities = ["A", "B"].iter().flat_map(|kind| (1..=4).map(move |n| write(labels, kind, n, closes)));
+                    let entities =
+                        ["A", "B"].iter().flat_map(|kind| (1..=4).map(move |n| write(labels, kind, n, closes)));
                     let next = std::iter::once(vec![0]).chain(entities);
                     longer.extend(next.map(|own| [&tags[..], &own].concat()));
                 }
@@ -353,7 +354,12 @@ mod tests {
                     let steps = tags.windows(2).all(|step| legal.transitions[step[0] * k + step[1]]);
                     let is_legal = steps && legal.start[tags[0]] && legal.end[tags[words - 1]];
                     // After as many rounds all of so many words are there.
-                    assert_eq!(is_legal, written.contains(tags), "{:?}", tags.iter().map(|i| labels[*i]).collect::<Vec<_>>());
+                    assert_eq!(
+                        is_legal,
+                        written.contains(tags),
+                        "{:?}",
+                        tags.iter().map(|i| labels[*i]).collect::<Vec<_>>()
+                    );
                 }
             }
         }

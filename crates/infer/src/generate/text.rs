@@ -44,8 +44,8 @@ pub struct GenerateEvent<'a> {
 
 impl Model {
     /// The tokens of a prompt. A decoder gets what its tokenizer puts before a text and nothing behind it, or its start token where
-    /// there is nothing else; an encoder-decoder gets the source as it was trained, behind the `prefix` of its config.json. One that
-    /// leaves no room for a token is an error.
+    /// there is nothing else; an encoder-decoder gets the source as it was trained, behind the `prefix` of its config.json, and so does a
+    /// decoder that was trained to continue sources, which end like texts. One that leaves no room for a token is an error.
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.uncut_prompt(text)?;
         let (got, most) = (ids.len(), self.most_tokens());
@@ -62,7 +62,10 @@ impl Model {
             Some(prefix) => self.tokenizer().encode_ids(&format!("{prefix}{text}"))?,
             None => self.tokenizer().encode_ids(text)?,
         };
-        let reads_source = self.config().model.targets().is_some();
+        let targets = self.config().model.targets();
+        let continues =
+            targets.is_none() && self.config().task.reading.is_some_and(|reading| reading.max_target.is_some());
+        let reads_source = targets.is_some() || continues;
         let (mut ids, mut behind) = (vec![], false);
         for slot in self.tokenizer().template().single_slots() {
             match slot {
@@ -73,6 +76,9 @@ impl Model {
                 }
                 Slot::Special { .. } | Slot::Second { .. } => {}
             }
+        }
+        if continues {
+            ids.extend(self.generation_files()?.settings.end.first().filter(|end| ids.last() != Some(end)));
         }
         if ids.is_empty() {
             ids.extend(self.generation_files()?.first);

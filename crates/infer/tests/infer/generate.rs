@@ -235,7 +235,8 @@ fn fed_decoders_write_as_in_pytorch() {
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let number = |b: &[u8]| f32::from_le_bytes(b.try_into().unwrap()) as u32;
     let sources: [&[u32]; 3] = [&[0, 7, 3, 10], &[6], &[2, 9, 5, 1, 8, 4]];
-    for kind in [("lstm", "general", true, "output"), ("gru", "additive", true, "context"), ("lstm", "dot", false, "context")]
+    for kind in
+        [("lstm", "general", true, "output"), ("gru", "additive", true, "context"), ("lstm", "dot", false, "context")]
     {
         let (case, model) = (format!("writing-{}-{}-{}", kind.0, kind.1, kind.3), recurrent(kind));
         for (what, beams) in [("greedy", 1), ("beams", 3)] {
@@ -254,7 +255,11 @@ fn fed_decoders_write_as_in_pytorch() {
             let together: Vec<Written> = tickets.iter().flat_map(|ticket| heard.of(*ticket, beams)).collect();
             let by_itself: Vec<Written> = sources.iter().flat_map(|source| alone(&model, source, &settings)).collect();
             for found in [together, by_itself] {
-                assert_eq!(found.iter().flat_map(|one| one.ids.clone()).collect::<Vec<_>>(), expected, "{case}, {what}");
+                assert_eq!(
+                    found.iter().flat_map(|one| one.ids.clone()).collect::<Vec<_>>(),
+                    expected,
+                    "{case}, {what}"
+                );
             }
         }
     }

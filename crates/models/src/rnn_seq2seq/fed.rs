@@ -86,7 +86,10 @@ impl Steps<'_> {
                 let all = stacked(pass, steps)?;
                 picked(pass, &all, &ends)
             };
-            states.push(RecurrentState { hidden: end(hidden.unwrap_or_default())?, cell: cell.map(&mut end).transpose()? });
+            states.push(RecurrentState {
+                hidden: end(hidden.unwrap_or_default())?,
+                cell: cell.map(&mut end).transpose()?,
+            });
         }
         let keeps = feeding == Feeding::Output && !pass.is_training();
         let fed = if keeps { Some(picked(pass, &all, &ends)?) } else { None };
@@ -184,9 +187,8 @@ fn stacked(pass: &mut Pass<'_>, mut parts: Vec<Var>) -> Result<Var> {
             joined.push(match pair {
                 [first, second] => {
                     let (a, b) = (first.tensor().rows() as u32, second.tensor().rows() as u32);
-                    let places = [0..a, a..a + b].map(|range| {
-                        Tensor::from_slice(pass.device(), [range.len()], &range.collect::<Vec<u32>>())
-                    });
+                    let places = [0..a, a..a + b]
+                        .map(|range| Tensor::from_slice(pass.device(), [range.len()], &range.collect::<Vec<u32>>()));
                     let [first_places, second_places] = places;
                     pass.join(first, second, [&first_places?, &second_places?])?
                 }

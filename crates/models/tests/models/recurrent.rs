@@ -387,7 +387,8 @@ fn character_tagger(device: &Device) -> (Model, Parameters, Batch) {
     let model = Model::build(&mut b, &config, Head::Token { labels: LABELS }).unwrap();
     let mut parameters = b.finish(device, DType::F32).unwrap();
     fill(&mut parameters);
-    let known = |word: &&str| ["[PAD]", "[UNK]", "The", "cat"].iter().position(|known| known == word).unwrap_or(1) as u32;
+    let known =
+        |word: &&str| ["[PAD]", "[UNK]", "The", "cat"].iter().position(|known| known == word).unwrap_or(1) as u32;
     let ids: Vec<u32> = WORDS.iter().map(known).collect();
     let spellings: Vec<Box<str>> = WORDS.iter().map(|word| Box::from(*word)).collect();
     let zeros = [0; 5];

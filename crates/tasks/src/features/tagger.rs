@@ -4,7 +4,9 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use henson_checkpoint::{Beside, Existing, ModelDirectory, SaveDType, SaveOptions, TensorFile, Weights, save_with};
-use henson_infer::{Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Task as Ability, Want, legal_steps};
+use henson_infer::{
+    Entity, InferError, Length, Model, TagInput, Tagged, TaggedWord, Task as Ability, Want, legal_steps,
+};
 use henson_models::recurrent::{WordTagger, WordTaggerSettings};
 use henson_tensor::{Builder, DType, Device, Entry, Parameters};
 use henson_text::{TextError, WordWindows, join_words, split_words};

@@ -21,6 +21,7 @@ pub(super) fn write(plan: &Plan, results: &Results, score: Option<&Score>) -> St
     };
     let recipe = &plan.recipe;
     let Form { library, pipeline, .. } = *plan.task.form;
+    let pipeline = if plan.continues() { "text-generation" } else { pipeline };
     let library = if plan.config.model.in_transformers() { library } else { "henson" };
     let (start, sizes) = (name(&recipe.model), plan.config.model.sizes());
     let how = if recipe.is_from_scratch() {
@@ -114,7 +115,11 @@ fn how_to_use(plan: &Plan) -> String {
     let Form { library, command, .. } = *plan.task.form;
     // `transformers` finds one class for a task by itself, and the one with beams by its name alone.
     let own = plan.config.model.class(Head::BeamSpan);
-    let class = if plan.recipe.beam_head { own.as_str() } else { plan.task.form.class };
+    let class = match plan.recipe.beam_head {
+        true => own.as_str(),
+        false if plan.continues() => "AutoModelForCausalLM",
+        false => plan.task.form.class,
+    };
     let text = format!("\n## Use\n\n```sh\nhenson {command}\n```\n");
     if !plan.config.model.in_transformers() {
         return text;

@@ -192,7 +192,11 @@ pub(super) fn choose_training(plan: &mut Plan) -> std::result::Result<Vec<String
     let can_average = plan.config.model.can_average();
     // What is published is for base and large sizes; what `transformers` does not know is small, and has its own.
     let small = width <= SMALL_WIDTH && plan.config.model.in_transformers();
-    let own = if small { FineTuning::BERT } else { plan.config.model.fine_tuning(plan.recipe.head(plan.task, 1)) };
+    let own = if small {
+        FineTuning::BERT
+    } else {
+        plan.config.model.fine_tuning(plan.recipe.head(plan.task, &plan.config.model, 1))
+    };
     let recipe = &mut plan.recipe;
     let has_head = can_average && form.problem.is_some();
     if recipe.linear_head && !(has_head && has_estimate) {

@@ -163,7 +163,7 @@ impl Plan {
         let reasons = defaults::why_estimate(&recipe, &train, dev.as_ref()).into_iter().collect();
         let (own, tokenizer, vectors) = started_with(&recipe, task, &train)?;
         choose_beams(&mut recipe, &own, task)?;
-        check_head(&own, task, recipe.head(task, 1), &path)?;
+        check_head(&own, task, recipe.head(task, &own.model, 1), &path)?;
         defaults::choose_inputs(&mut recipe, &own.model, task, &train)?;
         teach::check_inputs(&recipe)?;
         let mut config = config_for(own, task, &train, &recipe)?;
@@ -185,6 +185,14 @@ impl Plan {
             max_question: recipe.max_question,
             document_context: recipe.document_context,
             both_orders: recipe.both_orders,
+            continues: false,
+        };
+        let lengths = match recipe.head(task, &config.model, 1) != task.form.head(1) && task.form.continues {
+            true => {
+                let end = Some(special_ids(&tokenizer, recipe.tokenizer_directory())?.end);
+                Lengths { end, ..lengths.in_one(max_tokens) }
+            }
+            false => lengths,
         };
         let mut tokenizer = tokenizer;
         let mut grown_from = None;
@@ -416,6 +424,11 @@ impl Plan {
         Ok(files)
     }
 
+    /// Whether the model continues sources with targets.
+    pub(super) fn continues(&self) -> bool {
+        self.lengths.continues
+    }
+
     /// The phase before this one, which this one starts from.
     pub fn first_phase(&self) -> Option<&Self> {
         self.first.as_deref()
@@ -519,6 +532,9 @@ impl Plan {
         if let Some(reading) = self.config.model.targets() {
             keys.insert("decoder_start_token_id".to_owned(), reading.start.into());
         }
+        if let (true, Some(end)) = (self.lengths.continues, self.lengths.end) {
+            keys.insert("eos_token_id".to_owned(), end.into());
+        }
         let recipe = &self.recipe;
         let own = [
             ("max_new_tokens", Value::from(self.lengths.target), true),
@@ -565,8 +581,8 @@ impl Plan {
     /// The network, and its parameters' layout.
     fn model_builder(&self) -> TrainResult<(Model, Builder)> {
         let mut builder = Builder::new();
-        let model =
-            Model::build(&mut builder, &self.config.model, self.recipe.head(self.task, self.config.task.labels()))?;
+        let (config, labels) = (&self.config.model, self.config.task.labels());
+        let model = Model::build(&mut builder, config, self.recipe.head(self.task, config, labels))?;
         Ok((model.with_legal_steps(legal_steps(&self.config.task.label_names())), builder))
     }
 
@@ -681,7 +697,7 @@ fn started_with(
     // That of a teacher may be in a folder of its directory.
     let directory = &henson_infer::Model::encoder_directory(directory).unwrap_or_else(|_| directory.to_owned());
     let tokenizer = Tokenizer::open(directory).map_err(TrainError::from)?;
-    if task.form.writes && !model.family().has_head(Head::Seq2Seq) {
+    if task.form.writes && !model.family().has_head(task.form.head_for(&model, 1)) {
         let expected = format!(
             "the name of a size that writes for a source, such as those of {}",
             Family::types_with_head(Head::Seq2Seq)
@@ -914,9 +930,12 @@ fn config_for(
         no_answer_threshold: may_say_so.then_some(0.0),
         prefix: (!recipe.prefix.is_empty()).then(|| recipe.prefix.clone()),
     };
-    // Of those that can; a decoder reads left to right whatever it learns.
-    config.model.set_causal(false).ok();
-    config.set_head(recipe.head(task, config.task.labels()));
+    let head = recipe.head(task, &config.model, config.task.labels());
+    // Of those that can; a decoder reads left to right whatever it learns, and whoever continues texts must.
+    if head != Head::MaskedLm {
+        config.model.set_causal(false).ok();
+    }
+    config.set_head(head);
     if let Some(dropout) = recipe.dropout {
         config.model.set_dropout(dropout);
     }

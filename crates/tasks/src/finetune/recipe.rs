@@ -471,8 +471,8 @@ impl FineTuneRecipe {
     }
 
     /// The head of the model to be, for so many labels.
-    pub(crate) fn head(&self, task: &Task, labels: usize) -> Head {
-        if self.beam_head { Head::BeamSpan } else { task.form.head(labels) }
+    pub(crate) fn head(&self, task: &Task, model: &ModelConfig, labels: usize) -> Head {
+        if self.beam_head { Head::BeamSpan } else { task.form.head_for(model, labels) }
     }
 
     /// Tokens of a sequence for a task, within what the model takes.

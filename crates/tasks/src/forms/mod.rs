@@ -51,7 +51,7 @@ pub(crate) use judge::JUDGE;
 pub(crate) use multilabel::MULTILABEL;
 pub(crate) use rank::RANK;
 pub(crate) use regress::REGRESS;
-pub(crate) use seq2seq::{ERRORS, SEQ2SEQ, TokenLoss, target_from};
+pub(crate) use seq2seq::{ERRORS, SEQ2SEQ, TokenLoss, rows_of_targets, source_from, target_from};
 pub(crate) use span::{SPAN, SPAN_PAIR};
 pub(crate) use tag::{ENTITIES, WORDS, lay_out_words};
 pub(crate) use teach::{Asked, Soft};
@@ -80,6 +80,8 @@ pub(crate) struct Form {
     pub(crate) averages_positions: bool,
     /// Whether predictions are read off texts that the model writes, and not off logits.
     pub(crate) writes: bool,
+    /// Whether a model that reads left to right does it as well, by continuing a source with its target.
+    pub(crate) continues: bool,
     /// Whether only some rows of a file are learned from, which are picked before any limit.
     pub(crate) picks_rows: bool,
     /// Whether what is learned is a loss on the host ([`Steps::host`]), so that several data sets may each have their own.
@@ -132,6 +134,7 @@ impl Form {
             reads_whole: false,
             averages_positions: false,
             writes: false,
+            continues: false,
             picks_rows: false,
             learns_on_host: false,
             metrics: &["accuracy"],
@@ -146,6 +149,13 @@ impl Form {
     /// The head for so many labels.
     pub(crate) fn head(&self, labels: usize) -> Head {
         if self.fewest_labels > 0 { self.head.with_labels(labels) } else { self.head }
+    }
+
+    /// The head that a model of this kind takes: one that only continues texts has that for the next token.
+    pub(crate) fn head_for(&self, model: &ModelConfig, labels: usize) -> Head {
+        let head = self.head(labels);
+        let continued = self.continues && model.sizes().causal && !model.family().has_head(head);
+        if continued { Head::MaskedLm } else { head }
     }
 
     /// Whether a model with this head, for so many labels, can be asked.

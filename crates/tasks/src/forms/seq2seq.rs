@@ -1,11 +1,12 @@
-//! A text for a text, written by an encoder-decoder: translation, summaries, pronunciations.
+//! A text for a text, written by an encoder-decoder: translation, summaries, pronunciations. Or by one language model over both: it
+//! continues a source, and the token that ends texts behind it, with the target; the loss is that of the target alone.
 
 use std::collections::HashMap;
 
 use henson_data::Lines;
 use henson_data::tables::{Column, Row, TableFormat};
 use henson_models::InputError;
-use henson_text::{Pieces, Template};
+use henson_text::{Features, Pieces, Template};
 use serde_json::Value;
 
 use super::*;
@@ -17,6 +18,7 @@ pub(crate) static SEQ2SEQ: Form = Form {
     usual_length: 512,
     reads_whole: true,
     writes: true,
+    continues: true,
     metrics: &["bleu", "chrf", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "wer", "per", "loss"],
     ..Form::new(
         Head::Seq2Seq,
@@ -253,7 +255,7 @@ pub(super) fn lay_out_pair(
     lengths: &Lengths,
 ) -> Result<Prepared, TextError> {
     let template = tokenizer.template();
-    let source = template.single(&tokenizer.encode(source)?, lengths.most)?;
+    let source = source_from(template, &tokenizer.encode(source)?, lengths)?;
     let (mut written, mut dropped) = (Vec::with_capacity(targets.len()), 0);
     for target in targets {
         let (ids, lost) = target_from(template, &tokenizer.encode(target)?, lengths)?;
@@ -263,6 +265,30 @@ pub(super) fn lay_out_pair(
     Ok(Prepared::Written(source, written, dropped))
 }
 
+/// A source as the model reads it; one that is continued ends like a text.
+pub(crate) fn source_from(template: &Template, pieces: &Pieces, lengths: &Lengths) -> Result<Features, TextError> {
+    let mut features = template.single(pieces, lengths.most)?;
+    if lengths.continues {
+        end_with(&mut features, lengths.end, lengths.most);
+    }
+    Ok(features)
+}
+
+/// Puts a token at the end of a sequence that does not end so, and cuts it where that is too much.
+fn end_with(features: &mut Features, end: Option<u32>, most: usize) {
+    // A tokenizer that ends no text.
+    let Some(end) = end.filter(|end| features.ids.last() != Some(end)) else { return };
+    let kept = features.len().min(most.saturating_sub(1));
+    features.dropped += features.len() - kept;
+    features.ids.truncate(kept);
+    features.segments.truncate(kept);
+    features.offsets.truncate(kept);
+    features.first.end = features.first.end.min(kept);
+    features.ids.push(end);
+    features.segments.push(0);
+    features.offsets.push(None);
+}
+
 /// A target as the model shall write it, and how many tokens were cut off.
 pub(crate) fn target_from(
     template: &Template,
@@ -270,13 +296,7 @@ pub(crate) fn target_from(
     lengths: &Lengths,
 ) -> Result<(Vec<u32>, usize), TextError> {
     let mut features = template.single(pieces, lengths.target)?;
-    if let Some(end) = lengths.end.filter(|end| features.ids.last() != Some(end)) {
-        // A tokenizer that ends no text.
-        let cut = features.ids.len() + 1 > lengths.target;
-        features.ids.truncate(lengths.target.saturating_sub(1));
-        features.ids.push(end);
-        features.dropped += usize::from(cut);
-    }
+    end_with(&mut features, lengths.end, lengths.target);
     Ok((features.ids, features.dropped))
 }
 
@@ -305,6 +325,21 @@ pub(super) fn pair_batch(
     Ok(Batch::pairs(device, config, &sources, &targets, number)?)
 }
 
+/// The rows of a network's output that predict the tokens of targets: all of an encoder-decoder's; of one that continues sources, those
+/// from the last token of each on. `lengths` are those of sources and targets.
+pub(crate) fn rows_of_targets(head: Head, tokens: usize, lengths: impl Iterator<Item = (usize, usize)>) -> Vec<u32> {
+    if head == Head::Seq2Seq {
+        return (0..tokens as u32).collect();
+    }
+    let (mut rows, mut start) = (Vec::with_capacity(tokens), 0);
+    for (source, target) in lengths {
+        let first = start + source as u32 - 1;
+        rows.extend(first..first + target as u32);
+        start = first + target as u32;
+    }
+    rows
+}
+
 /// The next token at some rows, or at every place of all targets.
 pub(crate) struct TokenLoss {
     rows: Tensor,
@@ -316,7 +351,9 @@ pub(crate) struct TokenLoss {
 impl TokenLoss {
     pub(crate) fn new(device: &Device, part: &Part<'_>) -> TrainResult<Self> {
         let (mut targets, mut weights) = part.labels();
-        let rows: Vec<u32> = (0..part.tokens as u32).collect();
+        let length = |instance: &Instance, i: usize| instance.sequences.get(i).map_or(0, |(ids, _)| ids.len());
+        let lengths = part.instances.iter().map(|instance| (length(instance, 0), length(instance, 1)));
+        let rows = rows_of_targets(part.head, part.tokens, lengths);
         // What fills the batch up, if anything.
         targets.resize(rows.len(), 0);
         weights.resize(rows.len(), 0.0);
@@ -345,5 +382,37 @@ impl Loss for TokenLoss {
         let weights = Some(&self.weights);
         let (targets, smoothing) = (&self.targets, self.smoothing);
         Ok(vec![pass.smoothed_cross_entropy(logits, classes, targets, weights, smoothing, 1.0)?.0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use henson_text::WordUnit;
+
+    /// A tokenizer that ends no text: the end is put there, within the length, of sources only where they are continued.
+    #[test]
+    fn sources_and_targets_end_as_they_shall() {
+        let tokenizer = Tokenizer::of_words(["a", "b", "c", "</s>"], false, WordUnit::Words).unwrap();
+        let (template, end) = (tokenizer.template(), tokenizer.id("</s>"));
+        let pieces = tokenizer.encode("a b c").unwrap();
+        let read = |most: usize, continues: bool| {
+            let lengths = Lengths { end, continues, target: most, ..Lengths::new(most) };
+            let source = source_from(template, &pieces, &lengths).unwrap();
+            assert_eq!((source.ids.len(), source.segments.len()), (source.offsets.len(), source.offsets.len()));
+            (source.ids, source.dropped, target_from(template, &pieces, &lengths).unwrap())
+        };
+        assert_eq!(read(4, true), (vec![2, 3, 4, 5], 0, (vec![2, 3, 4, 5], 0)));
+        assert_eq!(read(3, true), (vec![2, 3, 5], 1, (vec![2, 3, 5], 1)));
+        assert_eq!(read(2, true), (vec![2, 5], 2, (vec![2, 5], 2)));
+        assert_eq!(read(4, false).0, [2, 3, 4]);
+    }
+
+    /// What predicts the first token of a target is the last of its source, and a target's last token is never read.
+    #[test]
+    fn targets_are_predicted_from_the_end_of_sources_on() {
+        let lengths = [(3, 2), (1, 1), (2, 3)];
+        assert_eq!(rows_of_targets(Head::MaskedLm, 9, lengths.into_iter()), [2, 3, 4, 6, 7, 8]);
+        assert_eq!(rows_of_targets(Head::Seq2Seq, 4, lengths.into_iter()), [0, 1, 2, 3]);
     }
 }

@@ -133,7 +133,8 @@ fn tags_that_cannot_follow_each_other_never_do() {
     let (from, out) = (encoder(), TempDir::new().unwrap());
     for seed in ["seed=1", "seed=2", "seed=3"] {
         let path = out.path().join(seed);
-        let results = train(&recipe(from.path(), &["crf=true", "epochs=2", "learning_rate=5e-3", seed]), 1, &path).unwrap();
+        let results =
+            train(&recipe(from.path(), &["crf=true", "epochs=2", "learning_rate=5e-3", seed]), 1, &path).unwrap();
         let tagger = Tagger::open(&path, &Device::cpu(None, Some(1)).unwrap(), DType::F32).unwrap();
         let set = read(&data("finetune/tag.conll"), &tagger.reading(Reading::new(task("ner")))).unwrap();
         let predictions = tagger.predict(&set, None, |_| ControlFlow::Continue(())).unwrap();

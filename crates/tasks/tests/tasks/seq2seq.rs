@@ -11,6 +11,7 @@ use henson_tasks::{
     reading_for, score,
 };
 use henson_tensor::DType;
+use henson_text::{Tokenizer, WordUnit};
 use henson_train::Task as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -56,7 +57,7 @@ fn losses_are_those_of_transformers() {
         losses: Vec<f64>,
     }
     let cases: Vec<Case> = serde_json::from_slice(&fs::read(data("seq2seq/golden.json")).unwrap()).unwrap();
-    assert_eq!(cases.len(), 6);
+    assert_eq!(cases.len(), 8);
     for case in cases {
         let special: Vec<&str> = case.special.iter().map(String::as_str).collect();
         let from = writer(&case.model, &special, &json!({}));
@@ -77,6 +78,54 @@ fn losses_are_those_of_transformers() {
                 assert!((loss - expected).abs() < LOSS_TOLERANCE, "{name}: {loss}, transformers has {expected}");
             }
         }
+    }
+}
+
+/// A language model over source and target: it learns, what was saved writes what was trained, and `generate` ends a source as training
+/// did, whether the tokenizer ends texts or not. A decoder that was trained before, and an LSTM from random weights.
+#[test]
+fn language_models_continue_sources_with_targets() {
+    let out = TempDir::new().unwrap();
+    let ended = writer("gpt2", &T5_SPECIAL, &json!({}));
+    let plain = writer("gpt2", &T5_SPECIAL, &json!({}));
+    fs::remove_file(plain.path().join("vocab.txt")).unwrap();
+    let words = fs::read_to_string(data("seq2seq/words.txt")).unwrap();
+    let tokenizer = Tokenizer::of_words(words.lines().chain(["</s>"]), false, WordUnit::Words).unwrap();
+    tokenizer.save(plain.path(), None).unwrap();
+    let cases = [
+        (ended.path(), "", "GPT2LMHeadModel", "[SEP]"),
+        (plain.path(), "", "GPT2LMHeadModel", "</s>"),
+        (Path::new("lstm-small"), ended.path().to_str().unwrap(), "LstmLMHeadModel", "[SEP]"),
+    ];
+    for (i, (from, tokenizer, class, end)) in cases.into_iter().enumerate() {
+        let mut sets = vec!["learning_rate=1e-2", "dropout=0.0", "epochs=150", "evals_per_epoch=0.02", "warmup=0.0"];
+        sets.extend(["metric=chrf", "max_target_length=14", "beams=2"]);
+        if !tokenizer.is_empty() {
+            sets.extend([
+                "config.hidden_size=48",
+                "config.num_hidden_layers=1",
+                "config.initializer_range=0.3",
+                "epochs=250",
+            ]);
+        }
+        let recipe = FineTuneRecipe { batch_size: 6, tokenizer: tokenizer.to_owned(), ..pairs(from, &sets) };
+        let path = out.path().join(i.to_string());
+        let results = finished(run(&plan(recipe), &path, None).unwrap());
+        assert!(results.value.unwrap() > 80.0, "{class}, {end}: {results:?}");
+        let config: Value = serde_json::from_slice(&fs::read(path.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["architectures"], json!([class]));
+        let model = Model::open(&path, &device(), DType::F32, Want::AsSaved).unwrap();
+        let set = read(&data("seq2seq/pairs.jsonl"), &reading_for(&model, Reading::new(task("seq2seq")))).unwrap();
+        let models = std::slice::from_ref(&model);
+        let predictions = predict(models, &set, &PredictSettings::default(), |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(score(&set, &predictions, None, 0).unwrap().get(&results.metric), results.value, "{class}, {end}");
+        let prompt = model.prompt("the cat sat on the dog").unwrap();
+        assert_eq!(prompt.last().copied(), model.tokenizer().id(end));
+        let settings = model.generate_settings().unwrap();
+        let written = model.generate(&[prompt], &settings, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(predictions[0], Prediction::Text(written[0][0].text.clone()), "{class}, {end}");
+        let card = fs::read_to_string(path.join("README.md")).unwrap();
+        assert!(!card.contains("Seq2Seq") && card.contains("pipeline_tag: text-generation"), "{card}");
     }
 }
 
