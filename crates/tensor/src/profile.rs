@@ -35,14 +35,18 @@ pub enum Kind {
     ZeroGradients,
     /// Gradients of parts of a batch, added.
     AddParts,
-    /// Gradients and weights, to and from other ranks.
-    Exchange,
+    /// Gradients, to the ranks that have their shards.
+    AllToAll,
+    /// Those of all ranks, added by whoever has the shard.
+    AddRanks,
+    /// Weights, from the ranks that have updated them.
+    AllGather,
     Optimizer,
 }
 
 impl Kind {
     /// All of them, in the order of a step.
-    pub const ALL: [Kind; 23] = [
+    pub const ALL: [Kind; 25] = [
         Kind::Embedding,
         Kind::Convolution,
         Kind::Linear,
@@ -63,9 +67,11 @@ impl Kind {
         Kind::ConvolutionGradient,
         Kind::ZeroGradients,
         Kind::AddParts,
-        Kind::Exchange,
+        Kind::AllToAll,
+        Kind::AddRanks,
         Kind::GradientNorm,
         Kind::Optimizer,
+        Kind::AllGather,
     ];
 
     /// For people.
@@ -92,7 +98,9 @@ impl Kind {
             Kind::GradientNorm => "gradient norm",
             Kind::ZeroGradients => "zeroing gradients",
             Kind::AddParts => "adding parts",
-            Kind::Exchange => "exchange between ranks",
+            Kind::AllToAll => "gradients to shards",
+            Kind::AddRanks => "adding ranks",
+            Kind::AllGather => "weights from shards",
             Kind::Optimizer => "optimizer",
         }
     }

@@ -82,11 +82,18 @@ impl Sharing {
         let cpu = &cpu.kernels;
         let (own, mut g, mut p) = (self.own(), gradients.flat().clone(), parameters.flat().clone());
         {
-            let _timer = device.timer(Kind::Exchange, 0, &[&g]);
+            let _timer = device.timer(Kind::AllToAll, 0, &[&g]);
+            self.exchange(g.slice());
+        }
+        {
+            let _timer = device.timer(Kind::AddRanks, 0, &[&g]);
             self.sum_own(cpu, g.slice_mut());
         }
         let g = &g.slice::<f32>()[own.clone()];
-        let norm = self.norm(cpu, g) * update.gradient_scale;
+        let norm = {
+            let _timer = device.timer(Kind::GradientNorm, 0, &[]);
+            self.norm(cpu, g) * update.gradient_scale
+        };
         if !norm.is_finite() {
             return Ok(Reading::one(norm));
         }
@@ -98,7 +105,7 @@ impl Sharing {
             let copy = copy.as_mut().map(|copy| &mut copy.slice_mut()[own.clone()]);
             self.update(cpu, method, &mut p.slice_mut::<f32>()[own], g, &update, copy)?;
         }
-        let _timer = device.timer(Kind::Exchange, 0, &[&p]);
+        let _timer = device.timer(Kind::AllGather, 0, &[&p]);
         let in_bytes: Vec<Range<usize>> = self.shards.iter().map(|range| 4 * range.start..4 * range.end).collect();
         self.ranks.all_gather(bytemuck::cast_slice_mut(p.slice_mut::<f32>()), &in_bytes);
         if let Some(copy) = &mut copy {
@@ -107,20 +114,23 @@ impl Sharing {
         Ok(Reading::one(norm))
     }
 
-    /// Adds what all ranks have of the own shard to `values`, in the tree over ranks.
-    fn sum_own(&mut self, cpu: &Cpu, values: &mut [f32]) {
+    /// Sends what this rank has of the others' shards, and receives what they have of its own.
+    fn exchange(&mut self, values: &[f32]) {
         let (rank, size, own) = (self.ranks.rank(), self.ranks.size(), self.own());
         let others = || (0..size).filter(|other| *other != rank);
-        {
-            let sends: Vec<(usize, &[u8])> = others()
-                .filter(|other| !self.shards[*other].is_empty())
-                .map(|other| (other, bytemuck::cast_slice(&values[self.shards[other].clone()])))
-                .collect();
-            let pieces = self.received.chunks_mut(own.len().max(1));
-            let mut receives: Vec<(usize, &mut [u8])> =
-                others().zip(pieces).map(|(other, piece)| (other, bytemuck::cast_slice_mut(piece))).collect();
-            self.ranks.exchange(&sends, &mut receives);
-        }
+        let sends: Vec<(usize, &[u8])> = others()
+            .filter(|other| !self.shards[*other].is_empty())
+            .map(|other| (other, bytemuck::cast_slice(&values[self.shards[other].clone()])))
+            .collect();
+        let pieces = self.received.chunks_mut(own.len().max(1));
+        let mut receives: Vec<(usize, &mut [u8])> =
+            others().zip(pieces).map(|(other, piece)| (other, bytemuck::cast_slice_mut(piece))).collect();
+        self.ranks.exchange(&sends, &mut receives);
+    }
+
+    /// Adds what was received of the own shard to `values`, in the tree over ranks.
+    fn sum_own(&mut self, cpu: &Cpu, values: &mut [f32]) {
+        let (rank, size, own) = (self.ranks.rank(), self.ranks.size(), self.own());
         if own.is_empty() {
             return;
         }
