@@ -46,8 +46,8 @@ impl Footprint {
     /// Bytes of a training step: weights and gradients in f32 and what the optimizer keeps, the bf16 copy, and what the backward pass
     /// needs. With `recompute` the inner numbers of feed-forward layers are not kept.
     pub fn training(&self, counts: TokenCounts, method: Method, dtype: DType, recompute: bool) -> u64 {
-        let numbers = 2 * self.parameters() + method.state(&self.entries);
-        4 * numbers as u64 + self.copy(dtype) + self.step(counts, dtype, recompute)
+        let numbers = 2 * self.parameters() as u64 + self.state(method);
+        4 * numbers + self.copy(dtype) + self.step(counts, dtype, recompute)
     }
 
     /// What a step keeps for the backward pass, in bytes.
@@ -86,8 +86,13 @@ impl Footprint {
         self.cache.filter(|cache| cache.source).map_or(0, |cache| cache.layers)
     }
 
+    /// Numbers that an optimizer keeps.
+    pub(crate) fn state(&self, method: Method) -> u64 {
+        method.state(&self.entries) as u64
+    }
+
     /// The bf16 copy that is computed with.
-    fn copy(&self, dtype: DType) -> u64 {
+    pub(crate) fn copy(&self, dtype: DType) -> u64 {
         if dtype == DType::Bf16 { 2 * self.parameters() as u64 } else { 0 }
     }
 }

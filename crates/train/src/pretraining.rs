@@ -17,7 +17,6 @@ use henson_text::{Pieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cost::{Footprint, TokenCounts};
 use crate::distil::{Teacher, TeacherDirectory};
 use crate::error::{Result, TrainError};
 use crate::life::TrainingRun;
@@ -31,6 +30,7 @@ use crate::span_boundary::{MaskedAndBoundary, PartWithBoundaries};
 use crate::stream::{self, RunningText, Unrolled};
 use crate::together::{agree, check_parts, digest};
 use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Task, Underway, Watch};
+use crate::workload::{Rank, Workload};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
 const HELD_OUT_SEED: u64 = 0;
@@ -106,8 +106,7 @@ pub struct Plan {
     corpus: Arc<Corpus>,
     held_out: Option<Arc<Corpus>>,
     instances: Vec<Arc<Instances>>,
-    footprint: Footprint,
-    generator_footprint: Option<Footprint>,
+    workload: Workload,
     /// The directory to start from.
     start: Option<Start>,
     /// The generator that the model is trained with.
@@ -121,14 +120,14 @@ pub struct Plan {
 }
 
 /// A directory to start from, with the configs of its model and of the generator in it.
-struct Start {
+pub(crate) struct Start {
     path: PathBuf,
-    config: ModelConfig,
+    pub(crate) config: ModelConfig,
     generator: Option<ModelConfig>,
 }
 
 impl Start {
-    fn open(path: PathBuf, objective: Objective) -> Result<Self> {
+    pub(crate) fn open(path: PathBuf, objective: Objective) -> Result<Self> {
         let config =
             |path: &Path| Ok::<_, TrainError>(Config::from_value(ModelDirectory::open(path)?.config()?)?.model);
         let inner = path.join(GENERATOR);
@@ -206,20 +205,12 @@ impl Plan {
             _ => None,
         };
         let mut config = Config::new(config);
-        let head = head(recipe.objective);
-        if !config.model.family().has_head(head) && head != Head::ReplacedTokens {
-            return Err(wrong_objective(recipe.objective, &config.model));
-        }
+        let head = checked_head(recipe.objective, &config.model)?;
         let generator = generator_of(&config.model, &recipe, start.as_ref())?;
         let find = |settings| TeacherDirectory::find(settings, &config.model, start.is_none(), &tokenizer);
         let teacher = recipe.distil.as_ref().map(find).transpose()?;
         config.set_head(head);
         config.check()?;
-        let mut builder = Builder::new();
-        let model = build(&mut builder, &config.model, generator.as_ref(), head)?;
-        let footprint = Footprint::new(&model, builder.entries());
-        let generator_footprint = model.generator().map(|generator| Footprint::new(generator, &[]));
-        let max_tokens = config.model.sizes().max_tokens;
 
         let template = tokenizer.template();
         let first = recipe.instances(&recipe.phases.first().cloned().unwrap_or_default());
@@ -238,11 +229,7 @@ impl Plan {
         })?;
         let mut instances = Vec::new();
         for (number, phase) in phases.iter().enumerate() {
-            let length = phase.instances.sequence_length.max(phase.instances.longest_target());
-            if length > max_tokens {
-                let expected = format!("at most the model's {max_tokens} positions");
-                return Err(TrainError::setting("sequence_length", length, expected));
-            }
+            check_length(phase, &config.model)?;
             if text.is_some() {
                 continue;
             }
@@ -251,6 +238,7 @@ impl Plan {
             let settings = phase.instances.clone();
             instances.push(Arc::new(Instances::new(Arc::clone(&corpus), template.clone(), settings, seed)?));
         }
+        let workload = Workload::new(&recipe, &config.model, generator.as_ref(), &phases)?;
         Ok(Self {
             recipe,
             config,
@@ -259,8 +247,7 @@ impl Plan {
             corpus,
             held_out,
             instances,
-            footprint,
-            generator_footprint,
+            workload,
             start,
             generator,
             teacher,
@@ -340,33 +327,18 @@ impl Plan {
 
     /// Numbers of the model, without making it.
     pub fn parameters(&self) -> usize {
-        self.footprint.parameters()
+        self.workload.parameters()
+    }
+
+    /// What the run asks of the machines.
+    pub fn workload(&self) -> &Workload {
+        &self.workload
     }
 
     /// Bytes that the largest part of any step takes on a device, about.
     pub fn memory(&self, device: &Device) -> u64 {
-        let recipe = &self.recipe;
-        let (method, dtype) = (recipe.optimizer().method, recipe.dtype.into());
-        let of_phase = |phase: &ResolvedPhase| {
-            let counts = token_counts(phase);
-            let step = match &self.generator_footprint {
-                // Both keep what they need; only the generator has logits of the vocabulary.
-                Some(generator) => {
-                    let detector = TokenCounts { predicted: 0, ..counts };
-                    let drawn = generator.step(counts, dtype, recipe.recompute);
-                    self.footprint.training(detector, method, dtype, recipe.recompute) + drawn
-                }
-                None => self.footprint.training(counts, method, dtype, recipe.recompute),
-            };
-            // Gradients of parts that wait to be added.
-            let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.size());
-            let waiting = match device {
-                Device::Cpu(_) => (phase.accumulation / ranks).max(1).next_power_of_two().ilog2() as usize,
-                Device::Cuda(_) => 0,
-            };
-            step + (4 * waiting * self.parameters()) as u64
-        };
-        self.phases.iter().map(of_phase).max().unwrap_or(0)
+        let (rank, ranks) = self.ranks.as_ref().map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+        self.workload.memory(Rank { ranks, is_first: rank == 0, gpu: matches!(device, Device::Cuda(_)) })
     }
 
     /// What is saved beside the weights.
@@ -645,7 +617,7 @@ impl Plan {
 }
 
 /// What a config becomes by a recipe.
-fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
+pub(crate) fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
     let mut json = config.to_json()?;
     for (key, value) in &recipe.config {
         if json.get(key).is_none() {
@@ -669,7 +641,11 @@ fn overridden(config: ModelConfig, recipe: &Recipe) -> Result<ModelConfig> {
 }
 
 /// The generator's config: that of the directory to start from, or one by the recipe.
-fn generator_of(config: &ModelConfig, recipe: &Recipe, start: Option<&Start>) -> Result<Option<ModelConfig>> {
+pub(crate) fn generator_of(
+    config: &ModelConfig,
+    recipe: &Recipe,
+    start: Option<&Start>,
+) -> Result<Option<ModelConfig>> {
     let Some(settings) = &recipe.generator else { return Ok(None) };
     let GeneratorSettings { size, layers, .. } = *settings;
     let Some(mut generator) = start.and_then(|start| start.generator.clone()) else {
@@ -693,11 +669,36 @@ fn generator_of(config: &ModelConfig, recipe: &Recipe, start: Option<&Start>) ->
 }
 
 /// Lays out a model, with its generator where it has one.
-fn build(b: &mut Builder, config: &ModelConfig, generator: Option<&ModelConfig>, head: Head) -> Result<Model> {
+pub(crate) fn build(
+    b: &mut Builder,
+    config: &ModelConfig,
+    generator: Option<&ModelConfig>,
+    head: Head,
+) -> Result<Model> {
     Ok(match generator {
         Some(generator) => Model::build_with_generator(b, config, generator)?,
         None => Model::build(b, config, head)?,
     })
+}
+
+/// The head of an objective, where the model has it.
+pub(crate) fn checked_head(objective: Objective, model: &ModelConfig) -> Result<Head> {
+    let head = head(objective);
+    match model.family().has_head(head) || head == Head::ReplacedTokens {
+        true => Ok(head),
+        false => Err(wrong_objective(objective, model)),
+    }
+}
+
+/// Refuses sequences that are longer than the model takes.
+pub(crate) fn check_length(phase: &ResolvedPhase, model: &ModelConfig) -> Result<()> {
+    let length = phase.instances.sequence_length.max(phase.instances.longest_target());
+    let max_tokens = model.sizes().max_tokens;
+    if length > max_tokens {
+        let expected = format!("at most the model's {max_tokens} positions");
+        return Err(TrainError::setting("sequence_length", length, expected));
+    }
+    Ok(())
 }
 
 /// Says what else a model is pre-trained with.
@@ -725,24 +726,6 @@ fn check_streams(objective: Objective, model: &ModelConfig) -> Result<()> {
     };
     let got = serde_json::to_value(objective).ok().and_then(|name| Some(name.as_str()?.to_owned()));
     Err(TrainError::setting("objective", got.unwrap_or_default(), expected))
-}
-
-/// Tokens of a part of a step, at most.
-fn token_counts(phase: &ResolvedPhase) -> TokenCounts {
-    let instances = &phase.instances;
-    let sequences = phase.batch_size / phase.accumulation;
-    let (sources, targets) = (sequences * instances.sequence_length, sequences * instances.longest_target());
-    let masked = (sources as f64 * instances.mask_probability) as usize;
-    let (sources, predicted) = match instances.objective {
-        // What is predicted stands in the batch once more.
-        Objective::Permutation => (sources + masked, masked),
-        // One row for each direction.
-        Objective::Bidirectional => (2 * sources, 2 * sources),
-        objective if objective.masks() => (sources, masked),
-        _ if targets > 0 => (sources, targets),
-        _ => (sources, sources),
-    };
-    TokenCounts { sources, targets, predicted }
 }
 
 fn head(objective: Objective) -> Head {
