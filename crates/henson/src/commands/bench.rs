@@ -15,17 +15,30 @@ use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
-use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize};
+use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize, BenchTrain};
+use crate::launch::{self, Started, Together};
 use crate::{input, models, output};
 
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
-        Bench::Train(flags) => model(&flags, Mode::Train),
-        Bench::Infer(flags) => model(&flags, Mode::Infer),
+        Bench::Train(flags) => train(&flags),
+        Bench::Infer(flags) => model(&flags, Mode::Infer, None),
         Bench::Generate(flags) => super::bench_generate::run(&flags),
         Bench::Gemm(flags) => gemm(&flags),
         Bench::Data(flags) => data(&flags),
         Bench::Tokenize(flags) => tokenize(&flags),
+        Bench::Exchange(flags) => super::bench_exchange::run(&flags),
+    }
+}
+
+/// Training steps, of one process or of several that share the update.
+fn train(flags: &BenchTrain) -> anyhow::Result<()> {
+    match launch::start(&flags.together, &flags.model.compute.machine)? {
+        Started::Alone => model(&flags.model, Mode::Train, None),
+        Started::Together(together) => {
+            let ended = model(&flags.model, Mode::Train, Some(&together));
+            together.end(ended)
+        }
     }
 }
 
@@ -111,6 +124,8 @@ struct Measured<'a> {
     dtype: String,
     kernels: Option<String>,
     threads: usize,
+    /// Processes, each with a batch of its own.
+    ranks: usize,
     ms: f64,
     /// Of a step that begins when the one before is done; the same on the CPU.
     ms_alone: f64,
@@ -135,20 +150,28 @@ struct Operation {
     gib_per_s: f64,
 }
 
-fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
+fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
     anyhow::ensure!(flags.batch.saturating_mul(flags.seq) <= 1 << 24, "a batch has at most {} tokens", 1 << 24);
-    let device = flags.compute.device()?;
+    let device = flags.compute.machine.device_of(together)?;
     let config = config_of(&flags.model)?;
     let sizes = config.sizes();
     let most = sizes.max_tokens;
     anyhow::ensure!(flags.seq <= most, "--seq {}: {} has positions for {most} tokens", flags.seq, flags.model);
     let mut bench = ModelBench::new(&device, &config, flags)?;
+    if let Some(together) = together {
+        bench.engine.updater.share(&bench.engine.parameters, Arc::clone(&together.ranks))?;
+    }
     if mode == Mode::Infer {
         bench.engine.parameters.keep_packed();
     }
-    let mut step = |i: u32| match mode {
-        Mode::Train => bench.train_step(i),
-        Mode::Infer => bench.infer(),
+    let mut step = |i: u32| {
+        let results = match mode {
+            Mode::Train => bench.train_step(i),
+            Mode::Infer => bench.infer(),
+        };
+        // Losses and flags go around once a step.
+        together.inspect(|together| drop(together.ranks.gather(&[0; 32])));
+        results
     };
     // On a GPU a pass runs once to see what it needs and once to be recorded.
     for i in 0..flags.warmup.max(3) {
@@ -186,6 +209,10 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         true => Some(profile(&device, peak * 1e12, flags.steps, |i| step(i)?.wait())?),
         false => None,
     };
+    if together.is_some_and(|together| !together.is_first()) {
+        return Ok(());
+    }
+    let ranks = together.map_or(1, |together| together.ranks.size());
     let measured = Measured {
         mode,
         device: device.to_string(),
@@ -195,9 +222,10 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         dtype: flags.compute.dtype.to_string(),
         kernels: device.isa().map(|isa: Isa| isa.to_string()),
         threads: device.threads(),
+        ranks,
         ms: round(seconds * 1e3, 3),
         ms_alone: round(alone * 1e3, 3),
-        tokens_per_s: round((flags.batch * flags.seq) as f64 / seconds, 0),
+        tokens_per_s: round((ranks * flags.batch * flags.seq) as f64 / seconds, 0),
         tflops: round(tflops, 4),
         peak_tflops: round(peak, 4),
         share_of_peak: round(tflops / peak, 3),
@@ -207,19 +235,25 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
     if flags.json {
         return output::json(&measured);
     }
-    let Measured { model, batch, seq, dtype, ms, tokens_per_s, .. } = &measured;
-    let what = if mode == Mode::Train { "a training step" } else { "a forward pass" };
-    output::line(&format!("{what} of {model}, {batch}×{seq} tokens, {dtype} on {device}"))?;
-    output::line(&format!("  {ms:.2} ms (median of {}), {tokens_per_s:.0} tokens/s", flags.steps))?;
-    if device.ahead() > 0 {
-        output::line(&format!("  {:.2} ms where each step waits for the one before", measured.ms_alone))?;
-    }
-    output::line(&format!(
-        "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
-        100.0 * tflops / peak
-    ))?;
-    output::line(&format!("  {peak_mib:.0} MiB of memory at most"))?;
-    if let Some(operations) = &measured.operations {
+    measured.print(flags.steps, &device)
+}
+
+impl Measured<'_> {
+    fn print(&self, steps: usize, device: &Device) -> anyhow::Result<()> {
+        let Self { model, batch, seq, dtype, ranks, ms, tokens_per_s, tflops, peak_tflops: peak, peak_mib, .. } = self;
+        let what = if self.mode == Mode::Train { "a training step" } else { "a forward pass" };
+        let each = if *ranks > 1 { format!(" in each of {ranks} processes") } else { String::new() };
+        output::line(&format!("{what} of {model}, {batch}×{seq} tokens{each}, {dtype} on {device}"))?;
+        output::line(&format!("  {ms:.2} ms (median of {steps}), {tokens_per_s:.0} tokens/s"))?;
+        if device.ahead() > 0 {
+            output::line(&format!("  {:.2} ms where each step waits for the one before", self.ms_alone))?;
+        }
+        output::line(&format!(
+            "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
+            100.0 * tflops / peak
+        ))?;
+        output::line(&format!("  {peak_mib:.0} MiB of memory at most"))?;
+        let Some(operations) = &self.operations else { return Ok(()) };
         output::line("  operation                 calls        ms   floor ms   floor/ms    GFLOP/s     GiB/s")?;
         for o in operations {
             let Operation { kind, calls, ms, floor_ms, gflops, gib_per_s } = o;
@@ -230,9 +264,8 @@ fn model(flags: &BenchModel, mode: Mode) -> anyhow::Result<()> {
         }
         let total: f64 = operations.iter().map(|o| o.ms).sum();
         let floor: f64 = operations.iter().map(|o| o.floor_ms).sum();
-        output::line(&format!("  {:<24} {:>6} {total:>9.3} {floor:>10.3} {:>9.0}%", "all", "", 100.0 * floor / total))?;
+        output::line(&format!("  {:<24} {:>6} {total:>9.3} {floor:>10.3} {:>9.0}%", "all", "", 100.0 * floor / total))
     }
-    Ok(())
 }
 
 /// The times of all kinds of operations, the mean over some steps.
@@ -410,13 +443,20 @@ fn predicted(seq: usize) -> usize {
 /// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference. Of a discriminator and its
 /// generator both count, with tables of E columns and 2·T·H² for the discriminator's head.
 fn flops(config: &ModelConfig, flags: &BenchModel, mode: Mode) -> f64 {
-    let (t, p) = (flags.batch * flags.seq, flags.batch * predicted(flags.seq));
-    let encoder = |config: &ModelConfig| 2.0 * t as f64 * config.multiply_adds(flags.seq);
+    match mode {
+        Mode::Infer => 2.0 * (flags.batch * flags.seq) as f64 * config.multiply_adds(flags.seq),
+        Mode::Train => training_flops(config, flags.batch, flags.seq),
+    }
+}
+
+/// Those of a training step.
+pub(super) fn training_flops(config: &ModelConfig, batch: usize, seq: usize) -> f64 {
+    let (t, p) = (batch * seq, batch * predicted(seq));
+    let encoder = |config: &ModelConfig| 2.0 * t as f64 * config.multiply_adds(seq);
     let Sizes { hidden_size: h, vocab_size: v, .. } = config.sizes();
-    match (mode, config.generator(None, None)) {
-        (Mode::Infer, _) => encoder(config),
-        (Mode::Train, Err(_)) => 3.0 * (encoder(config) + 2.0 * (p * (h * h + h * v)) as f64),
-        (Mode::Train, Ok(generator)) => {
+    match config.generator(None, None) {
+        Err(_) => 3.0 * (encoder(config) + 2.0 * (p * (h * h + h * v)) as f64),
+        Ok(generator) => {
             let width = config.to_json().ok().and_then(|json| json.get("embedding_size")?.as_u64());
             let (of, e) = (generator.sizes().hidden_size, width.map_or(h, |width| width as usize));
             let projected = |h: usize| if h == e { 0 } else { t * e * h };

@@ -3,6 +3,7 @@
 mod ablate;
 mod answer;
 mod bench;
+mod bench_exchange;
 mod bench_generate;
 mod choose;
 mod classify;
@@ -17,6 +18,7 @@ mod finetune;
 mod generate;
 pub(crate) mod info;
 mod mine;
+mod plan;
 mod predict;
 pub(crate) mod pretrain;
 mod probe;
@@ -38,6 +40,7 @@ pub(crate) fn run(flags: Flags) -> anyhow::Result<()> {
         Command::Tokenizer(flags) => tokenizer::run(&flags),
         Command::Data(flags) => data::run(&flags),
         Command::Pretrain(flags) => pretrain::run(&flags),
+        Command::Plan(flags) => plan::run(&flags),
         Command::Finetune(flags) => finetune::run(&flags),
         Command::Distil(flags) => finetune::distil::run(&flags),
         Command::Predict(flags) => predict::run(&flags),

@@ -153,24 +153,7 @@ pub(crate) fn plan(mut recipe: Recipe, threads: usize) -> anyhow::Result<Plan> {
 }
 
 fn recipe(flags: &Pretrain, teacher: Option<&str>) -> anyhow::Result<Recipe> {
-    let (text, place) = match &flags.recipe {
-        Some(path) => {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read the recipe {}", path.display()))?;
-            (text, path.display().to_string())
-        }
-        None => (String::new(), "the default recipe".to_owned()),
-    };
-    let mut sets = flags.settings.sets()?;
-    if let Some(teacher) = teacher {
-        sets.push(format!("distil.teacher={}", serde_json::to_string(teacher)?));
-        // What a teacher is followed in, unless somebody says otherwise.
-        let says = |line: &str| line.trim_start().starts_with("objective");
-        if !text.lines().any(says) && !sets.iter().any(|set| says(set)) {
-            sets.push("objective=mlm".to_owned());
-        }
-    }
-    let mut recipe = Recipe::parse(&text, &place, &sets)?;
+    let mut recipe = read_recipe(flags.recipe.as_deref(), flags.settings.sets()?, teacher)?;
     if let Some(model) = &flags.model {
         recipe.model.clone_from(model);
     }
@@ -181,6 +164,27 @@ fn recipe(flags: &Pretrain, teacher: Option<&str>) -> anyhow::Result<Recipe> {
     recipe.dtype = flags.dtype.map_or(recipe.dtype, Precision::from);
     recipe.samples_in_report |= flags.samples_in_report;
     Ok(recipe)
+}
+
+/// A recipe's file, if there is one, with what was set and a teacher over what it says.
+pub(super) fn read_recipe(path: Option<&Path>, mut sets: Vec<String>, teacher: Option<&str>) -> anyhow::Result<Recipe> {
+    let (text, place) = match path {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read the recipe {}", path.display()))?;
+            (text, path.display().to_string())
+        }
+        None => (String::new(), "the default recipe".to_owned()),
+    };
+    if let Some(teacher) = teacher {
+        sets.push(format!("distil.teacher={}", serde_json::to_string(teacher)?));
+        // What a teacher is followed in, unless somebody says otherwise.
+        let says = |line: &str| line.trim_start().starts_with("objective");
+        if !text.lines().any(says) && !sets.iter().any(|set| says(set)) {
+            sets.push("objective=mlm".to_owned());
+        }
+    }
+    Ok(Recipe::parse(&text, &place, &sets)?)
 }
 
 /// The kernel would kill us without a word: better to say it before.

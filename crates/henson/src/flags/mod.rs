@@ -9,6 +9,7 @@ pub(crate) mod eval;
 pub(crate) mod finetune;
 pub(crate) mod generate;
 pub(crate) mod labelled;
+pub(crate) mod plan;
 pub(crate) mod pretrain;
 pub(crate) mod probe;
 pub(crate) mod ranks;
@@ -58,6 +59,8 @@ learning_rate, schedule, warmup_steps, weight_decay, dropout, checkpoint_every, 
 lists all."
     )]
     Pretrain(pretrain::Pretrain),
+    /// Predict what more processes or GPUs would do for a pre-training run: time, memory, communication, and where it stops paying
+    Plan(plan::Plan),
     /// Fine-tune a model on labelled data: GLUE, SQuAD, entities, multiple choice, or your own tables
     Finetune(finetune::Finetune),
     /// Distil fine-tuned models into a smaller one, on labelled data, on plain text, or by masked language modelling
@@ -120,7 +123,7 @@ henson features --model DIR --file notes.txt --format npy --out notes.npy")]
     #[command(after_help = "Reads old names, sharded files and half precision. What a file has beyond the model, or \
 lacks, is reported.\n\nExample:\n  henson convert SRC DST --dtype bf16")]
     Convert(Convert),
-    /// Measure speed: training steps, inference, matrix multiplication
+    /// Measure speed: training steps, inference, matrix multiplication, exchange between processes
     #[command(subcommand)]
     Bench(Bench),
     /// List every setting of recipes and --set: key, default, meaning
@@ -445,7 +448,7 @@ impl Machine {
 #[derive(Subcommand, Debug)]
 pub(crate) enum Bench {
     /// Whole training steps of masked LM and next sentence, of ELECTRA with its generator: forward, backward, clipping, AdamW
-    Train(BenchModel),
+    Train(BenchTrain),
     /// The encoder's forward pass
     Infer(BenchModel),
     /// Tokens that a model writes per second
@@ -456,6 +459,32 @@ pub(crate) enum Bench {
     Data(BenchData),
     /// Tokenize texts, one thread
     Tokenize(BenchTokenize),
+    /// What several processes send each other in an update: all-to-all, all-gather and the shared update itself
+    #[command(after_help = "Examples:\n  henson bench exchange --model bert-base --ranks 2\n  \
+mpirun -n 4 henson bench exchange --model bert-base --json > exchange.json\n\n\
+`henson plan --rates exchange.json` predicts by it what more processes would do.")]
+    Exchange(BenchExchange),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchExchange {
+    /// The model whose gradients and weights are exchanged: a size, or a model directory
+    #[arg(long, default_value = "bert-mini")]
+    pub(crate) model: String,
+
+    /// Rounds to measure; the median counts
+    #[arg(long, default_value_t = 5, value_parser = parse_count)]
+    pub(crate) steps: usize,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+
+    #[command(flatten)]
+    pub(crate) together: ranks::RankFlags,
 }
 
 #[derive(Args, Debug)]
@@ -500,12 +529,21 @@ pub(crate) struct BenchTokenize {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct BenchTrain {
+    #[command(flatten)]
+    pub(crate) model: BenchModel,
+
+    #[command(flatten)]
+    pub(crate) together: ranks::RankFlags,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct BenchModel {
     /// A size (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, electra-base, …) or a model directory
     #[arg(long, default_value = "bert-mini")]
     pub(crate) model: String,
 
-    /// Sequences in a batch
+    /// Sequences in a batch; of several processes, in each one's part of it
     #[arg(long, default_value_t = 16, value_parser = parse_count)]
     pub(crate) batch: usize,
 

@@ -9,7 +9,7 @@ use super::parse_count;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Several processes")]
 pub(crate) struct RankFlags {
-    /// Train with N processes on this machine: starts them with the mpirun that is installed. Under mpirun or srun itself, leave it
+    /// Work with N processes on this machine: starts them with the mpirun that is installed. Under mpirun or srun itself, leave it
     /// out: what these set is recognised
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) ranks: Option<usize>,

@@ -363,6 +363,7 @@ fn every_mistake_gets_a_clear_word() {
     fails(1, &["fill", "--model", directory, "no blank"], b"", &["[MASK]", "text 1"]);
     fails(1, &["features", "--model", directory, "--layers", "9", "a"], b"", &["no layer 9", "2 layers"]);
     fails(1, &["embed", "--model", directory, "--max-length", "1", "a"], b"", &["1"]);
+    fails(1, &["bench", "exchange"], b"", &["--ranks 2", "mpirun"]);
     fails(1, &["bench", "train", "--model", "bert-huge"], b"", &["bert-huge", "bert-large"]);
     fails(1, &["bench", "infer", "--model", "bert-tiny", "--seq", "513"], b"", &["512"]);
     fails(1, &["info", "bert-enormous"], b"", &["bert-enormous"]);

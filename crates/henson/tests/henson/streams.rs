@@ -20,7 +20,7 @@ enum Prints {
 }
 
 /// Each command with arguments that make it short. `OUT` is a place of the run's own; other capitals are what all share.
-const COMMANDS: [(Prints, &str); 35] = [
+const COMMANDS: [(Prints, &str); 37] = [
     (Prints::Times, "tokenizer train --vocab-size 300 --out OUT TEXT"),
     (Prints::Equal, "tokenizer encode --model MLM word40"),
     (Prints::Equal, "tokenizer info --model MLM"),
@@ -69,6 +69,9 @@ const COMMANDS: [(Prints, &str); 35] = [
     (Prints::Equal, "info MLM"),
     (Prints::Equal, "convert MLM OUT"),
     (Prints::Times, "bench infer --model bert-tiny --batch 1 --seq 8 --steps 1"),
+    (Prints::Equal, "plan SET/one.toml --gpus 8"),
+    // Alone, it only says what it needs.
+    (Prints::Equal, "bench exchange --model bert-tiny"),
     // The whole of it takes long; here it only has to refuse a directory of somebody else's.
     (Prints::Equal, "demo --out SET"),
     // Another mistake, so that there is a message.
