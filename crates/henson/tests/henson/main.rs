@@ -12,6 +12,7 @@ mod heads;
 mod instances;
 mod labels;
 mod modernbert;
+mod packaging;
 mod plan;
 mod pretrain;
 mod report;
