@@ -13,6 +13,7 @@ mod kernels;
 mod layers;
 mod licences;
 mod minilm;
+mod netfaults;
 mod ranks;
 mod readme;
 mod strace;
@@ -61,7 +62,7 @@ const CI: [Step; 9] = [
 ];
 
 /// Steps that are part of another one in `ci`, and those that need more than the CI machine has.
-const ALONE: [Step; 7] = [
+const ALONE: [Step; 8] = [
     Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: Plain(minilm::run) },
     Step {
         name: "granite",
@@ -72,6 +73,7 @@ const ALONE: [Step; 7] = [
     Step { name: "arm", what: arm::WHAT, run: Plain(arm::run) },
     Step { name: "miri", what: "Miri on the thread pool and on readers of files", run: Plain(unsound::miri) },
     Step { name: "ranks", what: ranks::WHAT, run: WithOptions(ranks::run) },
+    Step { name: "netfaults", what: netfaults::WHAT, run: WithOptions(netfaults::run) },
     Step { name: "baseline", what: baseline::WHAT, run: WithOptions(baseline::run) },
 ];
 

@@ -23,7 +23,7 @@ const FAMILIES: [(&str, &str); 2] = [("mpirun.openmpi", "openmpi-bin"), ("mpirun
 /// No command takes longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-const PRETRAIN: &str = "pretrain --model bert-tiny --data {in}/data --threads 1 --set config.hidden_size=48 \
+pub(crate) const PRETRAIN: &str = "pretrain --model bert-tiny --data {in}/data --threads 1 --set config.hidden_size=48 \
     --set config.num_attention_heads=2 --set config.max_position_embeddings=64 --set steps=40 --set batch_size=8 --set accumulation=4 \
     --set sequence_length=32 --set learning_rate=1e-2 --set warmup_steps=2 --set checkpoint_every=4 --set eval_every=20 \
     --set eval_sequences=24 --set log_every=1 --lost-after 10";
@@ -43,9 +43,9 @@ const KINDS: [(&str, &str); 5] =
 /// Which families and numbers of ranks are tried for which of these: every pair of choices is there once.
 const CHOSEN: [(usize, usize, usize); 5] = [(0, 2, 0), (1, 4, 1), (1, 2, 2), (0, 4, 3), (0, 2, 4)];
 
-struct Bench {
-    binary: PathBuf,
-    place: PathBuf,
+pub(crate) struct Bench {
+    pub(crate) binary: PathBuf,
+    pub(crate) place: PathBuf,
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &[String]) -> Result {
@@ -68,6 +68,7 @@ pub(crate) fn run(workspace: &Workspace, options: &[String]) -> Result {
         install_package(program, "--version", package)?;
     }
     let bench = Bench::new(workspace, binary)?;
+    bench.measured()?;
     bench.same_bits(whole)?;
     bench.finetuning()?;
     for number in 0..kills {
@@ -81,7 +82,7 @@ pub(crate) fn run(workspace: &Workspace, options: &[String]) -> Result {
 }
 
 impl Bench {
-    fn new(workspace: &Workspace, binary: Option<PathBuf>) -> Result<Self> {
+    pub(crate) fn new(workspace: &Workspace, binary: Option<PathBuf>) -> Result<Self> {
         let binary = match binary {
             Some(binary) => binary.canonicalize().map_err(|error| format!("{}: {error}", binary.display()))?,
             None => {
@@ -121,7 +122,7 @@ impl Bench {
     }
 
     /// One process, to its end.
-    fn alone(&self, line: &str, out: &str) -> Result {
+    pub(crate) fn alone(&self, line: &str, out: &str) -> Result {
         let mut command = Command::new(&self.binary);
         command.args(self.arguments(line, out));
         self.ends(command, Some(0), line).map(drop)
@@ -144,7 +145,7 @@ impl Bench {
         command
     }
 
-    fn arguments(&self, line: &str, out: &str) -> Vec<String> {
+    pub(crate) fn arguments(&self, line: &str, out: &str) -> Vec<String> {
         let line = line.replace("{in}", &self.place.to_string_lossy());
         let mut arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         if !out.is_empty() {
@@ -153,18 +154,18 @@ impl Bench {
         arguments
     }
 
-    fn out(&self, name: &str) -> PathBuf {
+    pub(crate) fn out(&self, name: &str) -> PathBuf {
         self.place.join("out").join(name)
     }
 
-    fn start(&self, mut command: Command) -> Result<Child> {
+    pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
         let file = |name| fs::File::create(self.place.join(name)).map_err(|error| error.to_string());
         command.stdin(Stdio::null()).stdout(file("stdout")?).stderr(file("stderr")?);
         command.spawn().map_err(|error| format!("cannot start {command:?}: {error}"))
     }
 
     /// Waits for the end, but not for ever. Gives what was printed on standard error.
-    fn wait(&self, mut child: Child) -> Result<(Option<i32>, String)> {
+    pub(crate) fn wait(&self, mut child: Child) -> Result<(Option<i32>, String)> {
         let begin = Instant::now();
         loop {
             let ended = child.try_wait().map_err(|error| error.to_string())?;
@@ -188,6 +189,23 @@ impl Bench {
         let (ended, said) = self.wait(self.start(command)?)?;
         let right = code.map_or(ended != Some(0), |code| ended == Some(code));
         if right { Ok(said) } else { Err(format!("{line}\n{shown}\nended with {ended:?}:\n{said}")) }
+    }
+
+    /// What ranks exchange is measured under both families.
+    fn measured(&self) -> Result {
+        for (family, ranks) in [(0, 2), (1, 4)] {
+            let line = "bench exchange --model bert-tiny --steps 2 --threads 1 --json --lost-after 10";
+            self.ends(self.mpirun(family, ranks, line, ""), Some(0), line)?;
+            let printed = fs::read_to_string(self.place.join("stdout")).map_err(|error| error.to_string())?;
+            let measured: Value = serde_json::from_str(&printed).map_err(|error| format!("{error}: {printed}"))?;
+            let largest = measured["transfers"].as_array().and_then(|all| all.last()).cloned().unwrap_or_default();
+            let rates = ["all_to_all_gb_per_s", "all_gather_gb_per_s"].map(|name| largest[name].as_f64());
+            if measured["ranks"] != ranks || rates.iter().any(|rate| rate.is_none_or(|rate| rate <= 0.0)) {
+                return Err(format!("bench exchange with {ranks} ranks printed {printed}"));
+            }
+            println!("{}: {ranks} ranks exchange {rates:?} GB/s", FAMILIES[family].1);
+        }
+        Ok(())
     }
 
     /// Weights, moments and logs of several ranks are those of one.
@@ -230,7 +248,8 @@ impl Bench {
         let name = format!("killed-{number}");
         let (family, ranks) = (number % 2, [4, 2][number / 2 % 2]);
         let child = self.start(self.mpirun(family, ranks, PRETRAIN, &name))?;
-        let step = self.wait_for_checkpoint(&name, number)?;
+        let step = [4, 12, 20][number % 3];
+        self.wait_for_checkpoint(&name, step)?;
         let processes = self.processes(&name)?;
         let victim = *processes.get(number % processes.len().max(1)).ok_or("no rank is running")?;
         signal("KILL", victim)?;
@@ -259,7 +278,7 @@ impl Bench {
             let name = format!("silent-{family}");
             let line = PRETRAIN.replace("--lost-after 10", "--lost-after 3");
             let child = self.start(self.mpirun(family, 2, &line, &name))?;
-            self.wait_for_checkpoint(&name, 0)?;
+            self.wait_for_checkpoint(&name, 4)?;
             let processes = self.processes(&name)?;
             let victim = *processes.last().ok_or("no rank is running")?;
             signal("STOP", victim)?;
@@ -285,7 +304,7 @@ impl Bench {
         let name = "asked";
         // Under MPICH, whose mpirun leaves the others alone.
         let child = self.start(self.mpirun(1, 2, PRETRAIN, name))?;
-        self.wait_for_checkpoint(name, 0)?;
+        self.wait_for_checkpoint(name, 4)?;
         let processes = self.processes(name)?;
         signal("TERM", *processes.last().ok_or("no rank is running")?)?;
         let (code, said) = self.wait(child)?;
@@ -344,9 +363,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits for a checkpoint, a later one for every number.
-    fn wait_for_checkpoint(&self, name: &str, number: usize) -> Result<u64> {
-        let step = [4, 12, 20][number % 3];
+    /// Waits for the checkpoint of a step.
+    pub(crate) fn wait_for_checkpoint(&self, name: &str, step: u64) -> Result {
         let (place, begin) = (self.out(name).join(format!("checkpoints/step-{step}")), Instant::now());
         while !place.exists() {
             if begin.elapsed() > PATIENCE {
@@ -354,11 +372,11 @@ impl Bench {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(step)
+        Ok(())
     }
 
     /// The ranks of a run, by their ids in order.
-    fn processes(&self, name: &str) -> Result<Vec<u32>> {
+    pub(crate) fn processes(&self, name: &str) -> Result<Vec<u32>> {
         let (out, mut found) = (self.out(name).to_string_lossy().into_owned(), Vec::new());
         for entry in fs::read_dir("/proc").map_err(|error| error.to_string())?.flatten() {
             let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -374,7 +392,7 @@ impl Bench {
     }
 
     /// Demands that no rank is left.
-    fn gone(&self, name: &str, said: &str) -> Result {
+    pub(crate) fn gone(&self, name: &str, said: &str) -> Result {
         let begin = Instant::now();
         loop {
             let left = self.processes(name)?;
@@ -389,7 +407,7 @@ impl Bench {
     }
 
     /// Demands that two runs left the same: model, last checkpoint, log.
-    fn equal(&self, one: &str, other: &str) -> Result {
+    pub(crate) fn equal(&self, one: &str, other: &str) -> Result {
         let (left, right) = (self.results(one)?, self.results(other)?);
         let names: Vec<&String> = left.keys().chain(right.keys()).collect();
         for name in names {
