@@ -2,6 +2,7 @@
 
 use henson_infer::{Pooling, Read, normalise, read};
 use henson_models::{Head, Model};
+use henson_ranks::Ranks;
 use henson_tensor::Parameters;
 use henson_text::Features;
 
@@ -34,6 +35,51 @@ pub(crate) fn forward(
         scores
     };
     Ok(examples.iter().zip(outputs).map(scores).collect())
+}
+
+/// The scores of all examples, of which each rank has those of its share, in order: on every rank. None where what came is no scores.
+pub(crate) fn gather_scores(ranks: &Ranks, own: &[Scores]) -> Option<Vec<Scores>> {
+    // For every example the number of its rows; for each of these its length and its numbers.
+    let mut bytes = Vec::new();
+    for scores in own {
+        bytes.extend((scores.len() as u32).to_le_bytes());
+        for row in scores {
+            bytes.extend((row.len() as u32).to_le_bytes());
+            bytes.extend(row.iter().flat_map(|number| number.to_le_bytes()));
+        }
+    }
+    let lengths = ranks.gather(&(bytes.len() as u64).to_le_bytes());
+    let (mut parts, mut end) = (Vec::new(), 0);
+    for length in lengths {
+        let start = end;
+        end += u64::from_le_bytes(length.try_into().ok()?) as usize;
+        parts.push(start..end);
+    }
+    let mut all = vec![0; end];
+    all[parts[ranks.rank()].clone()].copy_from_slice(&bytes);
+    ranks.all_gather(&mut all, &parts);
+    let (mut rest, mut scores) = (&all[..], Vec::new());
+    while !rest.is_empty() {
+        let rows = (0..take_count(&mut rest)?).map(|_| {
+            let count = take_count(&mut rest)?;
+            let (numbers, behind) = rest.split_at_checked(4 * count)?;
+            rest = behind;
+            Some(
+                numbers
+                    .chunks_exact(4)
+                    .map(|number| f32::from_le_bytes(number.try_into().unwrap_or_default()))
+                    .collect(),
+            )
+        });
+        scores.push(rows.collect::<Option<Scores>>()?);
+    }
+    Some(scores)
+}
+
+fn take_count(rest: &mut &[u8]) -> Option<usize> {
+    let (count, behind) = rest.split_at_checked(4)?;
+    *rest = behind;
+    Some(u32::from_le_bytes(count.try_into().ok()?) as usize)
 }
 
 /// The logits of each sequence of each example; of a bare encoder, their vectors. `go_on` as in [`forward`].
@@ -121,4 +167,26 @@ fn by_tokens<'a, 'f>(mut rest: &'a [&'f Features]) -> impl Iterator<Item = &'a [
         rest = others;
         (!part.is_empty()).then_some(part)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_of_shares_come_together_in_order() {
+        // Three ranks, of which the first has no example; rows of unequal lengths, one of them empty.
+        let all: Vec<Scores> = vec![vec![vec![1.0, -2.5], vec![], vec![3.0]], vec![]];
+        std::thread::scope(|scope| {
+            for ranks in Ranks::in_threads(3) {
+                let all = &all;
+                scope.spawn(move || {
+                    let own = ranks.share(all.len(), ranks.rank());
+                    assert_eq!(gather_scores(&ranks, &all[own]).unwrap(), *all);
+                    // Nothing of anybody.
+                    assert_eq!(gather_scores(&ranks, &[]).unwrap(), Vec::<Scores>::new());
+                });
+            }
+        });
+    }
 }

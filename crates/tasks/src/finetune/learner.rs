@@ -9,6 +9,7 @@ use std::sync::Arc;
 use henson_infer::Pooling;
 use henson_kernels::philox::Stream;
 use henson_models::{Batch, Capture, Head, Model, ModelConfig};
+use henson_ranks::Ranks;
 use henson_tensor::{Bits, Device, Layout, Parameters, Pass, Reading, Tensor, Var};
 use henson_text::{Features, Tokenizer};
 use henson_train::objective::Objective;
@@ -18,7 +19,7 @@ use serde_json::Value;
 use crate::error::TaskError;
 use crate::example::Set;
 use crate::forms::{Loss, Part, TokenLoss};
-use crate::forward::forward;
+use crate::forward::{forward, gather_scores};
 use crate::predict::predictions_of;
 use crate::predictions::Prediction;
 use crate::prepare::{Instance, Lengths, Prepared, prepare_all};
@@ -209,10 +210,10 @@ impl Learner {
         Ok(())
     }
 
-    /// What the model says about the dev examples, and how right that is.
-    pub(crate) fn look(&mut self, engine: &mut Engine, step: u64) -> Result<Option<&Found>> {
+    /// What the model says about the dev examples, and how right that is. Of several ranks that all look, each reads a share of them.
+    pub(crate) fn look(&mut self, engine: &Engine, step: u64, ranks: Option<&Ranks>) -> Result<Option<&Found>> {
         let Engine { model, parameters, .. } = engine;
-        if let Some(found) = self.score(model, parameters, step)? {
+        if let Some(found) = self.score(model, parameters, step, ranks)? {
             self.found = Some(found);
             return Ok(self.found.as_ref());
         }
@@ -240,13 +241,25 @@ impl Learner {
     }
 
     /// What any model with the task's head says about the dev examples, and how right that is.
-    pub(crate) fn score(&self, model: &Model, parameters: &Parameters, step: u64) -> Result<Option<Found>> {
+    pub(crate) fn score(
+        &self,
+        model: &Model,
+        parameters: &Parameters,
+        step: u64,
+        ranks: Option<&Ranks>,
+    ) -> Result<Option<Found>> {
         let Some(Dev { set, prepared }) = &self.dev else { return Ok(None) };
         if let (true, Some(writing)) = (set.task.form.writes, &self.settings.writing) {
             return self.score_written(model, parameters, writing, step).map(Some);
         }
-        let scores = forward(model, parameters, set.task, prepared, &self.settings.poolings, |_| true)
+        let own = ranks.map_or(0..prepared.len(), |ranks| ranks.share(prepared.len(), ranks.rank()));
+        let mut scores = forward(model, parameters, set.task, &prepared[own], &self.settings.poolings, |_| true)
             .map_err(|e| TrainError::Task(e.into()))?;
+        if let Some(ranks) = ranks {
+            scores = gather_scores(ranks, &scores).ok_or_else(|| {
+                TrainError::Ranks("scores of other ranks make no sense: are all of the same version?".to_owned())
+            })?;
+        }
         // All answers first; then those whose odds are against them are taken back, as far as that is best.
         let (most, threshold) = match set.task.may_be_unanswerable {
             // A model that never saw a question without an answer gives one to all.
@@ -362,7 +375,8 @@ impl Task for Learner {
     }
 
     fn evaluate(&mut self, engine: &mut Engine, step: u64) -> Result<Option<Evaluation>> {
-        if self.look(engine, step)?.is_none() {
+        let ranks = engine.ranks().cloned();
+        if self.look(engine, step, ranks.as_deref())?.is_none() {
             return Ok(None);
         }
         let (Some(Dev { set, .. }), Some(found)) = (&self.dev, &self.found) else { return Ok(None) };

@@ -186,11 +186,11 @@ pub fn finetune(
         let averaged = plan.recipe.average_checkpoints;
         if averaged > 1 {
             average(&run, &mut engine, averaged)?;
-            learner.look(&mut engine, run.state().step)?;
+            learner.look(&engine, run.state().step, None)?;
         }
-        // What the model says that the run ends with.
+        // What the model says that the run ends with; the other ranks are done.
         if averaged <= 1 && learner.found.as_ref().is_none_or(|found| found.step != run.best_step()) {
-            learner.look(&mut engine, run.best_step())?;
+            learner.look(&engine, run.best_step(), None)?;
         }
     }
     let mut results = results(plan, &run, learner.found.as_ref(), &folds);
@@ -268,7 +268,7 @@ struct Linear {
 impl Linear {
     fn new(plan: &Plan, device: &Device, learner: &Learner) -> Result<Self, TaskError> {
         let model = LinearModel::fit(plan, device)?;
-        let found = learner.score(&model.model, &model.parameters, 0)?;
+        let found = learner.score(&model.model, &model.parameters, 0, None)?;
         Ok(Self { model, found })
     }
 }
