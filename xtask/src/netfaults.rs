@@ -52,7 +52,7 @@ enum Fault {
 const CASES: [(&str, Fault); 7] = [
     ("undisturbed", Fault::None),
     ("loss-1", Fault::Loss(1)),
-    ("loss-8", Fault::Loss(8)),
+    ("loss-4", Fault::Loss(4)),
     ("slow", Fault::Slow(50)),
     ("pause", Fault::Pause(3)),
     ("silence", Fault::Silence),
