@@ -1,4 +1,4 @@
-"""Makes tests-data/running-text/golden.json: recurrent language models on running text, in PyTorch and f64.
+"""Makes tests-data/running-text/golden.json: language models on running text, in PyTorch and f64.
 
     python tools/golden/running_text.py tests-data/running-text
 
@@ -6,6 +6,10 @@ A text is divided into rows that are read a few units at a time; states go on fr
 with zeros. The first model is an LSTM over tokens (Zaremba et al. 2014), updated by gradient descent on the sum of a row's losses, clipped;
 the second a small ELMo (Peters et al. 2018) over words as characters, updated by Adagrad from sums of 1. The losses of steps across the
 border of an epoch are kept, and of every parameter after the last one Σ p·sin(j + 1).
+
+The third is a tiny XLNet of `transformers` with a memory (Yang et al. 2019): what every layer read in the sequence before, of which the last
+token is not kept. Which tokens of a sequence are predicted, and in which order, is drawn here and written down: `orders` has 0 for
+tokens that all see, `targets` the places of what is predicted.
 
 Parameters begin as those of recurrent.py: element i of the k-th (names sorted) is 0.4·sin(0.7·i + 1.3·k).
 """
@@ -16,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+import transformers
 
 torch.set_default_dtype(torch.float64)
 
@@ -194,7 +199,80 @@ def words():
     return dict(epoch=steps, words=known, losses=losses, norms=norms, parameters=summary(p))
 
 
+class Exact(transformers.XLNetModel):
+    """Its table of distances stays in f32, which two streams in f64 do not take."""
+
+    def relative_positional_encoding(self, *sizes, **more):
+        return super().relative_positional_encoding(*sizes, **more).to(self.dtype)
+
+
+def own_layout(name, p):
+    """A parameter as henson has it: what projects tokens and distances, with a row for each output."""
+    hidden = p.shape[0]
+    return p.detach().reshape(hidden, -1).T if name.endswith((".q", ".k", ".v", ".r")) else p.detach()
+
+
+def in_order():
+    """2 rows, 8 tokens at a time: one that stands before the text, 6 of the text, one behind."""
+    rows, length, first, last, epoch = 2, 8, 2, 3, 5
+    config = transformers.XLNetConfig(
+        vocab_size=31, d_model=8, n_layer=2, n_head=2, d_inner=12, mem_len=10, reuse_len=length - 1, dropout=0.0
+    )
+    model = transformers.XLNetLMHeadModel(config).double().eval()
+    model.transformer.__class__ = Exact
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for k, name in enumerate(sorted(parameters)):
+            p = parameters[name]
+            i = torch.arange(p.numel())
+            values = (0.4 * torch.sin(0.7 * i + 1.3 * k)).to(torch.float32).to(p.dtype)
+            own = own_layout(name, p)
+            values = values.reshape(own.shape)
+            p.copy_((values.T if own.shape != p.shape else values).reshape(p.shape))
+    text = [5 + byte % 26 for document in TEXT for sentence in document for byte in sentence.encode()]
+    per_row = epoch * (length - 2)
+    rng = torch.Generator().manual_seed(7)
+    batches, losses, norms, memory = [], [], [], None
+    for step in range(STEPS):
+        at = step % epoch
+        if at == 0:
+            memory = [None] * rows
+        batch, logits, labels = [], [], []
+        for row in range(rows):
+            start = row * per_row + at * (length - 2)
+            ids = [first, *text[start : start + length - 2], last]
+            order = torch.randperm(length, generator=rng) + 1
+            hidden = torch.randperm(length - 2, generator=rng)[: 2 + (step + row) % 2] + 1
+            # The last one is hidden without being predicted, as special tokens are.
+            orders = torch.zeros(length, dtype=torch.long).scatter(0, hidden, order[hidden])
+            orders[-1] = order[-1]
+            targets = hidden.sort().values
+            batch.append(dict(ids=ids, orders=orders.tolist(), targets=targets.tolist()))
+            unseen = (orders[None, :] >= orders.clamp(min=1)[:, None]).to(model.dtype)
+            mapping = torch.zeros(1, len(targets), length, dtype=model.dtype)
+            mapping[0, torch.arange(len(targets)), targets] = 1
+            segments = torch.zeros(1, length, dtype=torch.long)
+            ids = torch.tensor([ids])
+            out = model(
+                ids, mems=memory[row], perm_mask=unseen[None], target_mapping=mapping, token_type_ids=segments, use_mems=True
+            )
+            memory[row] = [state.detach() for state in out.mems]
+            logits.append(out.logits[0])
+            labels.append(ids[0, targets])
+        loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(labels))
+        model.zero_grad()
+        loss.backward()
+        norms.append(clip(parameters.values(), 1.0))
+        with torch.no_grad():
+            for p in parameters.values():
+                p -= 0.5 * p.grad
+        batches.append(batch)
+        losses.append(loss.item())
+    after = summary({name: own_layout(name, p) for name, p in parameters.items()})
+    return dict(epoch=epoch, batches=batches, losses=losses, norms=norms, parameters=after)
+
+
 if __name__ == "__main__":
-    golden = dict(text=TEXT, tokens=tokens(), words=words())
+    golden = dict(text=TEXT, tokens=tokens(), words=words(), in_order=in_order())
     Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
     Path(sys.argv[1], "golden.json").write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n")

@@ -22,6 +22,7 @@ mod instances;
 mod lines;
 mod loader;
 mod manifest;
+mod rows;
 mod seen;
 mod sentences;
 mod shard;
@@ -41,6 +42,7 @@ pub use instances::{
 };
 pub use lines::Lines;
 pub use loader::{Loader, Part, Place, Step, part_of};
+pub use rows::Rows;
 pub use sentences::Sentences;
 pub use shard::Counts;
 pub use stats::{Lengths, PackingStats, SourceStats, Stats, stats};

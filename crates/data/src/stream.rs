@@ -88,16 +88,9 @@ impl Stream {
         Self { rows, ..self }.checked()
     }
 
-    /// Refuses sources that would have to come more or less often, and texts that are too short.
+    /// Refuses weights, and texts that are too short.
     fn checked(self) -> Result<Self, DataError> {
-        let refuse = |name, value: String, problem| Err(DataError::InstanceSetting { name, value, problem });
-        if let Some(source) = self.corpus.sources().iter().find(|source| source.weight != 1.0) {
-            let problem = format!(
-                "running text is read as it stands, and source {} has the weight {}: build the corpus with weights of 1",
-                source.name, source.weight
-            );
-            return refuse("packing", "stream".to_owned(), problem);
-        }
+        check_weights(&self.corpus)?;
         if self.rows == 0 || self.length == 0 || self.steps() == 0 {
             let problem = format!(
                 "{} rows of {} {} need {} and one more, and the text has {}: lower batch_size or sequence_length, or give more text",
@@ -107,7 +100,7 @@ impl Stream {
                 self.rows * self.length,
                 self.units()
             );
-            return refuse("batch_size", self.rows.to_string(), problem);
+            return Err(DataError::InstanceSetting { name: "batch_size", value: self.rows.to_string(), problem });
         }
         Ok(self)
     }
@@ -220,6 +213,16 @@ impl Stream {
         }
         Ok(())
     }
+}
+
+/// Refuses sources that would have to come more or less often than their text is long.
+pub(crate) fn check_weights(corpus: &Corpus) -> Result<(), DataError> {
+    let Some(source) = corpus.sources().iter().find(|source| source.weight != 1.0) else { return Ok(()) };
+    let problem = format!(
+        "running text is read as it stands, and source {} has the weight {}: build the corpus with weights of 1",
+        source.name, source.weight
+    );
+    Err(DataError::InstanceSetting { name: "packing", value: "stream".to_owned(), problem })
 }
 
 impl Part {

@@ -50,6 +50,8 @@ pub(crate) trait FamilyConfig {
     fn memory(&self) -> Option<MemorySettings> {
         None
     }
+    /// Notes that so many tokens at the beginning of each sequence are remembered in training, where the network can.
+    fn set_remembered(&mut self, _tokens: usize) {}
     /// How words are read as characters, where tokens are the bytes of words.
     fn characters(&self) -> Option<CharacterSettings> {
         None
@@ -351,6 +353,11 @@ impl ModelConfig {
     /// How much of a sequence is remembered for the next, where the network can.
     pub fn memory(&self) -> Option<MemorySettings> {
         self.own().memory()
+    }
+
+    /// Notes that so many tokens at the beginning of each sequence are remembered in training, where the network can.
+    pub fn set_remembered(&mut self, tokens: usize) {
+        self.own_mut().set_remembered(tokens);
     }
 
     /// Whether a token head's labels are scored together, by a conditional random field.

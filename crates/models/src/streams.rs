@@ -3,7 +3,7 @@
 //!
 //! Legend: T tokens in the flat batch, G of them predicted, M earlier tokens, H hidden, L layers.
 
-use henson_tensor::{Device, Layout, Relations, Result, Tensor, TensorError, UNSEEN, Var, XlRelations};
+use henson_tensor::{Device, Layout, RecurrentState, Relations, Result, Tensor, TensorError, UNSEEN, Var, XlRelations};
 
 use crate::{Batch, InputError, Sequence};
 
@@ -86,6 +86,22 @@ impl Memory {
             states.push(Tensor::from_slice(device, [numbers.len() / h.max(1), h], &numbers)?);
         }
         Ok(Self { offsets, states })
+    }
+
+    /// From states that were kept ([`Memory::to_states`]), of so many sequences with equally many tokens each.
+    pub fn of_states(states: &[RecurrentState], sequences: usize) -> Result<Self> {
+        let rows = states.first().map_or(0, |state| state.hidden.tensor().shape().sizes()[0]);
+        let Some(length) = rows.checked_div(sequences).filter(|length| length * sequences == rows) else {
+            let why = "the states that were kept are not of as many sequences";
+            return Err(TensorError::Unsupported { operation: "memory", why });
+        };
+        let offsets = (0..=sequences).map(|sequence| sequence * length).collect();
+        Ok(Self { offsets, states: states.iter().map(|state| state.hidden.tensor().clone()).collect() })
+    }
+
+    /// What is carried to the next batch: the input of each layer, a row for each token.
+    pub fn to_states(&self) -> Vec<RecurrentState> {
+        self.states.iter().cloned().map(RecurrentState::of_tensor).collect()
     }
 
     /// How many tokens of a sequence it has.

@@ -278,6 +278,11 @@ impl FamilyConfig for XlNetConfig {
         true
     }
 
+    fn set_remembered(&mut self, tokens: usize) {
+        self.reuse_len = Some(tokens);
+        self.other.insert("use_mems_train".to_owned(), Value::from(true));
+    }
+
     fn memory(&self) -> Option<MemorySettings> {
         Some(MemorySettings { most: self.mem_len, reused: self.reuse_len })
     }

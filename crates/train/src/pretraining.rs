@@ -9,7 +9,7 @@ use std::time::Instant;
 use henson_checkpoint::{Config, LoadOptions, ModelDirectory, Weights, difference, open_parameters};
 use henson_data::{Corpus, Instances, Loader, Objective, Packing, Part, Place, Split, Step, part_of};
 use henson_models::{
-    BOUNDARY_TARGETS, Batch, Capture, Family, Head, Model, ModelConfig, Permutation, Sequence, SpecialIds,
+    BOUNDARY_TARGETS, Batch, Capture, Family, Head, Memory, Model, ModelConfig, Permutation, Sequence, SpecialIds,
 };
 use henson_ranks::Ranks;
 use henson_tensor::{Bits, Builder, DType, Device, Entry, Parameters, Pass, Tensor};
@@ -33,7 +33,7 @@ use crate::trainer::{Engine, Evaluation, Event, Keep, LoopSettings, Outcome, Tas
 use crate::workload::{Rank, Workload};
 
 /// The seed of held-out instances: the same for all runs, so that they can be compared.
-const HELD_OUT_SEED: u64 = 0;
+pub(crate) const HELD_OUT_SEED: u64 = 0;
 
 /// Tokens of a batch in evaluation.
 const EVALUATION_TOKENS: usize = 4096;
@@ -201,7 +201,9 @@ impl Plan {
         config.set_causal(recipe.objective == Objective::Causal)?;
         check_streams(recipe.objective, &config)?;
         let text = match recipe.packing {
-            Packing::Stream => Some(RunningText::open(&recipe, &mut config, &corpus, held_out.as_ref())?),
+            Packing::Stream => {
+                Some(RunningText::open(&recipe, &mut config, tokenizer.template(), &corpus, held_out.as_ref())?)
+            }
             _ => None,
         };
         let mut config = Config::new(config);
@@ -338,7 +340,15 @@ impl Plan {
     /// Bytes that the largest part of any step takes on a device, about.
     pub fn memory(&self, device: &Device) -> u64 {
         let (rank, ranks) = self.ranks.as_ref().map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
-        self.workload.memory(Rank { ranks, is_first: rank == 0, gpu: matches!(device, Device::Cuda(_)) })
+        let rank = Rank { ranks, is_first: rank == 0, gpu: matches!(device, Device::Cuda(_)) };
+        self.workload.memory(rank) + self.remembered() as u64
+    }
+
+    /// Bytes of what is remembered of all rows: as numbers that are kept, and as they are computed with.
+    fn remembered(&self) -> usize {
+        let memory = self.config.model.memory().filter(|_| self.text.is_some());
+        let (tokens, sizes) = (memory.and_then(|memory| memory.most).unwrap_or(0), self.config.model.sizes());
+        2 * 4 * tokens * self.recipe.batch_size * sizes.hidden_size * sizes.num_hidden_layers
     }
 
     /// What is saved beside the weights.
@@ -1039,6 +1049,17 @@ pub(crate) struct Inputs {
 impl Inputs {
     /// `weight` is what each prediction counts.
     pub(crate) fn new(device: &Device, config: &ModelConfig, part: &Part, weight: f32) -> Result<Self> {
+        Self::behind(device, config, part, weight, None)
+    }
+
+    /// The same behind a memory, where tokens are predicted in an order.
+    pub(crate) fn behind(
+        device: &Device,
+        config: &ModelConfig,
+        part: &Part,
+        weight: f32,
+        memory: Option<&Memory>,
+    ) -> Result<Self> {
         let mut sequences = Vec::with_capacity(part.lengths.len());
         let mut start = 0;
         for length in &part.lengths {
@@ -1047,7 +1068,7 @@ impl Inputs {
             start += length;
         }
         let (batch, masked) = match (&part.orders, &part.target_lengths) {
-            (Some(orders), _) => in_order(device, config, part, &sequences, orders, weight)?,
+            (Some(orders), _) => in_order(device, config, part, (&sequences, orders, memory), weight)?,
             (None, lengths) => {
                 let batch = match lengths {
                     None => Batch::new(device, config, &sequences, part.first_number)?,
@@ -1077,8 +1098,7 @@ fn in_order(
     device: &Device,
     config: &ModelConfig,
     part: &Part,
-    sequences: &[Sequence<'_>],
-    orders: &[u32],
+    (sequences, orders, memory): (&[Sequence<'_>], &[u32], Option<&Memory>),
     weight: f32,
 ) -> Result<(Batch, Masked)> {
     let (mut start, mut rows) = (0, part.rows.iter().peekable());
@@ -1094,7 +1114,7 @@ fn in_order(
     let both = ranges.into_iter().zip(&targets);
     let permutations: Vec<Permutation<'_>> =
         both.map(|(range, targets)| Permutation { orders: &orders[range], targets }).collect();
-    let batch = Batch::in_order(device, config, sequences, Some(&permutations), None, part.first_number)?;
+    let batch = Batch::in_order(device, config, sequences, Some(&permutations), memory, part.first_number)?;
     let masked = Masked::new(device, &part.rows, &part.targets, weight)?;
     // Where tokens stand is not where they are predicted; where nothing is, a row that counts nothing stands for all.
     let rows = batch.predicted().filter(|_| !part.rows.is_empty()).cloned().unwrap_or(masked.rows);
@@ -1153,6 +1173,110 @@ mod tests {
                 let parts = loss(&part(&[0])) + loss(&part(&[1]));
                 assert!((whole - parts).abs() < 1e-5, "{name}: {whole} and {parts}");
             }
+        }
+    }
+
+    /// A memory that is carried from step to step: losses, gradients and updates are those of `transformers`
+    /// (tools/golden/running_text.py), over the end of an epoch, where it begins empty.
+    #[test]
+    fn a_memory_is_that_of_transformers() {
+        const TOLERANCE: f64 = 2e-5;
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data/running-text/golden.json");
+        let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let golden = &golden["in_order"];
+        let plan = plan_with_memory(&[]).unwrap();
+        let device = Device::cpu(None, Some(2)).unwrap();
+        let mut engine = plan.engine(&device).unwrap();
+        let mut names: Vec<String> = engine.parameters.entries().iter().map(|entry| entry.name.clone()).collect();
+        names.sort();
+        for i in 0..names.len() {
+            let entry = engine.parameters.entries()[i].clone();
+            let k = names.iter().position(|name| *name == entry.name).unwrap() as f64;
+            let values = (0..entry.shape.elements()).map(|j| (0.4 * (0.7 * j as f64 + 1.3 * k).sin()) as f32);
+            engine.parameters.write(i, &values.collect::<Vec<f32>>()).unwrap();
+        }
+        engine.parameters.refresh().unwrap();
+        let mut task = plan.task(&Value::Null, 1).unwrap();
+        let numbers = |value: &Value| -> Vec<u32> {
+            value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as u32).collect()
+        };
+        let instance = |row: &Value| {
+            let ids = numbers(&row["ids"]);
+            let target = |position: u32| henson_data::Predicted { position, target: ids[position as usize] };
+            henson_data::Instance {
+                segments: vec![0; ids.len()],
+                predicted: numbers(&row["targets"]).into_iter().map(target).collect(),
+                target: None,
+                orders: Some(numbers(&row["orders"])),
+                next_sentence: None,
+                document: 0,
+                random_document: None,
+                ids,
+            }
+        };
+        for (step, rows) in golden["batches"].as_array().unwrap().iter().enumerate() {
+            let rows: Vec<_> = rows.as_array().unwrap().iter().map(instance).collect();
+            let parts: Vec<Part> = rows.chunks(1).zip(0..).map(|(rows, first)| part_of(rows, first)).collect();
+            let unrolled = task.unrolled.as_mut().unwrap();
+            if (step as u64).is_multiple_of(golden["epoch"].as_u64().unwrap()) {
+                unrolled.begin();
+            }
+            engine.gradients.zero();
+            let found = unrolled.learn(&mut engine, step as u64, &parts).unwrap().wait().unwrap();
+            assert_eq!(found.named(1.0)[0].0, "permutation_loss");
+            let rate = task.rate(step as u64).0;
+            let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate).unwrap().wait().unwrap()[0];
+            for (what, got, bound) in [("losses", found.total, TOLERANCE), ("norms", norm, 10.0 * TOLERANCE)] {
+                let expected = golden[what][step].as_f64().unwrap();
+                assert!((got - expected).abs() < bound, "{what} of step {step}: {got}, transformers has {expected}");
+            }
+        }
+        let known = golden["parameters"].as_object().unwrap();
+        assert_eq!(known.len(), names.len());
+        for (i, entry) in engine.parameters.entries().iter().enumerate() {
+            let numbers = engine.parameters.read(i).unwrap();
+            let sum = numbers.iter().zip(0..).map(|(p, j)| f64::from(*p) * f64::from(j + 1).sin()).sum::<f64>();
+            let expected = known[&entry.name].as_f64().unwrap();
+            assert!((sum - expected).abs() < 10.0 * TOLERANCE, "{}: {sum}, transformers has {expected}", entry.name);
+        }
+    }
+
+    /// A tiny XLNet with a memory, on documents of two rows and two parts.
+    fn plan_with_memory(sets: &[&str]) -> Result<Plan> {
+        let names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned);
+        let pieces: Vec<String> = names.into_iter().chain((0..26).map(|i| format!("w{i}"))).collect();
+        let tokenizer = Tokenizer::from_vocabulary(&pieces, &henson_text::WordPieceOptions::default()).unwrap();
+        let text = "model = \"xlnet-tiny\"\nobjective = \"permutation\"\npacking = \"stream\"\nsteps = 8\nbatch_size = 2\n\
+                    accumulation = 2\nsequence_length = 8\noptimizer = \"sgd\"\nlearning_rate = 0.5\nclip = 1.0\n\
+                    weight_decay = 0.0\nwarmup_steps = 0\nschedule = \"constant\"\ndropout = 0.0\neval_every = 0\n\
+                    mask_probability = 0.25\n[config]\nd_model = 8\nn_layer = 2\nn_head = 2\nd_inner = 12\nmem_len = 10\n";
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let recipe = Recipe::parse(text, "test", &sets)?;
+        let corpus = |documents: &[Vec<Vec<u32>>]| {
+            let words = henson_data::WordMarks::Begin(vec![true; 31]);
+            let (special, sentinels) = (vec![2, 3], Vec::new());
+            let vocabulary =
+                henson_data::Vocabulary { size: 31, cls: 2, sep: 3, mask: Some(4), special, words, sentinels };
+            Corpus::from_documents(vocabulary, documents)
+        };
+        let documents = [vec![(5..31).collect::<Vec<u32>>(); 3], vec![(5..20).collect(); 4]];
+        Plan::on(corpus(&documents), corpus(&[]), tokenizer, recipe, 1)
+    }
+
+    /// What is remembered is bounded and stands in the config; ranks do not carry it.
+    #[test]
+    fn a_memory_has_a_length() {
+        let json = plan_with_memory(&[]).unwrap().config.to_json().unwrap();
+        assert_eq!([&json["mem_len"], &json["reuse_len"]].map(Value::as_u64), [Some(10), Some(7)]);
+        assert_eq!(json["use_mems_train"], true);
+        let refused = |sets: &[&str]| plan_with_memory(sets).err().map(|error| error.to_string()).unwrap_or_default();
+        for (set, expected) in [
+            ("config.mem_len=0", "config.mem_len=384"),
+            ("config.mem_len=70000", "1 to 65536"),
+            ("config.reuse_len=4", "nothing, or 7"),
+            ("batch_size=100", "batch_size"),
+        ] {
+            assert!(refused(&[set]).contains(expected), "{set}: {}", refused(&[set]));
         }
     }
 }

@@ -201,7 +201,7 @@ pub struct Recipe {
     /// Optimizer.
     pub optimizer: OptimizerKind,
     /// Peak learning rate (`--learning-rate`). With `packing = "stream"`, it and `clip` are for the sum of a sequence's losses, as
-    /// recurrent language models are trained; logs show means.
+    /// recurrent language models are trained, but not with `permutation`; logs show means.
     pub learning_rate: f64,
     /// Learning-rate schedule after the linear warm-up.
     pub schedule: ScheduleKind,
@@ -675,7 +675,7 @@ impl Recipe {
         if let (Method::Adafactor(rule), Some(own)) = (&mut settings.method, self.adafactor) {
             *rule = own.into();
         }
-        if self.packing == Packing::Stream {
+        if self.packing == Packing::Stream && self.objective != Objective::Permutation {
             // The losses of an unrolled sequence are added up in Zaremba et al. (2014) and in ELMo's code; rates and clips are for that.
             settings.gradient_scale = self.sequence_length as f64;
         }

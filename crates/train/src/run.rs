@@ -161,7 +161,8 @@ struct Damage {
     problem: String,
 }
 
-/// What a recurrent layer ended the last step with: the next one begins with it.
+/// What a layer ended the last step with, and the next one begins with: the state of a recurrent layer, or what is remembered of the
+/// last tokens, a row for each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Carried {
     /// The part of a step that it belongs to.

@@ -1,8 +1,9 @@
-//! Pre-training on running text: a recurrent network reads rows of it a few tokens at a time, and begins each step with the states that
-//! the step before ended with. Gradients stay within a step (truncated back-propagation), states do not.
+//! Pre-training on running text: a network reads rows of it a few tokens at a time, and begins each step with the states that the step
+//! before ended with. Gradients stay within a step (truncated back-propagation), states do not.
 //!
-//! Either each token predicts the next (Zaremba et al. 2014), or two networks over words predict the next word and the one before
-//! (Peters et al. 2018), each with rows of its own and one table of words for both.
+//! Of a recurrent network, each token predicts the next (Zaremba et al. 2014), or two networks over words predict the next word and the one
+//! before (Peters et al. 2018), each with rows of its own and one table of words for both. Of XLNet, the states are its memory: what every
+//! layer read of the last tokens (Dai et al. 2019, Yang et al. 2019), and tokens are predicted in an order.
 //!
 //! Legend: B rows, L units of a step, P predictions of a part.
 
@@ -11,13 +12,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use henson_data::{Corpus, Objective, Part, Place, Stream, WordList};
-use henson_models::{Batch, Capture, Model, ModelConfig, Sequence};
+use henson_data::{Corpus, DataError, Instances, Objective, Part, Place, Rows, Stream, WordList};
+use henson_models::{Batch, Capture, Memory, MemorySettings, Model, ModelConfig, Sequence};
 use henson_tensor::{Bits, DType, Device, Pass, RecurrentState, Tensor};
+use henson_text::{Slot, Template};
 
 use crate::error::{Result, TrainError};
 use crate::losses::{EQUAL, LossNames};
 use crate::objective::Masked;
+use crate::pretraining::{self, HELD_OUT_SEED};
 use crate::recipe::Recipe;
 use crate::run::Carried;
 use crate::trainer::{Engine, Evaluation, Underway};
@@ -25,25 +28,84 @@ use crate::trainer::{Engine, Evaluation, Underway};
 /// Steps that each row of held-out text has at least, where the text is long enough: a state that has seen nothing predicts badly.
 const HELD_OUT_STEPS: u64 = 16;
 
+/// The most tokens that are remembered.
+const MOST_REMEMBERED: usize = 1 << 16;
+
+/// What is read of a text, and what is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Reads {
+    /// Tokens, each of which predicts the next.
+    Tokens,
+    /// Words in two directions, each of which predicts its neighbour.
+    Words,
+    /// Tokens, some of which are predicted in an order.
+    InOrder,
+}
+
+/// A text in rows.
+#[derive(Debug)]
+enum Text {
+    Units(Stream),
+    Sequences(Rows),
+}
+
+impl Text {
+    fn with_rows(self, rows: usize) -> std::result::Result<Self, DataError> {
+        Ok(match self {
+            Self::Units(stream) => Self::Units(stream.with_rows(rows)?),
+            Self::Sequences(sequences) => Self::Sequences(sequences.with_rows(rows)?),
+        })
+    }
+
+    /// Steps of an epoch.
+    fn steps(&self) -> u64 {
+        match self {
+            Self::Units(stream) => stream.steps(),
+            Self::Sequences(rows) => rows.steps(),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        match self {
+            Self::Units(stream) => stream.rows(),
+            Self::Sequences(rows) => rows.rows(),
+        }
+    }
+
+    /// A step in so many parts.
+    fn step(&self, place: Place, parts: usize) -> std::result::Result<Vec<Part>, DataError> {
+        match self {
+            Self::Units(stream) => stream.step(place.index, parts),
+            Self::Sequences(rows) => rows.step(place, parts),
+        }
+    }
+}
+
 /// The text of a run, as it is read.
 #[derive(Debug)]
 pub(crate) struct RunningText {
-    train: Stream,
-    held_out: Option<Stream>,
+    reads: Reads,
+    train: Text,
+    held_out: Option<Text>,
     /// The words that are predicted, where units are words.
     pub(crate) words: Option<Arc<WordList>>,
 }
 
 impl RunningText {
     /// The text of a recipe for a model. Where it reads words as characters, the words that it predicts are counted, and the config
-    /// gets their number.
+    /// gets their number; where it has a memory, the config gets what is remembered of a sequence.
     pub(crate) fn open(
         recipe: &Recipe,
         config: &mut ModelConfig,
+        template: &Template,
         corpus: &Arc<Corpus>,
         held_out: Option<&Arc<Corpus>>,
     ) -> Result<Self> {
-        let (rows, length) = (recipe.batch_size, recipe.sequence_length);
+        let (rows, length, in_order) =
+            (recipe.batch_size, recipe.sequence_length, recipe.objective == Objective::Permutation);
+        if in_order {
+            set_memory(recipe, config, template)?;
+        }
         let words = match config.characters() {
             None => None,
             Some(settings) => {
@@ -57,20 +119,33 @@ impl RunningText {
                 Some((list, settings.max_characters.saturating_sub(2)))
             }
         };
-        let open = |corpus: &Arc<Corpus>, rows: usize| match &words {
-            None => Stream::of_tokens(Arc::clone(corpus), rows, length),
-            Some((list, bytes)) => Stream::of_words(Arc::clone(corpus), Arc::clone(list), *bytes, rows, length),
+        let open = |corpus: &Arc<Corpus>, rows: usize, seed: u64| -> std::result::Result<Text, DataError> {
+            if in_order {
+                let settings = recipe.instances(&Default::default());
+                let instances = Instances::new(Arc::clone(corpus), template.clone(), settings, seed)?;
+                return Ok(Text::Sequences(Rows::new(Arc::new(instances), rows)?));
+            }
+            Ok(Text::Units(match &words {
+                None => Stream::of_tokens(Arc::clone(corpus), rows, length)?,
+                Some((list, bytes)) => Stream::of_words(Arc::clone(corpus), Arc::clone(list), *bytes, rows, length)?,
+            }))
         };
-        let train = open(corpus, rows)?;
+        let train = open(corpus, rows, recipe.seed)?;
         let held_out = match held_out {
             None => None,
             Some(corpus) => {
-                let whole = open(corpus, 1)?;
+                let whole = open(corpus, 1, HELD_OUT_SEED)?;
                 let fits = (whole.steps() / HELD_OUT_STEPS).max(1) as usize;
                 Some(whole.with_rows(rows.min(fits))?)
             }
         };
-        Ok(Self { train, held_out, words: words.map(|(list, _)| list) })
+        let words = words.map(|(list, _)| list);
+        let reads = match &words {
+            _ if in_order => Reads::InOrder,
+            Some(_) => Reads::Words,
+            None => Reads::Tokens,
+        };
+        Ok(Self { reads, train, held_out, words })
     }
 
     /// Updates of so many epochs.
@@ -79,12 +154,35 @@ impl RunningText {
     }
 }
 
+/// How much is remembered: the last `mem_len` tokens of a row, without the special tokens that stand behind each sequence.
+fn set_memory(recipe: &Recipe, config: &mut ModelConfig, template: &Template) -> Result<()> {
+    let most = config.memory().and_then(|memory| memory.most).unwrap_or(0);
+    if !(1..=MOST_REMEMBERED).contains(&most) {
+        let expected = format!(
+            "the number of tokens that are remembered, 1 to {MOST_REMEMBERED}, such as config.mem_len=384; or packing = \"blocks\", \
+             where nothing is"
+        );
+        return Err(TrainError::setting("config.mem_len", most, expected));
+    }
+    let behind = template.single_slots().iter().rev().take_while(|slot| matches!(slot, Slot::Special { .. })).count();
+    let text = recipe.sequence_length.saturating_sub(behind);
+    if let Some(given) = recipe.config.get("reuse_len").filter(|given| given.as_integer() != Some(text as i64)) {
+        let expected =
+            format!("nothing, or {text}: all of a sequence but what stands behind its text; no text is read twice");
+        return Err(TrainError::setting("config.reuse_len", given, expected));
+    }
+    config.set_remembered(text);
+    Ok(())
+}
+
 /// Refuses running text for networks without states, and words in two directions where a network does not read them.
 pub(crate) fn check_model(recipe: &Recipe, config: &ModelConfig, corpus: &Corpus) -> Result<()> {
     let (streams, words) = (recipe.instances(&Default::default()).is_stream(), config.characters().is_some());
-    if streams && !config.carries_states() {
-        let expected =
-            format!("another: {} has no states to carry, as lstm-small and elmo-small have", config.model_type());
+    if streams && !config.carries_states() && config.memory().is_none() {
+        let expected = format!(
+            "another: {} has no states to carry, as lstm-small, elmo-small and xlnet-base have",
+            config.model_type()
+        );
         return Err(TrainError::setting("packing", "stream", expected));
     }
     let both = recipe.objective == Objective::Bidirectional;
@@ -112,7 +210,8 @@ pub(crate) fn check_model(recipe: &Recipe, config: &ModelConfig, corpus: &Corpus
     Ok(())
 }
 
-/// The states between two passes over the same rows: those that the last one ended with.
+/// The states between two passes over the same rows: those that the last one ended with. Of a memory, a row for each token that is
+/// remembered, equally many for each sequence.
 type Between = Rc<RefCell<Vec<RecurrentState>>>;
 
 /// Where a run stands in its text.
@@ -144,27 +243,40 @@ impl Unrolled {
         if place.index >= self.text.train.steps() {
             *place = Place { epoch: place.epoch + 1, index: 0 };
         }
-        if place.index == 0 {
-            self.states.iter().for_each(|states| states.borrow_mut().clear());
-        } else {
-            self.restore(engine.parameters.device())?;
+        match place.index {
+            0 => self.begin(),
+            _ => self.restore(engine.parameters.device())?,
         }
-        let data = self.text.train.step(place.index, self.parts)?;
+        let data = self.text.train.step(*place, self.parts)?;
+        let underway = self.learn(engine, step, &data)?;
+        place.index += 1;
+        Ok(underway)
+    }
+
+    /// An epoch begins: nothing is carried into it, not by a checkpoint either.
+    pub(crate) fn begin(&mut self) {
+        self.states.iter().for_each(|states| states.borrow_mut().clear());
+        self.kept.clear();
+    }
+
+    /// The gradients of what was read.
+    pub(crate) fn learn(&self, engine: &mut Engine, step: u64, data: &[Part]) -> Result<Underway> {
         let predicted: usize = data.iter().map(|part| part.rows.len()).sum();
-        let objective = Unroll { words: self.text.words.is_some(), smoothing: Bits::from(self.smoothing) };
+        let objective = Unroll { reads: self.text.reads, smoothing: Bits::from(self.smoothing) };
         let parts = engine.in_parts(step, data.len(), |engine, i| {
             let fill = |device: &Device, config: &ModelConfig| {
                 let weight = 1.0 / predicted.max(1) as f32;
-                Inputs::new(device, config, &data[i], objective.words, weight, &self.states[i])
+                Inputs::new(device, config, &data[i], objective.reads, weight, &self.states[i])
             };
             Ok(vec![engine.learn(step, objective, fill, Unroll::losses)?])
         })?;
-        place.index += 1;
-        let mut weights = EQUAL;
-        if objective.words {
-            weights[..2].fill(0.5);
+        let (mut weights, mut tokens) = (EQUAL, predicted);
+        match objective.reads {
+            Reads::Tokens => {}
+            Reads::Words => weights[..2].fill(0.5),
+            Reads::InOrder => tokens = data.iter().map(|part| part.ids.len()).sum(),
         }
-        Ok(Underway { parts, losses: objective.names(), weights, tokens: predicted })
+        Ok(Underway { parts, losses: objective.names(), weights, tokens })
     }
 
     /// The states of a checkpoint become those of the next step.
@@ -201,15 +313,16 @@ impl Unrolled {
         Ok(all)
     }
 
-    /// Loss, perplexity and accuracy on held-out text, by direction where there are two. Its states begin at zeros.
+    /// Loss, perplexity and accuracy on held-out text, by direction where there are two. Its states begin at zeros, its memory with
+    /// nothing.
     pub(crate) fn evaluate(&self, engine: &mut Engine, sequences: usize) -> Result<Option<Evaluation>> {
         let Some(stream) = &self.text.held_out else { return Ok(None) };
-        let words = self.text.words.is_some();
+        let reads = self.text.reads;
         let steps = stream.steps().min(sequences.div_ceil(stream.rows()) as u64).max(1);
         let (states, mut readings, mut predicted) = (Between::default(), Vec::new(), 0);
         for step in 0..steps {
-            let part = &stream.step(step, 1)?[0];
-            let fill = |device: &Device, config: &ModelConfig| Inputs::new(device, config, part, words, 1.0, &states);
+            let part = &stream.step(Place { epoch: 0, index: step }, 1)?[0];
+            let fill = |device: &Device, config: &ModelConfig| Inputs::new(device, config, part, reads, 1.0, &states);
             readings.push(engine.look((), fill, |(), model, pass, inputs| inputs.found(model, pass))?);
             predicted += part.rows.len();
         }
@@ -220,7 +333,7 @@ impl Unrolled {
         let mut metrics = BTreeMap::new();
         let mut set = |name: &str, value: f64| _ = metrics.insert(name.to_owned(), value);
         let [loss, right, backward, backward_right] = sums;
-        if !words {
+        if reads != Reads::Words {
             let loss = loss / predicted.max(1) as f64;
             set("loss", loss);
             set("perplexity", loss.exp());
@@ -242,14 +355,17 @@ impl Unrolled {
 /// What is learned from running text.
 #[derive(Clone, Copy, Hash)]
 struct Unroll {
-    /// Whether units are words, read in two directions.
-    words: bool,
+    reads: Reads,
     smoothing: Bits,
 }
 
 impl Unroll {
     fn names(self) -> LossNames {
-        if self.words { &["forward_loss", "backward_loss"] } else { &["lm_loss"] }
+        match self.reads {
+            Reads::Tokens => &["lm_loss"],
+            Reads::Words => &["forward_loss", "backward_loss"],
+            Reads::InOrder => &["permutation_loss"],
+        }
     }
 
     fn losses(&self, model: &Model, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
@@ -269,6 +385,8 @@ struct Inputs {
     batch: Batch,
     /// What is predicted: of words, forwards and backwards.
     predicted: Vec<Masked>,
+    /// How much is remembered, where the states are those of a memory.
+    memory: Option<MemorySettings>,
     /// Where the states go that the rows end with.
     ended: Between,
 }
@@ -278,10 +396,21 @@ impl Inputs {
         device: &Device,
         config: &ModelConfig,
         part: &Part,
-        words: bool,
+        reads: Reads,
         weight: f32,
         states: &Between,
     ) -> Result<Self> {
+        let (ended, memory) = (Rc::clone(states), config.memory().filter(|_| reads == Reads::InOrder));
+        let states = states.borrow();
+        if memory.is_some() {
+            let earlier = match states.is_empty() {
+                true => None,
+                false => Some(Memory::of_states(&states, part.lengths.len())?),
+            };
+            let pretraining::Inputs { batch, masked, .. } =
+                pretraining::Inputs::behind(device, config, part, weight, earlier.as_ref())?;
+            return Ok(Self { batch, predicted: vec![masked], memory, ended });
+        }
         let mut start = 0;
         let sequences: Vec<Sequence<'_>> = part
             .lengths
@@ -292,27 +421,30 @@ impl Inputs {
                 Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] }
             })
             .collect();
-        let (batch, directions) = match words {
-            false => (Batch::new(device, config, &sequences, part.first_number)?, 1),
-            true => {
+        let (batch, directions) = match reads {
+            Reads::Words => {
                 let (forwards, backwards) = sequences.split_at(sequences.len() / 2);
                 (Batch::in_two_directions(device, config, [forwards, backwards], part.first_number)?, 2)
             }
+            _ => (Batch::new(device, config, &sequences, part.first_number)?, 1),
         };
         let each = (part.rows.len() / directions).max(1);
         let predicted = part.rows.chunks(each).zip(part.targets.chunks(each));
         let predicted: std::result::Result<_, _> =
             predicted.map(|(rows, targets)| Masked::new(device, rows, targets, weight)).collect();
-        let batch = batch.continuing(&states.borrow());
-        Ok(Self { batch, predicted: predicted?, ended: Rc::clone(states) })
+        Ok(Self { batch: batch.continuing(&states), predicted: predicted?, memory, ended })
     }
 
     /// The logits of what is predicted, P×V each. Keeps the states that the rows end with.
     fn logits(&self, model: &Model, pass: &mut Pass<'_>) -> Result<Vec<henson_tensor::Var>> {
-        let encoded = model.encode(pass, &self.batch, Capture::default())?;
-        *self.ended.borrow_mut() = encoded.states.iter().map(RecurrentState::detached).collect();
+        let capture = Capture { hidden_states: self.memory.is_some(), ..Capture::default() };
+        let encoded = model.encode(pass, &self.batch, capture)?;
+        *self.ended.borrow_mut() = match self.memory {
+            Some(memory) => Memory::after(pass.device(), &self.batch, &encoded.hidden_states, memory)?.to_states(),
+            None => encoded.states.iter().map(RecurrentState::detached).collect(),
+        };
         let rows = self.predicted.iter().map(|masked| &masked.rows);
-        let logits = |rows| model.logits_of(pass, encoded.last.clone(), &self.batch.layout, Some(rows));
+        let logits = |rows| model.logits_of(pass, encoded.last.clone(), self.batch.output_layout(), Some(rows));
         Ok(rows.map(logits).collect::<std::result::Result<_, _>>()?)
     }
 

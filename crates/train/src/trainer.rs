@@ -250,7 +250,7 @@ pub trait Task<M = Model> {
     fn rate(&self, step: u64) -> (f64, u32);
     /// Where the data is, for a checkpoint.
     fn place(&self) -> Result<Value>;
-    /// What recurrent layers ended the last step with, for a checkpoint; none where each step begins with zeros.
+    /// What layers ended the last step with, for a checkpoint; none where each step begins with nothing.
     fn carried(&self) -> Result<Vec<Carried>> {
         Ok(Vec::new())
     }

@@ -129,7 +129,8 @@ impl Instances {
         weights: Weights,
     ) -> Result<Self, DataError> {
         settings.check()?;
-        if settings.is_stream() {
+        let streams = settings.is_stream();
+        if streams && settings.objective != Objective::Permutation {
             let problem = "running text has no instances, it is read as it stands: expected another packing".to_owned();
             return Err(DataError::InstanceSetting { name: "packing", value: "stream".to_owned(), problem });
         }
@@ -152,8 +153,8 @@ impl Instances {
         }
         drop(reader);
         let ends = settings.has_ends(&template).then_some(corpus.vocabulary().sep);
-        // What is cut has no template around it.
-        let whole = ends.is_some() || settings.objective == Objective::SpanCorruption;
+        // What is cut has no template around it, or is remembered without it.
+        let whole = ends.is_some() || settings.objective == Objective::SpanCorruption || streams;
         let rules = SentenceRules::new(&settings, corpus.vocabulary().sep);
         let row = match cut {
             Cut::Pairs | Cut::Documents | Cut::Consecutive => None,
@@ -193,7 +194,7 @@ impl Instances {
     }
 
     /// How many things there are that an epoch is made of: documents, or sequences of a row.
-    fn units(&self) -> usize {
+    pub(crate) fn units(&self) -> usize {
         self.row.as_ref().map_or(self.corpus.documents(), Row::count)
     }
 }

@@ -104,8 +104,9 @@ pub enum Packing {
     Blocks,
     /// For `mlm-nsp` and `mlm-sop`: two single sentences instead of two long segments (SENTENCE-PAIR in RoBERTa).
     SentencePairs,
-    /// Running text for recurrent networks, with `causal` and `bidirectional`: all documents in a row, which is read at `batch_size`
-    /// places at once, `sequence_length` tokens (or words) at a time. States go on from step to step, as in Zaremba et al. (2014).
+    /// Running text for networks that carry something from step to step: all documents in a row, which is read at `batch_size`
+    /// places at once, `sequence_length` tokens (or words) at a time. With `causal` and `bidirectional`, the states of recurrent
+    /// networks (Zaremba et al. 2014); with `permutation`, the last `config.mem_len` tokens that XLNet remembers.
     Stream,
 }
 
@@ -271,12 +272,11 @@ impl InstanceSettings {
                 "sentence pairs are cut within documents: use objective = \"mlm\", or packing = \"documents\"";
             return refuse("packing", name.to_owned(), problem.to_owned());
         }
-        let streams = matches!(self.objective, Objective::Causal | Objective::Bidirectional);
+        let streams = matches!(self.objective, Objective::Causal | Objective::Bidirectional | Objective::Permutation);
         if self.packing == Packing::Stream && !streams
             || self.objective == Objective::Bidirectional && !self.is_stream()
         {
-            let problem =
-                "running text is for objective = \"causal\" and \"bidirectional\", and the second has no other packing";
+            let problem = "running text is for objective = \"causal\", \"permutation\" and \"bidirectional\", and the last has no other packing";
             return refuse(
                 "packing",
                 if self.is_stream() { "stream" } else { "another" }.to_owned(),

@@ -1,6 +1,6 @@
 //! XLNet's instances: which tokens are predicted, in spans, and in which order.
 
-use henson_data::{Instance, InstanceSettings, Objective, Packing};
+use henson_data::{Instance, InstanceSettings, Objective, Packing, Part, Place, Rows};
 
 use crate::corpora::{CLS, SEP, assert_share, documents, in_order, instances};
 
@@ -108,4 +108,44 @@ fn a_single_token_sees_special_ones() {
         let seen = orders(&instance).iter().filter(|order| **order < orders(&instance)[at]).count();
         assert!(if instance.ids.len() == 3 { seen == 2 } else { seen >= 1 }, "{instance:?}");
     }
+}
+
+/// Where a network remembers, every row is the text as it stands, from step to step and in every part.
+#[test]
+fn rows_are_the_text() {
+    let all = documents(3, 40, (1, 60), (3, 40));
+    let settings = InstanceSettings { packing: Packing::Stream, sequence_length: 32, ..settings() };
+    // A separator stands between documents, wherever a sequence ends.
+    let text: Vec<Vec<u32>> = all.iter().map(|document| document.concat()).filter(|text| !text.is_empty()).collect();
+    let text = text.join(&SEP);
+    for (rows, parts) in [(1, 1), (3, 1), (4, 2)] {
+        let made = Rows::new(instances(&all, &settings, 1), rows).unwrap();
+        assert_eq!((made.steps(), made.rows()), (text.len().div_ceil(30) as u64 / rows as u64, rows));
+        let mut found = vec![Vec::new(); rows];
+        for index in 0..made.steps() {
+            let step = made.step(Place { epoch: 0, index }, parts).unwrap();
+            let numbers: Vec<u32> = step.iter().map(|part| part.first_number).collect();
+            assert_eq!(numbers, (0..parts).map(|part| (part * rows / parts) as u32).collect::<Vec<_>>());
+            let sequence = |part: &Part| {
+                assert_eq!(part.orders.as_ref().unwrap().len(), part.ids.len());
+                part.ids.chunks(32).map(<[u32]>::to_vec).collect::<Vec<_>>()
+            };
+            for (row, ids) in step.iter().flat_map(sequence).enumerate() {
+                assert_eq!((ids[0], ids[ids.len() - 1]), (CLS, SEP));
+                found[row].extend_from_slice(&ids[1..ids.len() - 1]);
+            }
+        }
+        for (row, found) in found.iter().enumerate() {
+            let start = row * made.steps() as usize * 30;
+            assert_eq!(found[..], text[start..start + found.len()], "row {row} of {rows}");
+        }
+    }
+    // What is predicted differs from epoch to epoch, what is read does not.
+    let made = Rows::new(instances(&all, &settings, 1), 2).unwrap();
+    let [first, second] = [0, 1].map(|epoch| made.step(Place { epoch, index: 1 }, 1).unwrap().remove(0));
+    assert!(first.ids == second.ids && first.orders != second.orders);
+    let refused = Rows::new(instances(&all, &settings, 1), 100_000).unwrap_err().to_string();
+    assert!(refused.contains("batch_size"), "{refused}");
+    let causal = InstanceSettings { objective: Objective::Mlm, mask_probability: 0.15, ..settings };
+    assert!(causal.check().unwrap_err().to_string().contains("running text is for"));
 }

@@ -121,7 +121,7 @@ fn start(arguments: &[String]) -> Child {
     command(&borrowed(arguments)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Recurrent networks that carry their states from step to step: an LSTM over tokens in two parts, ELMo over words.
+/// Networks that carry their states from step to step: an LSTM over tokens in two parts, ELMo over words, the memory of an XLNet.
 fn unrolled(model: &str, data: &str, sets: &[&str], out: &Path) -> Vec<String> {
     let out = out.display().to_string();
     let mut arguments: Vec<String> =
@@ -156,10 +156,24 @@ const ELMO: [&str; 7] = [
     "config.n_tokens_vocab=300",
 ];
 
+const XLNET: [&str; 10] = [
+    "objective=permutation",
+    "sequence_length=16",
+    "accumulation=2",
+    "mask_probability=0.1666667",
+    "learning_rate=1e-3",
+    "config.d_model=32",
+    "config.n_layer=2",
+    "config.d_inner=64",
+    "config.mem_len=20",
+    "dropout=0.1",
+];
+
 #[test]
 fn killed_at_any_moment_states_that_are_carried_are_kept() {
     killed_run_ends_with_the_same_bits(2, |out| unrolled("lstm-small", shards(), &LSTM, out));
     killed_run_ends_with_the_same_bits(2, |out| unrolled("elmo-tiny", shards_of_bytes(), &ELMO, out));
+    killed_run_ends_with_the_same_bits(2, |out| unrolled("xlnet-tiny", shards(), &XLNET, out));
 }
 
 /// An LSTM that was trained on running text with carried states writes: here it has learned to count, and continues what it is given, alone and
@@ -220,7 +234,7 @@ fn an_elmo_that_was_pretrained_is_used() {
 fn running_text_is_refused_where_it_makes_no_sense() {
     let directory = TempDir::new().unwrap();
     let out = directory.path().join("run");
-    let cases: [(&str, &str, &[&str], &str); 6] = [
+    let cases: [(&str, &str, &[&str], &str); 7] = [
         ("bert-tiny", shards(), &["objective=causal"], "has no states to carry"),
         ("lstm-small", shards(), &["objective=mlm"], "running text is for"),
         ("lstm-small", shards(), &["objective=bidirectional"], "does not read words as characters"),
@@ -241,6 +255,7 @@ fn killed_at_any_moment_a_run_goes_on_and_ends_with_the_same_bits() {
     killed_run_ends_with_the_same_bits(4, arguments);
 }
 
+        ("xlnet-tiny", shards(), &["objective=permutation"], "config.mem_len=384"),
 fn killed_run_ends_with_the_same_bits(usually: u32, arguments: impl Fn(&Path) -> Vec<String>) {
     let directory = TempDir::new().unwrap();
     let (whole, killed) = (directory.path().join("whole"), directory.path().join("killed"));

@@ -137,6 +137,11 @@ impl RecurrentState {
         Ok(Self { hidden: kept((hidden, width))?, cell: cell.map(kept).transpose()? })
     }
 
+    /// From numbers that a device has, of which no gradient is wanted.
+    pub fn of_tensor(hidden: Tensor) -> Self {
+        Self { hidden: Var::without_gradient(hidden), cell: None }
+    }
+
     /// The same numbers, of which no gradient is wanted: what another pass begins with.
     pub fn detached(&self) -> Self {
         let cut = |x: &Var| Var::without_gradient(x.tensor().clone());

@@ -691,6 +691,48 @@ fn permutations_learn_and_resume_with_the_same_bits() {
     assert!(refused(&["masking=whole-words"]).contains("masking"));
 }
 
+/// What is remembered goes from step to step, into checkpoints and out of them, whatever the parts and threads.
+#[test]
+fn a_memory_is_carried_through_stops_with_the_same_bits() {
+    let plan = |sets: &[&str]| {
+        let own = ["packing=stream", "config.mem_len=20", "sequence_length=24", "batch_size=4", "steps=10"];
+        let sets: Vec<String> = own.iter().chain(sets).map(|set| (*set).to_owned()).collect();
+        let recipe = Recipe::parse(PERMUTATION, "test", &sets).unwrap();
+        let tokenizer = tokenizer(300, &[]);
+        let (corpus, held_out) = corpora(&tokenizer);
+        Plan::on(corpus, held_out, tokenizer, recipe, 2).unwrap()
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    for (name, dtype) in [("f32", "dtype=f32"), ("bf16", "dtype=bf16")] {
+        let (whole, legs) = (at(name), at(&format!("{name} in legs")));
+        assert_eq!(run(&plan(&[dtype]), &whole, 2, None).unwrap(), Outcome::Finished);
+        for (threads, stop_at) in [(1, Some(4)), (3, Some(7)), (2, None)] {
+            run(&plan(&[dtype]), &legs, threads, stop_at).unwrap();
+        }
+        assert_eq!((losses(&whole), weights(&whole)), (losses(&legs), weights(&legs)), "{name}");
+    }
+    let (whole, parts, shorter) = (at("f32"), at("parts"), at("shorter"));
+    // The same in parts, each with a memory of its own.
+    run(&plan(&["accumulation=2"]), &parts, 2, None).unwrap();
+    for (got, expected) in losses(&parts).iter().zip(&losses(&whole)) {
+        assert!((got.1 - expected.1).abs() < 1e-3, "{got:?} in parts, {expected:?} at once");
+    }
+    // A memory matters, from the second step on.
+    run(&plan(&["config.mem_len=1"]), &shorter, 2, None).unwrap();
+    let (all, short) = (losses(&whole), losses(&shorter));
+    assert_eq!(all[0], short[0]);
+    assert!(all[1..].iter().zip(&short[1..]).all(|(a, b)| a != b), "{all:?} {short:?}");
+    let refused = at("ranks");
+    for ranks in Ranks::in_threads(2) {
+        let mut plan = plan(&["accumulation=2"]);
+        plan.ranks = Some(Arc::new(ranks));
+        let error = run(&plan, &refused, 1, None).unwrap_err().to_string();
+        assert!(error.contains("carried by one process alone"), "{error}");
+    }
+    assert!(!refused.exists());
+}
+
 #[test]
 fn another_objective_than_the_networks_is_refused() {
     let plan = |text: &str| {
