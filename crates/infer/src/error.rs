@@ -7,8 +7,6 @@ use henson_models::{ConfigError, InputError};
 use henson_tensor::TensorError;
 use henson_text::TextError;
 
-use crate::Task;
-
 /// No answer could be given.
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
@@ -67,7 +65,7 @@ pub enum InferError {
         /// The directory.
         path: PathBuf,
         /// What was wanted.
-        task: Task,
+        task: &'static str,
         /// What is there, in words.
         has: String,
         /// What it takes.

@@ -11,7 +11,7 @@ use crate::classify::single_windows;
 use crate::generate::Keys;
 use crate::sentence::Files;
 use crate::tag::legal_steps;
-use crate::task::described;
+use crate::task::{RERANK, described};
 use crate::{InferError, Result, Task};
 
 /// What is wanted of a model directory.
@@ -27,6 +27,8 @@ pub enum Want {
     AsSaved,
     /// The head for a task; another one is an error that says what is there and what to do.
     Task(Task),
+    /// A classifier of pairs that scores texts for a query; another head is an error as above.
+    Reranker,
 }
 
 /// How texts that are longer than the model takes are handled.
@@ -80,12 +82,20 @@ impl Model {
             Want::MaskedLm => Head::MaskedLm,
             Want::Writer => writing_head(path, &config, saved_head(&weights, &config)?)?,
             Want::AsSaved => saved_head(&weights, &config)?,
-            Want::Task(task) => match saved_head(&weights, &config)? {
-                head if Task::of_head(head) == Some(task) => head,
-                // A config that names no class: the weights tell.
-                _ if config.head().is_none() && has_head(&weights, &config, task.head(labels))? => task.head(labels),
-                other => return Err(task.refused(path, &config, config.head().map(|_| other))),
-            },
+            Want::Task(_) | Want::Reranker => {
+                let task = if let Want::Task(task) = want { task } else { Task::Classify };
+                match saved_head(&weights, &config)? {
+                    head if Task::of_head(head) == Some(task) => head,
+                    // A config that names no class: the weights tell.
+                    _ if config.head().is_none() && has_head(&weights, &config, task.head(labels))? => {
+                        task.head(labels)
+                    }
+                    other => {
+                        let words = if want == Want::Reranker { RERANK } else { task.words() };
+                        return Err(task.refused(words, path, &config, config.head().map(|_| other)));
+                    }
+                }
+            }
         };
         let mut builder = Builder::new();
         let network = models::Model::build(&mut builder, &config.model, head)?;

@@ -100,14 +100,12 @@ pub enum Task {
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Task::Classify => "classify",
-            Task::Tag => "tag",
-            Task::Answer => "answer",
-            Task::Choose => "choose",
-        })
+        f.write_str(self.words()[0])
     }
 }
+
+/// The same words as [`Task::words`], for a classifier that scores texts for a query.
+pub(crate) const RERANK: [&str; 2] = ["rerank", "rerank"];
 
 impl Task {
     /// What a model with this head can be asked.
@@ -132,21 +130,28 @@ impl Task {
         }
     }
 
-    /// The word for `henson finetune --task`.
-    fn to_train(self) -> &'static str {
+    /// What it is called, and the word for `henson finetune --task`.
+    pub(crate) fn words(self) -> [&'static str; 2] {
         match self {
-            Task::Classify => "classify",
-            Task::Tag => "tag",
-            Task::Answer => "qa",
-            Task::Choose => "choice",
+            Task::Classify => ["classify", "classify"],
+            Task::Tag => ["tag", "tag"],
+            Task::Answer => ["answer", "qa"],
+            Task::Choose => ["choose", "choice"],
         }
     }
 
-    pub(crate) fn refused(self, path: &Path, config: &Config, has: Option<Head>) -> InferError {
+    /// A model that does not have its head, in the words for it or for what else the head does.
+    pub(crate) fn refused(
+        self,
+        [task, to_train]: [&'static str; 2],
+        path: &Path,
+        config: &Config,
+        has: Option<Head>,
+    ) -> InferError {
         let needed = self.head(0);
         InferError::Head {
             path: path.to_owned(),
-            task: self,
+            task,
             has: match has {
                 None => "a model without such a head".to_owned(),
                 // A head for tokens, which knows nothing of tags.
@@ -156,7 +161,7 @@ impl Task {
                 Some(head) => described(&config.model, head),
             },
             needs: described(&config.model, needed),
-            next: format!("henson finetune --task {} --model {} --data … --out …", self.to_train(), path.display()),
+            next: format!("henson finetune --task {} --model {} --data … --out …", to_train, path.display()),
         }
     }
 }
@@ -199,7 +204,7 @@ impl Model {
         if self.task() == Some(task) {
             Ok(())
         } else {
-            Err(task.refused(self.path(), self.config(), Some(self.network().head())))
+            Err(task.refused(task.words(), self.path(), self.config(), Some(self.network().head())))
         }
     }
 }

@@ -52,6 +52,7 @@ pub use finetune::{
     ListObjective, Mixing, Mixture, Plan, Poolings, Results, Search, SearchEnded, Table, TaughtObjective,
     VectorObjective, finetune, mean_and_deviation, missing_documents, search,
 };
+pub use forms::report_twins;
 pub use mining::{MiningSettings, mine};
 pub use nearest::{Near, nearest_of};
 pub use paraphrases::Paraphrases;

@@ -191,7 +191,7 @@ pub struct Recipe {
     pub batch_size: usize,
     /// Number of parts that a batch is computed in, to save memory; they add up to the same update.
     pub accumulation: usize,
-    /// Number of updates; either this or `epochs`.
+    /// Number of updates; either this or `epochs`: what flags say is used instead of the other in a recipe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
     /// Number of epochs, instead of `steps` (`--epochs`).
@@ -715,8 +715,11 @@ pub fn parse_settings<T: DeserializeOwned>(layers: &[(&str, &str)], sets: &[Stri
         let error = |error: toml::de::Error| recipe_error(place, suggest(error.to_string().trim_end()));
         // Checked by itself first, so that an error shows its line.
         toml::from_str::<T>(text).map_err(error)?;
-        table.extend(text.parse::<Table>().map_err(error)?);
+        let given = text.parse::<Table>().map_err(error)?;
+        overrule(&mut table, |key| given.contains_key(key));
+        table.extend(given);
     }
+    overrule(&mut table, |key| sets.iter().any(|set| set.split('=').next().is_some_and(|name| name.trim() == key)));
     for set in sets {
         let error = |error: toml::de::Error| recipe_error(&format!("--set {set}"), suggest(error.message()));
         apply(&mut table, set)?;
@@ -724,6 +727,18 @@ pub fn parse_settings<T: DeserializeOwned>(layers: &[(&str, &str)], sets: &[Stri
     }
     let place = layers.last().map_or("recipe", |(_, place)| place);
     T::deserialize(table).map_err(|error| recipe_error(place, suggest(error.message())))
+}
+
+/// Keys of which a recipe has one: that of a later text, or on top, is instead of the other in an earlier one.
+const ONE_OF: [&str; 2] = ["steps", "epochs"];
+
+/// Takes away what another key is given instead of.
+fn overrule(table: &mut Table, given: impl Fn(&str) -> bool) {
+    match ONE_OF.map(given) {
+        [true, false] => table.remove(ONE_OF[1]),
+        [false, true] => table.remove(ONE_OF[0]),
+        _ => None,
+    };
 }
 
 /// What serde says about a key that does not exist, with the one that was meant in place of all that there are.
@@ -840,7 +855,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let cases: [(&str, &[&str], &str); 23] = [
+        let cases: [(&str, &[&str], &str); 24] = [
             ("steps = 10", &["lerning-rate=1"], "did you mean `learning_rate`?"),
             ("[[phase]]\nsteps = 1\nbatchsize = 2", &[], "did you mean `batch_size`?"),
             ("step = 10", &[], "unknown setting `step`: did you mean `steps`?"),
@@ -852,6 +867,7 @@ mod tests {
             ("steps = 10", &["phase.0.steps=1"], "phase"),
             ("[[phase]]\nsteps = 1", &["phase.3.steps=1"], "not one of the 1 items"),
             ("steps = 10\nepochs = 2", &[], "either `steps` or `epochs`"),
+            ("batch_size = 8", &["steps=10", "epochs=2.0"], "either `steps` or `epochs`"),
             ("steps = 0", &[], "`steps` is 0"),
             ("batch_size = 10\naccumulation = 4", &[], "a divisor of 10"),
             ("objective = \"magic\"", &[], "mlm-nsp"),
@@ -869,6 +885,16 @@ mod tests {
             let error = parse(text, sets).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn the_later_of_steps_and_epochs_counts() {
+        let found = |recipe: Recipe| (recipe.steps, recipe.epochs);
+        assert_eq!(found(parse("epochs = 13.0", &["steps=10"]).unwrap()), (Some(10), None));
+        assert_eq!(found(parse("steps = 10", &["epochs = 2.5"]).unwrap()), (None, Some(2.5)));
+        let layers = [("steps = 10", "base"), ("epochs = 2.0", "variant")];
+        assert_eq!(found(Recipe::parse_layers(&layers, &[]).unwrap()), (None, Some(2.0)));
+        assert_eq!(found(Recipe::parse_layers(&layers, &["steps=3".to_owned()]).unwrap()), (Some(3), None));
     }
 
     #[test]

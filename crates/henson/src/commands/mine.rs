@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use henson_checkpoint::write_atomic;
 use henson_tasks::metrics::cosine;
-use henson_tasks::{Input, MiningSettings, Near, Reading, Task, TaskError, mine, read, read_passages};
+use henson_tasks::{Input, MiningSettings, Near, Reading, Task, TaskError, mine, read, read_passages, report_twins};
 use serde::Serialize;
 
 use super::search::Ranker;
@@ -28,7 +28,8 @@ pub(crate) fn run(flags: &Mine) -> anyhow::Result<()> {
     anyhow::ensure!(flags.skip < flags.among, "--skip is {}: expected less than --among", flags.skip);
     let task = Task::named("embed").ok_or_else(|| TaskError::NoTask { name: "embed".to_owned() })?;
     let reading = Reading { files: flags.labelled.files(), labels_wanted: false, ..Reading::new(task) };
-    let set = read(&flags.train, &reading)?;
+    let mut set = read(&flags.train, &reading)?;
+    report_twins(&mut set);
     set.problems.iter().for_each(|problem| output::warn(problem));
     let pairs = set.examples.iter().filter_map(|example| match &example.input {
         Input::Alike { first, second, .. } => Some((first.as_str(), second.as_str())),

@@ -184,7 +184,25 @@ pub(super) fn read_recipe(path: Option<&Path>, mut sets: Vec<String>, teacher: O
             sets.push("objective=mlm".to_owned());
         }
     }
-    Ok(Recipe::parse(&text, &place, &sets)?)
+    let recipe = Recipe::parse(&text, &place, &sets)?;
+    // By itself it may lack what flags say.
+    if let Ok(written) = Recipe::parse(&text, &place, &[]) {
+        report_overruled(&written, &recipe, &place);
+    }
+    Ok(recipe)
+}
+
+/// Says that steps are given instead of a recipe's epochs, or the other way round.
+fn report_overruled(written: &Recipe, recipe: &Recipe, place: &str) {
+    match (written.steps, written.epochs, recipe.steps, recipe.epochs) {
+        (None, Some(epochs), Some(steps), None) => {
+            output::message(&format!("steps={steps} is used instead of epochs = {epochs} in {place}"));
+        }
+        (Some(steps), None, None, Some(epochs)) => {
+            output::message(&format!("epochs={epochs} is used instead of steps = {steps} in {place}"));
+        }
+        _ => {}
+    }
 }
 
 /// The kernel would kill us without a word: better to say it before.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use henson_infer::{Model, Task, Want};
+use henson_infer::{Model, Want};
 use henson_tasks::{PassageLength, PassagePlace, SourcedPassage, passages_of};
 use serde::Serialize;
 
@@ -106,7 +106,7 @@ impl Ranker {
 
     pub(crate) fn of(name: &str, compute: &crate::flags::Compute, download: bool) -> anyhow::Result<Self> {
         let path = models::resolve(name, download)?;
-        Ok(Self(Model::open(&path, &compute.device()?, compute.dtype, Want::Task(Task::Classify))?))
+        Ok(Self(Model::open(&path, &compute.device()?, compute.dtype, Want::Reranker)?))
     }
 
     /// The scores of texts for a query.

@@ -281,6 +281,10 @@ pub(crate) struct Features {
     #[arg(long, value_enum, default_value = "jsonl")]
     pub(crate) format: FeatureFormat,
 
+    /// Print one JSON object per text; the same as --format jsonl
+    #[arg(long, conflicts_with = "format")]
+    pub(crate) json: bool,
+
     /// Where to write; needed for npy and safetensors [default: standard output]
     #[arg(long, value_name = "FILE", required_if_eq_any([("format", "npy"), ("format", "safetensors")]))]
     pub(crate) out: Option<std::path::PathBuf>,

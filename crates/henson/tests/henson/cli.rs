@@ -88,8 +88,7 @@ fn blank_lines_are_no_texts() {
     let mlm = model("mlm");
     let directory = mlm.path().to_str().unwrap();
     for command in [&["fill"][..], &["embed"], &["features"], &["tokenizer", "encode"]] {
-        let json = if command == ["features"] { &[][..] } else { &["--json"] };
-        let ask = |input: &[u8]| henson(&[command, &["--model", directory], json].concat(), input);
+        let ask = |input: &[u8]| henson(&[command, &["--model", directory, "--json"]].concat(), input);
         let output = ask(b"\na [MASK]\n \t\r\n\nb [MASK]\n\n");
         assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
         assert_eq!(text(&output.stderr), "warning: 4 blank lines of standard input were skipped\n", "{command:?}");
@@ -113,6 +112,9 @@ fn feature_files_hold_the_same_numbers() {
     let model = model("model");
     let directory = model.path().to_str().unwrap();
     let expected = lines(&["features", "--model", directory, "a b", "c"], b"");
+    assert_eq!(expected, lines(&["features", "--model", directory, "--json", "a b", "c"], b""));
+    let both = henson(&["features", "--model", directory, "--json", "--format", "npy", "--out", "x.npy", "a"], b"");
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both.stderr));
     let numbers = |line: &Value| -> Vec<f32> {
         let rows = line["vectors"].as_array().unwrap();
         rows.iter().flat_map(|row| row.as_array().unwrap()).map(|x| x.as_f64().unwrap() as f32).collect()

@@ -231,6 +231,20 @@ fn an_elmo_that_was_pretrained_is_used() {
 }
 
 #[test]
+fn steps_on_the_command_line_are_used_instead_of_a_recipes_epochs() {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/lstm-small.toml").display().to_string();
+    let run = |more: &[&str]| henson(&[&["pretrain", &recipe, "--data", shards(), "--dry-run"], more].concat());
+    let output = run(&["--set", "steps=3"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    assert!(message.contains("steps=3 is used instead of epochs = 13 in"), "{message}");
+    let quiet = run(&["--epochs", "2"]);
+    assert!(!String::from_utf8_lossy(&quiet.stderr).contains("instead"), "{quiet:?}");
+    let both = ["pretrain", &recipe, "--data", shards(), "--dry-run", "--epochs", "2", "--set", "steps=3"];
+    fails(1, &both, &["either `steps` or `epochs`"]);
+}
+
+#[test]
 fn running_text_is_refused_where_it_makes_no_sense() {
     let directory = TempDir::new().unwrap();
     let out = directory.path().join("run");
@@ -241,6 +255,7 @@ fn running_text_is_refused_where_it_makes_no_sense() {
         ("elmo-tiny", shards_of_bytes(), &["objective=causal"], "predicts words from both sides"),
         ("elmo-tiny", shards(), &["objective=bidirectional"], "--tokenizer bytes"),
         ("lstm-small", shards(), &["objective=causal", "batch_size=100000"], "the text has"),
+        ("xlnet-tiny", shards(), &["objective=permutation"], "config.mem_len=384"),
     ];
     for (model, data, sets, expected) in cases {
         let arguments = unrolled(model, data, sets, &out);
@@ -255,7 +270,6 @@ fn killed_at_any_moment_a_run_goes_on_and_ends_with_the_same_bits() {
     killed_run_ends_with_the_same_bits(4, arguments);
 }
 
-        ("xlnet-tiny", shards(), &["objective=permutation"], "config.mem_len=384"),
 fn killed_run_ends_with_the_same_bits(usually: u32, arguments: impl Fn(&Path) -> Vec<String>) {
     let directory = TempDir::new().unwrap();
     let (whole, killed) = (directory.path().join("whole"), directory.path().join("killed"));

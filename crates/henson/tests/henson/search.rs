@@ -164,6 +164,13 @@ fn mined_negatives_are_near_and_not_right() {
     fails(&["mine", "--train", &at("pairs.jsonl"), "--out", &at("a.jsonl"), "--model", model], &["exists already"]);
     let skip = ["mine", "--train", &at("pairs.jsonl"), "--out", &at("z"), "--model", model, "--skip", "50"];
     fails(&skip, &["--skip"]);
+    // What is there twice is reported, and mined for all the same.
+    let rows = pairs.iter().chain(&pairs[2..3]).map(|(a, b)| json!({"anchor": a, "positive": b}).to_string() + "\n");
+    fs::write(at("twice.jsonl"), rows.collect::<String>()).unwrap();
+    let output = henson(&["mine", "--train", &at("twice.jsonl"), "--out", &at("f.jsonl"), "--model", model]);
+    let message = text(&output.stderr);
+    assert!(message.contains("1 rows are the same as earlier ones, first line 5, after line 3"), "{message}");
+    assert_eq!(fs::read_to_string(at("f.jsonl")).unwrap().lines().count(), 5);
 }
 
 #[test]

@@ -296,22 +296,31 @@ fn abilities_have_the_names_of_routes() {
 
 #[test]
 fn a_model_without_the_head_is_explained() {
-    let message = |head: &str, task: Task| {
+    let message = |head: &str, want: Want| {
         let directory = directory(head, |_| ());
-        match open_directory(directory.path(), None, DType::F32, Want::Task(task)) {
+        match open_directory(directory.path(), None, DType::F32, want) {
             Err(error @ InferError::Head { .. }) => error.to_string(),
             Err(other) => panic!("{head}: {other}"),
             Ok(_) => panic!("{head}: it opened"),
         }
     };
-    for (head, task, parts) in [
-        ("mlm", Task::Classify, ["cannot classify with", "masked language model (BertForMaskedLM)", "--task classify"]),
-        ("pretraining", Task::Answer, ["cannot answer with", "BertForPreTraining", "--task qa"]),
-        ("model", Task::Tag, ["encoder without a head (BertModel)", "BertForTokenClassification", "--task tag"]),
-        ("token", Task::Classify, ["tagger of words", "BertForSequenceClassification", "henson finetune"]),
-        ("sequence", Task::Choose, ["classifier of texts", "multiple-choice model", "--task choice"]),
+    for (head, want, parts) in [
+        (
+            "mlm",
+            Want::Task(Task::Classify),
+            ["cannot classify with", "masked language model (BertForMaskedLM)", "--task classify"],
+        ),
+        ("pretraining", Want::Task(Task::Answer), ["cannot answer with", "BertForPreTraining", "--task qa"]),
+        (
+            "model",
+            Want::Task(Task::Tag),
+            ["encoder without a head (BertModel)", "BertForTokenClassification", "--task tag"],
+        ),
+        ("token", Want::Task(Task::Classify), ["tagger of words", "BertForSequenceClassification", "henson finetune"]),
+        ("sequence", Want::Task(Task::Choose), ["classifier of texts", "multiple-choice model", "--task choice"]),
+        ("model", Want::Reranker, ["cannot rerank with", "BertForSequenceClassification", "--task rerank"]),
     ] {
-        let message = message(head, task);
+        let message = message(head, want);
         for part in parts {
             assert!(message.contains(part), "expected `{part}` in: {message}");
         }

@@ -118,7 +118,7 @@ pub(super) fn check_loss(recipe: &FineTuneRecipe) -> Result<(), TaskError> {
 
 /// Adds to a set's problems that rows are there twice, or say different things about the same texts. Neither keeps anyone from
 /// learning: in a batch, a text that occurs again is never a negative.
-pub(super) fn report_twins(train: &mut Set) {
+pub fn report_twins(train: &mut Set) {
     let mut known: HashMap<(&str, &str, &[String]), &Example> = HashMap::new();
     let (mut twins, mut at_odds) = (Vec::new(), Vec::new());
     for example in &train.examples {

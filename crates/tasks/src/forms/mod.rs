@@ -47,6 +47,7 @@ pub(crate) use choose::{CHOOSE, COPA};
 pub(crate) use classify::{CLASSIFY, COMMITMENT, PAIR, WINOGENDER};
 pub(crate) use cloze::CLOZE;
 pub(crate) use embed::{EMBED, not_asked_for};
+pub use embed_rows::report_twins;
 pub(crate) use judge::JUDGE;
 pub(crate) use multilabel::MULTILABEL;
 pub(crate) use rank::RANK;
