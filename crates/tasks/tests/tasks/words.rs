@@ -85,7 +85,7 @@ fn telling_suffixes(path: &Path, from: usize, sentences: usize) {
     let letters = |number: usize, place: u32| char::from(b"bdfgklmprt"[number / 10_usize.pow(place) % 10]);
     let mut text = String::new();
     for word in 5 * from..5 * (from + sentences) {
-        let (ending, tag) = endings[(word * 2_654_435_761 >> 13) % 3];
+        let (ending, tag) = endings[((word * 2_654_435_761) >> 13) % 3];
         let stem: String = (0..4).flat_map(|place| [letters(word, place), 'a']).collect();
         text += &format!("{stem}{ending}\t{tag}\n{}", if word % 5 == 4 { ".\tPUNCT\n\n" } else { "" });
     }
