@@ -12,7 +12,8 @@ use henson_models::{Batch, Head, LinearHead, Model, Sequence};
 use henson_tensor::{Builder, DType, Device, Parameters, Pass, Tape};
 use henson_train::{ModelFiles, Result as TrainResult};
 
-use super::plan::{Plan, copy_encoder};
+use super::plan::Plan;
+use super::start::copy_encoder;
 use crate::prepare::Instance;
 
 /// The weight of the squared weights (half of their sum) beside the summed loss, for features with a variance of 1. Within a point of
