@@ -4,7 +4,7 @@
   compare_ranks.py --henson target/release/henson --peer torch_bert.py --model small --batch 8 --rounds 3 [--compile]
 
 Every process has one thread and a batch of its own, so that with as many cores as processes a step would take as long as alone if
-the exchange cost nothing. henson and PyTorch take turns in every round; the least of each counts, since others' work only adds. Further
+the exchange cost nothing. henson and PyTorch take turns in every round; the median of each counts. Further
 lines: what one rank costs over none (`mpirun -n 1`, `--ranks 1`), what `henson bench exchange` measures, and what `henson plan` makes of it
 for 1, 2 and 4 ranks, beside the measured steps. --peer is a script with torch_bert.py's class Bert; the interpreter that runs this one
 must have torch. Prints one JSON line for every result, and a table at the end.
@@ -108,12 +108,13 @@ def main():
     }
     if o.four:
         cases['henson 4 ranks'] = lambda: henson(*train, ranks=4)['ms']
-    least = {}
+    found = {}
     for number in range(o.rounds):
         for name, case in cases.items():
             ms = case()
             print(json.dumps({'round': number, 'case': name, 'ms': round(ms, 3)}), flush=True)
-            least[name] = min(ms, least.get(name, ms))
+            found.setdefault(name, []).append(ms)
+    medians = {name: statistics.median(times) for name, times in found.items()}
     profiled = henson(*train, '--profile')
     exchange = henson('bench', 'exchange', '--model', model, '--threads', '1', '--steps', str(o.steps), ranks=o.ranks)
     print(json.dumps(exchange), flush=True)
@@ -128,12 +129,12 @@ def main():
             plan = henson('plan', '--model', model, '--ranks', f'{ranks},{ranks}', '--per-node', '4', '--rates', rates.name, *sets)
             planned[ranks] = plan['rows'][0]['step_ms']
     print(json.dumps({'planned_ms': planned}), flush=True)
-    base = {'henson': least['henson alone'], 'torch': least['torch alone']}
-    print(f'\n{model}, {o.batch}×{o.seq} tokens and one thread for each process; ms of a step, least of {o.rounds} rounds of medians')
-    for name, ms in least.items():
+    base = {'henson': medians['henson alone'], 'torch': medians['torch alone']}
+    print(f'\n{model}, {o.batch}×{o.seq} tokens and one thread for each process; ms of a step, medians of {o.rounds} rounds of medians')
+    for name, ms in medians.items():
         print(f'  {name:<20} {ms:>9.2f}   efficiency {100 * base[name.split()[0]] / ms:>4.0f}%')
     for ranks, ms in planned.items():
-        measured = least.get('henson alone' if ranks == 1 else f'henson {ranks} ranks')
+        measured = medians.get('henson alone' if ranks == 1 else f'henson {ranks} ranks')
         beside = f'measured {measured:.2f}, {100 * (ms / measured - 1):+.0f}%' if measured else 'not measured'
         print(f'  planned for {ranks} ranks  {ms:>9.2f}   {beside}')
 
