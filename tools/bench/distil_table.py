@@ -69,9 +69,14 @@ def write(path, rows):
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
+def plain_name(name):
+    """A directory's: several models are told apart by commas."""
+    return name.replace(", ", "-")
+
+
 def run(flags, command, name, task, files, settings, seed, more=()):
     """One training run, and its score on the test file."""
-    out = flags.work / task / name
+    out = flags.work / task / plain_name(name)
     if not (out / "results.json").exists():
         arguments = [flags.henson, command, "--task", files["task"], "--out", out, "--seed", seed, "--threads", flags.threads, "--dtype", flags.dtype, "--json"]
         arguments += ["--train", files["train"], "--dev", files["test"], *more]
@@ -176,7 +181,7 @@ def main():
             ways.append((statistics.mean(own), statistics.stdev(own) if len(own) > 1 else 0.0))
         rows.append((NAMES[task], teacher["accuracy"], ways))
         kept = ways[1][0] / teacher["accuracy"]
-        fast = [speed(flags, flags.work / task / name, files) for name in ("teacher-0", f"pre-trained, distilled-{flags.seeds[0]}")]
+        fast = [speed(flags, flags.work / task / plain_name(name), files) for name in ("teacher-0", f"pre-trained, distilled-{flags.seeds[0]}")]
         cells = [f"{100 * mean:.1f} ± {100 * spread:.1f}" for mean, spread in ways]
         lines.append(f"| {NAMES[task]} | {100 * teacher['accuracy']:.1f} | " + " | ".join(cells) + f" | {100 * kept:.0f} % | {fast[1] / fast[0]:.1f}× |")
     print("| task | teacher | " + " | ".join(WAYS) + " | share kept | texts a second |")
