@@ -19,6 +19,9 @@ use crate::output::{self, duration, thousands};
 /// What a file of rates may have: a few lines that benchmarks printed.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// Tokens of a step that a file of rates may have.
+const MOST_TOKENS: usize = 1 << 24;
+
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     let (name, workload) = workload(flags)?;
     let basis = Basis::new(flags, &workload)?;
@@ -238,6 +241,10 @@ impl Basis {
             "--rates has a training step on {device}, and the plan is for {}: measure on such a machine, or plan with {}",
             if self.gpus { "GPUs" } else { "CPUs" },
             if self.gpus { "--ranks" } else { "--gpus" }
+        );
+        anyhow::ensure!(
+            batch.saturating_mul(*seq) <= MOST_TOKENS,
+            "--rates has a training step of {batch}×{seq} tokens: expected at most {MOST_TOKENS}, as `bench train` takes"
         );
         let config = config_of(model)?;
         let parameters = parameters_of(&config)? as f64;

@@ -180,6 +180,10 @@ fn mistakes_get_a_clear_word() {
     fails(1, &[&recipe, "--ranks", "2", "--rates", &cut], &["cut.jsonl, line 1"]);
     let zero = place.file("zero.jsonl", &train.to_string().replace("\"ms\":10.0", "\"ms\":1.0"));
     fails(1, &[&recipe, "--ranks", "2", "--rates", &zero], &["cannot take 1 ms"]);
+    let mut vast = train.clone();
+    (vast["batch"], vast["seq"]) = (json!(1u64 << 40), json!(1u64 << 40));
+    let vast = place.file("vast.jsonl", &vast.to_string());
+    fails(1, &[&recipe, "--ranks", "2", "--rates", &vast], &["at most 16777216"]);
     let mut alone = exchange;
     alone["ranks"] = json!(1);
     let alone = place.file("alone.jsonl", &alone.to_string());
