@@ -7,6 +7,7 @@
 
 mod arm;
 mod baseline;
+mod emulator;
 mod faults;
 mod granite;
 mod kernels;
@@ -62,13 +63,14 @@ const CI: [Step; 9] = [
 ];
 
 /// Steps that are part of another one in `ci`, and those that need more than the CI machine has.
-const ALONE: [Step; 8] = [
+const ALONE: [Step; 9] = [
     Step { name: "minilm", what: "fetches all-MiniLM-L6-v2 and prints its directory", run: Plain(minilm::run) },
     Step {
         name: "granite",
         what: "fetches granite-embedding-30m-english and prints its directory",
         run: Plain(granite::run),
     },
+    Step { name: "emulator", what: emulator::WHAT, run: WithOptions(emulator::run) },
     Step { name: "sanitize", what: "AddressSanitizer on the kernels' tests", run: Plain(unsound::sanitize) },
     Step { name: "arm", what: arm::WHAT, run: Plain(arm::run) },
     Step { name: "miri", what: "Miri on the thread pool and on readers of files", run: Plain(unsound::miri) },
