@@ -374,7 +374,10 @@ inline void wgmma_memory(std::tuple<Rest...> all, std::index_sequence<I...>) {
     float *const d[] = {&std::get<I>(all)...};
     constexpr size_t AT = N / 2;
     const uint64_t left = std::get<AT>(all), right = std::get<AT + 1>(all);
-    const bool add = std::get<AT + 2>(all), left_across = std::get<AT + 3>(all), right_across = std::get<AT + 4>(all);
+    const bool add = std::get<AT + 2>(all);
+    // Where only one of the two stands among the operands, it is the right factor's: the left one's is 0 in the instruction.
+    constexpr size_t LAST = sizeof...(Rest) - 1;
+    const bool right_across = std::get<LAST>(all), left_across = LAST == AT + 4 ? (bool)std::get<AT + 3>(all) : false;
     henson::exchange("wgmma", 0xffffffffu, 0);
     const unsigned first = threadIdx.x / 32 % 4 * 16;
     const auto from_memory = [&](unsigned row, unsigned k) { return factor(left, first + row, k, left_across); };

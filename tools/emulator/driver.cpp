@@ -295,7 +295,7 @@ VISIBLE const unsigned char *henson_exchange(const char *what, unsigned mask, co
     if (warp.arrived == 0) {
         warp.mask = mask;
         warp.what = what;
-    } else if (warp.mask != mask || strcmp(warp.what, what) != 0) {
+    } else if (warp.mask != mask || (warp.what != what && strcmp(warp.what, what) != 0)) {
         fail(std::string(what) + ": another lane of the warp is at " + warp.what);
     }
     unsigned char *const values = warp.values[warp.turn];
@@ -475,7 +475,7 @@ VISIBLE Result cuDeviceGetName(char *name, int length, int) {
 }
 VISIBLE Result cuDeviceGetAttribute(int *out, int what, int) {
     switch (what) {
-        case 16: *out = 4; break;                                   // multiprocessors
+        case 16: *out = capability >= 90 ? 132 : 4; break;          // multiprocessors
         case 75: *out = capability / 10; break;                     // compute capability
         case 76: *out = capability % 10; break;
         case 97: *out = capability >= 90 ? 232448 : 166912; break;  // shared memory of a block
