@@ -88,11 +88,7 @@ constexpr size_t EXCHANGED = 64;
 // The values that all lanes of the warp came with.
 template <class T> struct Lanes {
     const unsigned char *all;
-    T operator[](unsigned lane) const {
-        T value;
-        memcpy(&value, all + EXCHANGED * lane, sizeof(T));
-        return value;
-    }
+    const T &operator[](unsigned lane) const { return *(const T *)(all + EXCHANGED * lane); }
 };
 template <class T> inline Lanes<T> exchange(const char *what, unsigned mask, const T &value) {
     static_assert(sizeof(T) <= EXCHANGED, "too large for an exchange");
@@ -294,15 +290,17 @@ inline void mma_bf16(float &c0, float &c1, float &c2, float &c3, unsigned a0, un
                      unsigned b1) {
     const auto all = henson::exchange("mma", 0xffffffffu, Factors{{a0, a1, a2, a3}, {b0, b1}});
     const unsigned lane = henson::lane(), group = lane / 4, place = lane % 4;
+    double left[2][16], right[2][16];
+    for (unsigned side = 0; side < 2; side++)
+        for (unsigned k = 0; k < 16; k++) {
+            const unsigned half = k / 8, owner = k % 8 / 2, high = k % 2;
+            left[side][k] = henson::half_of(all[4 * group + owner].a[side + 2 * half], high);
+            right[side][k] = henson::half_of(all[4 * (2 * place + side) + owner].b[half], high);
+        }
     float *const out[4] = {&c0, &c1, &c2, &c3};
     for (unsigned i = 0; i < 4; i++) {
-        const unsigned row = i / 2, column = 2 * place + i % 2;
         double sum = *out[i];
-        for (unsigned k = 0; k < 16; k++) {
-            const unsigned right = k / 8, owner = k % 8 / 2, high = k % 2;
-            const double left = henson::half_of(all[4 * group + owner].a[row + 2 * right], high);
-            sum += left * henson::half_of(all[4 * column + owner].b[right], high);
-        }
+        for (unsigned k = 0; k < 16; k++) sum += left[i / 2][k] * right[i % 2][k];
         *out[i] = (float)sum;
     }
 }
@@ -359,15 +357,29 @@ inline float factor(uint64_t descriptor, unsigned outer, unsigned k, bool across
     memcpy(&bits, henson_shared() + at, 2);
     return henson::from_bf16(bits);
 }
+// The factors of a warp's instruction as its lanes have read them, each a part.
+struct Tile {
+    float left[16][16], right[256][16];
+};
+inline Tile &tile() {
+    static Tile tiles[32];
+    return tiles[threadIdx.x / 32];
+}
+// d (16×N of the warp) = or += left · right. Nobody goes on before all have read, and read again before all have multiplied.
 template <int N, class Left> inline void group_multiply(float *const *d, Left left, uint64_t right, bool add, bool across) {
     const unsigned lane = henson::lane(), group = lane / 4, place = lane % 4;
+    Tile &t = tile();
+    for (unsigned i = lane; i < 256; i += 32) t.left[i / 16][i % 16] = left(i / 16, i % 16);
+    for (unsigned i = lane; i < 16 * N; i += 32) t.right[i / 16][i % 16] = factor(right, i / 16, i % 16, across);
+    henson::exchange("wgmma, factors read", 0xffffffffu, 0);
     for (unsigned n = 0; n < N / 8; n++)
         for (unsigned i = 0; i < 4; i++) {
-            const unsigned row = group + 8 * (i / 2), column = 8 * n + 2 * place + i % 2;
+            const float *a = t.left[group + 8 * (i / 2)], *b = t.right[8 * n + 2 * place + i % 2];
             double sum = add ? (double)*d[4 * n + i] : 0.0;
-            for (unsigned k = 0; k < 16; k++) sum += (double)left(row, k) * factor(right, column, k, across);
+            for (unsigned k = 0; k < 16; k++) sum += (double)a[k] * b[k];
             *d[4 * n + i] = (float)sum;
         }
+    henson::exchange("wgmma, done", 0xffffffffu, 0);
 }
 template <int N, class... Rest, size_t... I>
 inline void wgmma_memory(std::tuple<Rest...> all, std::index_sequence<I...>) {

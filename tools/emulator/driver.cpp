@@ -59,7 +59,7 @@ struct Thread {
 struct Warp {
     unsigned arrived, mask, done, turn;
     const char *what;
-    unsigned char values[2][32 * EXCHANGED];
+    alignas(64) unsigned char values[2][32 * EXCHANGED];
 };
 
 struct NamedBarrier {
