@@ -360,6 +360,8 @@ pub(crate) enum Purpose {
     Positions,
     /// Gradients of scores.
     Scores,
+    /// States of recurrent layers between two steps.
+    Recurrent,
 }
 
 /// A GPU that computes. Shared by all that compute on it.

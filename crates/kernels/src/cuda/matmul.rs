@@ -181,7 +181,8 @@ pub fn products(
     assert!(b.rows == k && k > 0, "inner sizes differ: {m}×{k} times {}×{n}", b.rows);
     assert!((out.rows, out.columns, out.transposed) == (m, n, false), "out is not {m}×{n}");
     let (input, output) = (a.view.dtype(), out.view.dtype());
-    assert!(b.view.dtype() == input && output == input, "operands have different dtypes");
+    assert!(b.view.dtype() == input, "operands have different dtypes");
+    assert!(output == input || output == DType::F32, "no products of {input:?} into {output:?}");
     assert!(Fusion::of(&finish, output) == Some(Fusion::None), "a batch of products has no finish");
     let within = [a, b, out].iter().zip(batch.steps).all(|(matrix, step)| matrix.has(batch.count, step));
     assert!(batch.count > 0 && within, "a batch of {} reaches beyond its matrices", batch.count);

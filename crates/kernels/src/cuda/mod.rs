@@ -22,6 +22,7 @@ pub mod matmul;
 pub mod memory;
 pub mod optimizer;
 pub mod product_hopper;
+pub mod recurrent;
 pub mod reduce;
 pub mod replace;
 pub mod rotary;
@@ -35,7 +36,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 17] = [
+pub static SOURCES: [&Source; 18] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
@@ -47,6 +48,7 @@ pub static SOURCES: [&Source; 17] = [
     &loss::SOURCE,
     &optimizer::SOURCE,
     &product_hopper::SOURCE,
+    &recurrent::SOURCE,
     &reduce::SOURCE,
     &replace::SOURCE,
     &rotary::SOURCE,

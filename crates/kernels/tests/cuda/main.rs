@@ -14,6 +14,7 @@ mod elements;
 mod normalisation;
 mod product_hopper;
 mod products;
+mod recurrent;
 mod training;
 
 use std::path::PathBuf;
@@ -96,7 +97,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 25] = [
+const GROUPS: [(&str, Group); 26] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -122,6 +123,7 @@ const GROUPS: [(&str, Group); 25] = [
     ("described", described::described),
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
+    ("recurrent", recurrent::recurrent),
 ];
 
 fn suite(gpu: &Gpu, settings: &Settings) -> Result<bool> {
