@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use henson_kernels::cuda::attention::Room;
+use henson_kernels::cuda::recurrent::Steps;
 use henson_kernels::cuda::{self as kernels, Block, Event, Graph, Pinned, Pool, View, matmul};
 
 use crate::profile::Recorded;
@@ -39,6 +40,8 @@ pub struct CudaDevice {
     readings: Mutex<Vec<Slot>>,
     /// The most of attention's work that batches of a size had so far, so that most batches can play the same graph.
     rooms: Mutex<BTreeMap<usize, Room>>,
+    /// The same for the steps of recurrent layers: by tokens and sequences.
+    steps: Mutex<BTreeMap<(usize, usize), Steps>>,
     profile: Mutex<Option<Recorded>>,
     /// Memory of passes that are recorded: nobody else gets it, for graphs write to it whenever they are played.
     passing: Pool,
@@ -111,6 +114,7 @@ impl CudaDevice {
             uploads: Mutex::default(),
             readings: Mutex::default(),
             rooms: Mutex::default(),
+            steps: Mutex::default(),
             profile: Mutex::default(),
             passing: Pool::default(),
             recording: AtomicBool::new(false),
@@ -261,7 +265,35 @@ impl CudaDevice {
 
     /// Whether inputs are being filled in for a pass that may be recorded.
     pub(crate) fn is_filling(&self) -> bool {
-        lock(&self.feed).as_ref().is_some_and(|feed| feed.filling.is_some())
+        self.fill(|_| ()).is_some()
+    }
+
+    /// Does something with the inputs that are being filled in for a pass that may be recorded.
+    fn fill<R>(&self, work: impl FnOnce(&mut Filling) -> R) -> Option<R> {
+        let mut feed = lock(&self.feed);
+        feed.as_mut()?.filling.as_mut().filter(|filling| !filling.overflow).map(work)
+    }
+
+    /// In a feed: its pass reads from the host while it runs, so it is not recorded.
+    pub(crate) fn do_not_record(&self) {
+        self.fill(|filling| filling.overflow = true);
+    }
+
+    /// In a feed: its pass reads numbers here that are no input, and is recorded for this place.
+    pub(crate) fn note_address(&self, address: u64) {
+        self.fill(|filling| filling.signature.extend([address as usize]));
+    }
+
+    /// Bounds for the steps of recurrent layers: in a feed, what any batch of so many tokens and sequences needed so far.
+    pub(crate) fn steps(&self, sizes: (usize, usize), needed: Steps) -> Steps {
+        let noted = self.fill(|filling| {
+            let mut all = lock(&self.steps);
+            let steps = all.entry(sizes).or_insert_with(|| Steps::none(sizes.1));
+            *steps = steps.grown_for(needed);
+            filling.signature.extend(steps.numbers());
+            *steps
+        });
+        noted.unwrap_or(needed)
     }
 
     /// The room to give attention's table: in a feed, as much as any batch of this many tokens needed so far.

@@ -1,9 +1,11 @@
 //! How a flat batch of tokens is divided into sequences. There is no padding.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use henson_kernels::cpu::recurrent::longest_first;
 use henson_kernels::cuda::attention::general::Sequences;
 use henson_kernels::cuda::attention::{Room, write_table};
+use henson_kernels::cuda::recurrent::Steps;
 
 use crate::{Device, Result, Tensor, TensorError};
 
@@ -37,6 +39,17 @@ struct OnGpu {
     /// Attention's work, and how much of it there is room for.
     table: Tensor,
     room: Room,
+    /// What recurrent layers need, where there are some.
+    stepwise: OnceLock<Stepwise>,
+}
+
+/// How a GPU takes steps along all sequences at once.
+#[derive(Debug)]
+pub(crate) struct Stepwise {
+    /// B: the longest first.
+    pub(crate) order: Tensor,
+    /// How many steps, with how many sequences.
+    pub(crate) steps: Steps,
 }
 
 /// Tokens of the sequences that fill a batch up.
@@ -110,6 +123,7 @@ impl Layout {
                         offsets: Tensor::from_slice(device, [b + 1], &offsets)?,
                         table: Tensor::from_slice(device, [table.len()], &table)?,
                         room,
+                        stepwise: OnceLock::new(),
                     })
                 }
             },
@@ -156,6 +170,31 @@ impl Layout {
     pub(crate) fn attention_table(&self) -> Result<Sequences<'_>> {
         let OnGpu { table, room, .. } = self.on_gpu()?;
         Ok(Sequences { table: table.on_gpu(), room: *room, tokens: self.tokens() })
+    }
+
+    /// The same for recurrent layers too, whose steps on a GPU are bounded by the lengths: what a recorded pass reads must be made for
+    /// it in its feed.
+    pub fn for_steps(self, device: &Device) -> Result<Self> {
+        if let Device::Cuda(_) = device {
+            self.stepwise(device)?;
+        }
+        Ok(self)
+    }
+
+    /// How recurrent layers go along the sequences on a GPU.
+    pub(crate) fn stepwise(&self, device: &Device) -> Result<&Stepwise> {
+        let (on_gpu, why) = (self.on_gpu()?, "the layout was made for the CPU");
+        let unsupported = || TensorError::Unsupported { operation: "layout", why };
+        if on_gpu.stepwise.get().is_none() {
+            let Device::Cuda(cuda) = device else { return Err(unsupported()) };
+            let mut order = vec![0; self.sequences()];
+            longest_first(self.offsets(), &mut order);
+            let steps = cuda.steps((self.tokens(), order.len()), Steps::of(self.offsets(), &order));
+            let order = Tensor::from_slice(device, [order.len()], &order)?;
+            // Of two threads that ask at once, the first one's stays.
+            let _ = on_gpu.stepwise.set(Stepwise { order, steps });
+        }
+        on_gpu.stepwise.get().ok_or_else(unsupported)
     }
 
     /// Whether both are one layout, and not two that may divide the same batch alike: what a recorded pass does must not depend on

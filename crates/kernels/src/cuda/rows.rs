@@ -58,15 +58,24 @@ pub fn scatter_distinct(
     dx: View<'_>,
     zero_first: bool,
 ) -> Result<()> {
-    rows.expect("scatter", "the rows", dy.rows("scatter", h), DType::U32);
     if zero_first {
         gpu.fill_zero(dx)?;
     }
+    scatter(gpu, dy, h, rows, dx, !zero_first)
+}
+
+/// Row `rows[i]` of `to` becomes row i of `x`, in the dtype of `to`; the others stay as they are. No row but [`NOWHERE`] is named twice.
+pub fn put(gpu: &Gpu, x: View<'_>, h: usize, rows: View<'_>, to: View<'_>) -> Result<()> {
+    scatter(gpu, x, h, rows, to, false)
+}
+
+fn scatter(gpu: &Gpu, dy: View<'_>, h: usize, rows: View<'_>, dx: View<'_>, add: bool) -> Result<()> {
+    rows.expect("scatter", "the rows", dy.rows("scatter", h), DType::U32);
     let variant = variant(dy, dx, h);
     let (count, limit, h) = (rows.len() as u32, dx.rows("scatter", h) as u32, h as u32);
     // SAFETY: the kernel checks rows against the limit.
     unsafe {
-        let (dy, rows, dx, add) = (dy.address(), rows.address(), dx.address(), u32::from(!zero_first));
+        let (dy, rows, dx, add) = (dy.address(), rows.address(), dx.address(), u32::from(add));
         let arguments: [&dyn Argument; 8] = [&dy, &rows, &dx, &count, &limit, &h, &add, &gpu.fault()];
         gpu.launch(&SOURCE, &variant, "scatter", warps(count as usize), &arguments)
     }

@@ -9,19 +9,14 @@
 
 use henson_kernels::cpu::attention::cache::{Pages, append, attend};
 use henson_kernels::cpu::attention::{Attention, Bias, View, Window};
-use henson_kernels::cpu::rows::gather;
 use henson_kernels::cuda::attention::cache as cuda_kernels;
 use henson_kernels::cuda::attention::general::Columns;
+use henson_kernels::cuda::rows as cuda_rows;
 
 use super::attention::{BiasValues, check};
 use super::recurrent::RecurrentState;
 use super::with_float;
 use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Var};
-
-const NO_STATES: TensorError = TensorError::Unsupported {
-    operation: "cache",
-    why: "states of recurrent layers are not kept on a GPU yet: choose the device cpu",
-};
 
 /// The keys and values of a model's layers.
 #[derive(Debug)]
@@ -318,7 +313,6 @@ impl Pass<'_> {
     /// Keeps the state of a recurrent layer (B×C, of one direction) at the last token of each sequence that the cache was extended
     /// for, in the place of keys and values.
     pub fn keep_state(&mut self, cache: &mut Cache, layer: usize, state: &RecurrentState) -> Result<()> {
-        let Device::Cpu(_) = self.device() else { return Err(NO_STATES) };
         let rows = cache.state_rows(None);
         let both = [Some(&state.hidden), state.cell.as_ref()];
         for (mut to, from) in cache.layer(layer)?.clone().into_iter().zip(both) {
@@ -326,13 +320,7 @@ impl Pass<'_> {
             let width = to.columns();
             from.check_shape("cache", "the state", [rows.len(), width])?;
             from.check_dtype("cache", "the state", to.dtype())?;
-            with_float!(to.dtype(), E => {
-                let to = to.slice_mut::<E>();
-                for (row, from) in rows.iter().zip(from.slice::<E>().chunks_exact(width)) {
-                    let Some(row) = row else { continue };
-                    to[row * width..(row + 1) * width].copy_from_slice(from);
-                }
-            });
+            put_rows(self.device(), from, &rows, &mut to)?;
         }
         Ok(())
     }
@@ -346,23 +334,11 @@ impl Pass<'_> {
         new: Option<&Layout>,
         cells: bool,
     ) -> Result<RecurrentState> {
-        let Device::Cpu(_) = self.device() else { return Err(NO_STATES) };
         if let Some(new) = new {
             cache.check_layout(new, false)?;
         }
         let rows = cache.state_rows(new);
-        let read = |from: &Tensor| -> Result<Var> {
-            let width = from.columns();
-            let mut out = Tensor::zeros(self.device(), [rows.len(), width], from.dtype())?;
-            with_float!(from.dtype(), E => {
-                let (out, from) = (out.slice_mut::<E>(), from.slice::<E>());
-                for (row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
-                    let Some(row) = row else { continue };
-                    out.copy_from_slice(&from[row * width..(row + 1) * width]);
-                }
-            });
-            Ok(Var::without_gradient(out))
-        };
+        let read = |from: &Tensor| read_rows(self.device(), from, &rows).map(Var::without_gradient);
         let [hidden, cell] = cache.layer(layer)?;
         Ok(RecurrentState { hidden: read(hidden)?, cell: if cells { Some(read(cell)?) } else { None } })
     }
@@ -378,14 +354,10 @@ impl Pass<'_> {
         let state = self.kept_state(cache, layer, Some(new), first.cell.is_some())?;
         let rows = cache.state_rows(Some(new));
         let chosen = |own: &Var, first: &Var| -> Result<Var> {
-            let (mut out, width) = (super::copy(self.device(), own.tensor())?, own.tensor().columns());
+            let mut out = super::copy(self.device(), own.tensor())?;
             first.tensor().check_shape("cache", "the first state", out.shape())?;
-            with_float!(out.dtype(), E => {
-                let (out, first) = (out.slice_mut::<E>(), first.tensor().slice::<E>());
-                for (i, _) in rows.iter().enumerate().filter(|(_, row)| row.is_none()) {
-                    out[i * width..(i + 1) * width].copy_from_slice(&first[i * width..(i + 1) * width]);
-                }
-            });
+            let missing: Vec<_> = rows.iter().enumerate().map(|(i, row)| row.is_none().then_some(i)).collect();
+            put_rows(self.device(), first.tensor(), &missing, &mut out)?;
             Ok(Var::without_gradient(out))
         };
         let cell = match (&state.cell, &first.cell) {
@@ -397,23 +369,16 @@ impl Pass<'_> {
 
     /// Keys and values of all tokens of the sequences selected, one after the other, and how they are divided.
     pub fn cached_rows(&mut self, cache: &Cache, layer: usize) -> Result<([Var; 2], Layout)> {
-        let Device::Cpu(cpu) = self.device() else { return Err(NO_STATES) };
         let lengths: Vec<usize> = cache.lengths.iter().map(|length| *length as usize).collect();
         let layout = Layout::new(self.device(), &lengths, 0)?;
         let page_size = cache.page_size;
         let row = |(i, place): (usize, usize)| {
             let page = cache.pages[cache.page_offsets[i] as usize + place / page_size] as usize;
-            (page * page_size + place % page_size) as u32
+            Some(page * page_size + place % page_size)
         };
         let places = lengths.iter().enumerate().flat_map(|(i, length)| (0..*length).map(move |place| (i, place)));
-        let rows: Vec<u32> = places.map(row).collect();
-        let read = |from: &Tensor| -> Result<Var> {
-            let mut out = Tensor::empty(self.device(), [rows.len(), from.columns()], from.dtype())?;
-            with_float!(from.dtype(), E => {
-                gather(&cpu.kernels, from.slice::<E>(), from.columns(), &rows, out.slice_mut::<E>());
-            });
-            Ok(Var::without_gradient(out))
-        };
+        let rows: Vec<Option<usize>> = places.map(row).collect();
+        let read = |from: &Tensor| read_rows(self.device(), from, &rows).map(Var::without_gradient);
         let [keys, values] = cache.layer(layer)?;
         Ok(([read(keys)?, read(values)?], layout))
     }
@@ -473,4 +438,52 @@ impl Pass<'_> {
         }
         Ok(Var::without_gradient(out))
     }
+}
+
+/// Row i of what is given is row `rows[i]`; zeros where there is none.
+fn read_rows(device: &Device, from: &Tensor, rows: &[Option<usize>]) -> Result<Tensor> {
+    let width = from.columns();
+    let mut out = Tensor::empty(device, [rows.len(), width], from.dtype())?;
+    let _timer = device.timer(Kind::Rows, 0, &[&out, &out]);
+    match device {
+        Device::Cpu(_) => with_float!(from.dtype(), E => {
+            let (out, from) = (out.slice_mut::<E>(), from.slice::<E>());
+            for (row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
+                match row {
+                    Some(row) => out.copy_from_slice(&from[row * width..(row + 1) * width]),
+                    None => out.fill(E::default()),
+                }
+            }
+        }),
+        Device::Cuda(cuda) => {
+            let rows = rows_on_gpu(device, rows)?;
+            cuda_rows::gather(&cuda.gpu, from.on_gpu(), width, rows.on_gpu(), out.on_gpu())?;
+        }
+    }
+    Ok(out)
+}
+
+/// Row `rows[i]` of `to` becomes row i of `from`, where there is one.
+fn put_rows(device: &Device, from: &Tensor, rows: &[Option<usize>], to: &mut Tensor) -> Result<()> {
+    let width = to.columns();
+    let _timer = device.timer(Kind::Rows, 0, &[from, from]);
+    match device {
+        Device::Cpu(_) => with_float!(to.dtype(), E => {
+            let to = to.slice_mut::<E>();
+            for (row, from) in rows.iter().zip(from.slice::<E>().chunks_exact(width)) {
+                let Some(row) = row else { continue };
+                to[row * width..(row + 1) * width].copy_from_slice(from);
+            }
+        }),
+        Device::Cuda(cuda) => {
+            let rows = rows_on_gpu(device, rows)?;
+            cuda_rows::put(&cuda.gpu, from.on_gpu(), width, rows.on_gpu(), to.on_gpu())?;
+        }
+    }
+    Ok(())
+}
+
+fn rows_on_gpu(device: &Device, rows: &[Option<usize>]) -> Result<Tensor> {
+    let rows: Vec<u32> = rows.iter().map(|row| row.map_or(Device::NOWHERE, |row| row as u32)).collect();
+    Tensor::from_slice(device, [rows.len()], &rows)
 }

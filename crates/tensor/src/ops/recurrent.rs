@@ -3,24 +3,23 @@
 //! Legend: B sequences, T tokens, I inputs of a layer; C its units, P numbers of its state (C, or fewer where it is projected), G
 //! gates; D directions. Parameters of directions lie side by side, so that what tokens say to all gates is one product.
 //!
-//! On a GPU there is no such operation yet.
+//! On a GPU a layout bounds the steps of a scan ([`Layout::for_steps`]), which are a part of what a recorded pass is known by.
 
 use henson_kernels::cpu::Element;
 use henson_kernels::cpu::recurrent::{
     self as kernels, Columns, Gradients, Kept, Scan, Sequences, State, StateMut, Weights,
 };
+use henson_kernels::cuda::recurrent as cuda_kernels;
 
 use super::linear::{Layer, apply, input_gradient, parameter_gradients};
-use super::{Op, with_float};
+use super::{Op, sum_into, with_float};
+use crate::cuda::CudaDevice;
+use crate::layout::Stepwise;
 use crate::tape::{Backward, Slot};
 use crate::{Activation, Cell, DType, Device, Kind, Layout, Native, Param, Parameters, Pass, Result, Tensor};
 use crate::{TensorError, Var};
 
 const OPERATION: &str = "recurrent";
-const NO_GPU: TensorError = TensorError::Unsupported {
-    operation: OPERATION,
-    why: "recurrent layers do not run on a GPU yet: choose the device cpu",
-};
 
 /// Which way a layer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +40,15 @@ impl Directions {
 
     fn is_reverse(self, direction: usize) -> bool {
         self == Self::Backward || direction == 1
+    }
+
+    /// The same of all directions.
+    fn reverse(self) -> &'static [bool] {
+        match self {
+            Self::Forward => &[false],
+            Self::Backward => &[true],
+            Self::Both => &[false, true],
+        }
     }
 }
 
@@ -149,6 +157,22 @@ impl RecurrentState {
     }
 }
 
+impl RecurrentState {
+    /// The same for the backward pass: on a GPU, numbers of which no gradient is wanted may be overwritten by then
+    /// ([`Pass::carry`]).
+    fn kept(&self, device: &Device) -> Result<Self> {
+        let keep = |x: &Var| match device {
+            Device::Cuda(_) if x.slot().is_none() => super::copy(device, x.tensor()).map(Var::without_gradient),
+            _ => Ok(x.clone()),
+        };
+        Ok(Self { hidden: keep(&self.hidden)?, cell: self.cell.as_ref().map(keep).transpose()? })
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Tensor> {
+        [Some(&self.hidden), self.cell.as_ref()].into_iter().flatten().map(Var::tensor)
+    }
+}
+
 /// What a layer gives.
 pub struct RecurrentOutput {
     /// T×D·P.
@@ -166,7 +190,6 @@ impl Pass<'_> {
         layout: &Layout,
         initial: Option<&RecurrentState>,
     ) -> Result<RecurrentOutput> {
-        let Device::Cpu(cpu) = self.device() else { return Err(NO_GPU) };
         layer.check()?;
         self.reads(layer);
         let (device, dtype) = (self.device(), self.dtype());
@@ -176,31 +199,47 @@ impl Pass<'_> {
         x.tensor().check_shape(OPERATION, "the input", [t, layer.input.shape().sizes()[1]])?;
         let plain = Layer { weight: layer.input, bias: layer.input_bias, activation: Activation::None, gated: false };
         let (mut gates, _) = apply(self.weights(), x.tensor(), plain, dtype, false)?;
-        let mut order = Tensor::empty(device, [b], DType::U32)?;
-        kernels::longest_first(layout.offsets(), order.slice_mut());
         let kept_columns = if self.is_training() { scan.aside() } else { 0 };
         let mut aside = Tensor::empty(device, [d, t, kept_columns], dtype)?;
         let mut out = Tensor::empty(device, [t, d * p], dtype)?;
         let mut last =
             [Tensor::empty(device, [d * b, p], dtype)?, Tensor::empty(device, [d * b, layer.cells()], dtype)?];
         let timer = device.timer(Kind::Recurrent, d * 2 * t * width * p, &[&gates, &gates, &out]);
-        with_float!(dtype, E => for direction in 0..d {
-            let view = Directed::<E>::new(self.parameters(), layer, direction, initial);
-            let [hidden, cell] = &mut last;
-            let last = StateMut {
-                hidden: part_mut::<E>(hidden, direction, d),
-                cell: part_mut::<E>(cell, direction, d),
-            };
-            let kept = Kept {
-                gates: gates.slice_mut::<E>(),
-                columns: Columns { at: direction * width, stride: d * width },
-                aside: part_mut::<E>(&mut aside, direction, d),
-            };
-            let columns = Columns { at: direction * p, stride: d * p };
-            let sequences = Sequences { offsets: layout.offsets(), order: order.slice() };
-            let out = (out.slice_mut::<E>(), columns);
-            kernels::forward(&cpu.kernels, &view.scan, sequences, view.weights(), view.initial(), kept, out, Some(last));
-        });
+        let order = match device {
+            Device::Cpu(cpu) => {
+                let mut order = Tensor::empty(device, [b], DType::U32)?;
+                kernels::longest_first(layout.offsets(), order.slice_mut());
+                with_float!(dtype, E => for direction in 0..d {
+                    let view = Directed::<E>::new(self.parameters(), layer, direction, initial);
+                    let [hidden, cell] = &mut last;
+                    let last = StateMut {
+                        hidden: part_mut::<E>(hidden, direction, d),
+                        cell: part_mut::<E>(cell, direction, d),
+                    };
+                    let kept = Kept {
+                        gates: gates.slice_mut::<E>(),
+                        columns: Columns { at: direction * width, stride: d * width },
+                        aside: part_mut::<E>(&mut aside, direction, d),
+                    };
+                    let columns = Columns { at: direction * p, stride: d * p };
+                    let sequences = Sequences { offsets: layout.offsets(), order: order.slice() };
+                    let out = (out.slice_mut::<E>(), columns);
+                    let (weights, initial) = (view.weights(), view.initial());
+                    kernels::forward(&cpu.kernels, &view.scan, sequences, weights, initial, kept, out, Some(last));
+                });
+                order
+            }
+            Device::Cuda(cuda) => {
+                let stepwise = layout.stepwise(device)?;
+                self.reads(&stepwise.steps);
+                let on_gpu = OnGpu::new(self.parameters(), layer);
+                let aside = Some(aside.on_gpu()).filter(|_| self.is_training());
+                let last = state_on_gpu(&last);
+                let layer = on_gpu.layer(layer, layout, stepwise, initial)?;
+                cuda_kernels::forward(&cuda.gpu, &layer, gates.on_gpu(), aside, out.on_gpu(), Some(last))?;
+                stepwise.order.clone()
+            }
+        };
         drop(timer);
         let kept = out.clone();
         let out = self.var(out);
@@ -209,8 +248,8 @@ impl Pass<'_> {
         let last = RecurrentState { hidden: self.var(hidden), cell };
         if let Some(slot) = out.slot() {
             let last = [last.hidden.slot(), last.cell.as_ref().and_then(Var::slot)];
-            let (layer, layout, initial) = (*layer, layout.clone(), initial.cloned());
-            let x = x.clone();
+            let initial = initial.map(|initial| initial.kept(device)).transpose()?;
+            let (layer, layout, x) = (*layer, layout.clone(), x.clone());
             self.record(Op::Recurrent(Recorded {
                 x,
                 layer,
@@ -226,6 +265,94 @@ impl Pass<'_> {
         }
         Ok(RecurrentOutput { out, last })
     }
+}
+
+impl Pass<'_> {
+    /// Puts the states that sequences ended with where the next pass finds them. On a GPU `kept` stays where it is, so that a recorded
+    /// pass that begins with it can be played again; see [`Device::reads_in_place`].
+    pub fn carry(&mut self, last: &[RecurrentState], kept: &mut Vec<RecurrentState>) -> Result<()> {
+        let Device::Cuda(cuda) = self.device() else {
+            *kept = last.iter().map(RecurrentState::detached).collect();
+            return Ok(());
+        };
+        let shapes = |states: &[RecurrentState]| {
+            states.iter().flat_map(RecurrentState::parts).map(|x| (x.shape(), x.dtype())).collect::<Vec<_>>()
+        };
+        if shapes(last) != shapes(kept) {
+            *kept = last.iter().map(RecurrentState::detached).collect();
+            return Ok(());
+        }
+        let (from, to) = (last.iter().flat_map(RecurrentState::parts), kept.iter().flat_map(RecurrentState::parts));
+        for (from, to) in from.zip(to) {
+            let _timer = self.device().timer(Kind::Rows, 0, &[from, to]);
+            henson_kernels::cuda::activation::forward(&cuda.gpu, Activation::None, from.on_gpu(), None, to.on_gpu())?;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// In a feed: states that a pass begins with, where they are. It can be recorded for these alone; without any, it is not recorded,
+    /// since what it ends with has no place yet ([`Pass::carry`]).
+    pub fn reads_in_place(&self, states: &[RecurrentState]) {
+        let Device::Cuda(cuda) = self else { return };
+        match states {
+            [] => cuda.do_not_record(),
+            states => states
+                .iter()
+                .flat_map(RecurrentState::parts)
+                .for_each(|x| cuda.note_address(x.on_gpu().address())),
+        }
+    }
+}
+
+/// A layer's parameters on a GPU.
+struct OnGpu {
+    recurrent: Tensor,
+    bias: Option<Tensor>,
+    projection: Option<Tensor>,
+}
+
+impl OnGpu {
+    fn new(parameters: &Parameters, layer: &RecurrentLayer) -> Self {
+        Self {
+            recurrent: parameters.matrix(layer.recurrent),
+            bias: layer.recurrent_bias.map(|bias| parameters.vector(bias)),
+            projection: layer.projection.map(|projection| parameters.matrix(projection)),
+        }
+    }
+
+    fn layer<'a>(
+        &'a self,
+        layer: &RecurrentLayer,
+        layout: &'a Layout,
+        stepwise: &'a Stepwise,
+        initial: Option<&'a RecurrentState>,
+    ) -> Result<cuda_kernels::Layer<'a>> {
+        Ok(cuda_kernels::Layer {
+            scan: layer.scan(0),
+            reverse: layer.directions.reverse(),
+            sequences: cuda_kernels::Sequences {
+                offsets: layout.offsets_on_gpu()?.on_gpu(),
+                order: stepwise.order.on_gpu(),
+                steps: stepwise.steps,
+                tokens: layout.tokens(),
+            },
+            recurrent: self.recurrent.on_gpu(),
+            bias: self.bias.as_ref().map(Tensor::on_gpu),
+            projection: self.projection.as_ref().map(Tensor::on_gpu),
+            initial: initial.map(|state| cuda_kernels::State {
+                hidden: state.hidden.tensor().on_gpu(),
+                cell: state.cell.as_ref().map(|cell| cell.tensor().on_gpu()),
+            }),
+        })
+    }
+}
+
+/// States and, where there are some, cells.
+fn state_on_gpu([hidden, cell]: &[Tensor; 2]) -> cuda_kernels::State<'_> {
+    let cells = cell.shape().elements() > 0;
+    cuda_kernels::State { hidden: hidden.on_gpu(), cell: cells.then(|| cell.on_gpu()) }
 }
 
 /// A direction of a layer.
@@ -377,11 +504,14 @@ impl Recorded {
         dlast: Option<&[Tensor; 2]>,
         mut dinitial: Option<&mut [Tensor; 2]>,
     ) -> Result<()> {
-        let Device::Cpu(cpu) = back.device() else { return Err(NO_GPU) };
         let (layer, d, t) = (self.layer, self.layer.directions.count(), self.layout.tokens());
         let (p, width) = (layer.scan(0).width(), layer.scan(0).gates());
         let flops = d * 4 * t * width * p;
         let _timer = back.device().timer(Kind::RecurrentGradient, flops, &[&self.gates, &self.gates, dout, &self.kept]);
+        let cpu = match back.device() {
+            Device::Cpu(cpu) => cpu,
+            Device::Cuda(cuda) => return self.scans_on_gpu(cuda, back, dout, dlast, dinitial.as_deref()),
+        };
         with_float!(self.kept.dtype(), E => for direction in 0..d {
             let view = Directed::<E>::new(back.parameters, &layer, direction, self.initial.as_ref());
             let (mut recurrent, accumulate) = back.gradients.target(rows_of(layer.recurrent, direction, d))?;
@@ -414,5 +544,44 @@ impl Recorded {
             kernels::backward(&cpu.kernels, &view.scan, sequences, weights, view.initial(), kept, out, dout, dlast, gradients);
         });
         Ok(())
+    }
+
+    fn scans_on_gpu(
+        &self,
+        cuda: &CudaDevice,
+        back: &mut Backward<'_>,
+        dout: &Tensor,
+        dlast: Option<&[Tensor; 2]>,
+        dinitial: Option<&[Tensor; 2]>,
+    ) -> Result<()> {
+        let (device, dtype, layer, scan) = (back.device(), self.kept.dtype(), &self.layer, self.layer.scan(0));
+        let (d, t) = (layer.directions.count(), self.layout.tokens());
+        let empty = |columns: usize| Tensor::empty(device, [t, d * columns], dtype);
+        let before = empty(scan.width())?;
+        let projected = match layer.projection {
+            Some(_) => Some([empty(scan.hidden)?, empty(scan.width())?]),
+            None => None,
+        };
+        let dsums = if scan.cell == Cell::Gru { Some(empty(scan.gates())?) } else { None };
+        let work = cuda_kernels::Work {
+            before: before.on_gpu(),
+            projected: projected.as_ref().map(|both| both.each_ref().map(Tensor::on_gpu)),
+            dsums: dsums.as_ref().map(Tensor::on_gpu),
+        };
+        let recurrent = back.gradients.target(layer.recurrent)?;
+        let bias = layer.recurrent_bias.map(|bias| back.gradients.target(bias)).transpose()?;
+        let projection = layer.projection.map(|projection| back.gradients.target(projection)).transpose()?;
+        let gradients = cuda_kernels::Gradients {
+            recurrent: sum_into(&recurrent),
+            bias: bias.as_ref().map(sum_into),
+            projection: projection.as_ref().map(sum_into),
+            initial: dinitial.map(state_on_gpu),
+        };
+        let on_gpu = OnGpu::new(back.parameters, layer);
+        let stepwise = self.layout.stepwise(device)?;
+        let layer = on_gpu.layer(layer, &self.layout, stepwise, self.initial.as_ref())?;
+        let (gates, aside) = (self.gates.on_gpu(), Some(self.aside.on_gpu()));
+        let (out, dout, dlast) = (self.kept.on_gpu(), dout.on_gpu(), dlast.map(state_on_gpu));
+        Ok(cuda_kernels::backward(&cuda.gpu, &layer, gates, aside, out, dout, dlast, work, gradients)?)
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::common::*;
 use henson_tensor::{
-    Activation, Builder, Cell, CrfParams, DType, Directions, Filters, Init, Layout, LegalSteps, MixParams, Param, Pass,
-    RecurrentLayer, RecurrentState, Tape, Tensor,
+    Activation, Builder, Cache, Cell, CrfParams, DType, Device, Directions, Filters, Init, Layout, LegalSteps, MixParams,
+    Param, Pass, Recordings, RecurrentLayer, RecurrentState, Tape, Tensor, TensorError,
 };
 
 const LENGTHS: [usize; 4] = [5, 1, 9, 3];
@@ -37,9 +37,8 @@ fn layers_of_every_kind() {
                 let layout = Layout::new(pass.device(), &LENGTHS, 3).unwrap();
                 let x = rows(pass, *x);
                 let y = pass.recurrent(&x, layer, &layout, None).unwrap();
-                // A second use of the input, and dropout of both kinds.
-                let out = pass.variational_dropout(y.out, &layout, (0.3, 1)).unwrap();
-                vec![pass.dropout_tokens(out, &layout, (0.1, 2)).unwrap(), x]
+                // A second use of the input.
+                vec![pass.dropout_tokens(y.out, &layout, (0.1, 2)).unwrap(), x]
             });
         }
     }
@@ -48,6 +47,17 @@ fn layers_of_every_kind() {
         let layout = Layout::new(pass.device(), &LENGTHS, 3).unwrap();
         let x = rows(pass, *x);
         vec![pass.recurrent(&x, layer, &layout, None).unwrap().out]
+    });
+}
+
+#[test]
+fn dropout_of_the_same_columns() {
+    let build = |b: &mut Builder| (input(b, "x", T, 6), layer(b, Cell::Lstm, [6, 10], None, true));
+    check("variational dropout", build, |(x, layer), pass| {
+        let layout = Layout::new(pass.device(), &LENGTHS, 3).unwrap();
+        let x = rows(pass, *x);
+        let y = pass.recurrent(&x, layer, &layout, None).unwrap();
+        vec![pass.variational_dropout(y.out, &layout, (0.3, 1)).unwrap()]
     });
 }
 
@@ -72,11 +82,16 @@ fn states_come_in_and_go_out() {
 /// Two halves with the state in between are the whole.
 #[test]
 fn a_state_is_carried_on() {
-    let device = device(2);
+    for device in devices() {
+        carried_on(&device);
+    }
+}
+
+fn carried_on(device: &Device) {
     for cell in [Cell::Lstm, Cell::Gru, Cell::Tanh, Cell::Relu] {
         let mut b = Builder::new();
         let layer = RecurrentLayer { directions: Directions::Forward, ..layer(&mut b, cell, [3, 7], None, false) };
-        let mut parameters = b.finish(&device, DType::F32).unwrap();
+        let mut parameters = b.finish(device, DType::F32).unwrap();
         for i in 0..parameters.entries().len() {
             let values = numbers(i as u64, parameters.entries()[i].shape.elements());
             parameters.write(i, &values).unwrap();
@@ -86,18 +101,135 @@ fn a_state_is_carried_on() {
             let mut tape = Tape::new();
             let mut pass = Pass::inference(&mut tape, &parameters);
             let numbers: Vec<f32> = rows.iter().flat_map(|row| &x[row * 3..row * 3 + 3]).copied().collect();
-            let x = Tensor::from_slice(&device, [rows.len(), 3], &numbers).unwrap();
-            let (x, layout) = (pass.input(&x).unwrap(), Layout::new(&device, lengths, 0).unwrap());
+            let x = Tensor::from_slice(device, [rows.len(), 3], &numbers).unwrap();
+            let (x, layout) = (pass.input(&x).unwrap(), Layout::new(device, lengths, 0).unwrap());
             let y = pass.recurrent(&x, &layer, &layout, initial.as_ref()).unwrap();
             (y.out.tensor().to_f32().unwrap(), y.last)
         };
         let (whole, _) = run(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], &[7, 4], None);
         let (first, state) = run(&[0, 1, 2, 7], &[3, 1], None);
         let (second, _) = run(&[3, 4, 5, 6, 8, 9, 10], &[4, 3], Some(state));
-        assert_eq!(whole[..21], first[..21], "{cell:?}");
-        assert_eq!(whole[21..49], second[..28], "{cell:?}");
-        assert_eq!(whole[49..56], first[21..], "{cell:?}");
-        assert_eq!(whole[56..], second[28..], "{cell:?}");
+        // To the last bit; on a GPU, where products of other sizes are done in other ways, nearly so.
+        let bound = if matches!(device, Device::Cpu(_)) { 0.0 } else { 1e-5 };
+        let halves = [&first[..21], &second[..28], &first[21..], &second[28..]].concat();
+        let scale = whole.iter().fold(1.0, |most: f32, x| most.max(x.abs()));
+        assert_eq!(whole.len(), halves.len());
+        let off = whole.iter().zip(&halves).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+        assert!(off <= bound * scale, "{cell:?}: off by {off}");
+    }
+}
+
+/// Steps of a training run with other lengths each, and with the states of the step before: what is recorded on a GPU gives what the
+/// CPU gives.
+#[test]
+fn recorded_passes_follow_other_lengths_and_states() {
+    let run = |device: &Device, dtype: DType| -> Vec<Vec<f32>> {
+        let mut b = Builder::new();
+        let forward = |layer| RecurrentLayer { directions: Directions::Forward, ..layer };
+        let layers = ["first", "second"].map(|name| {
+            b.at(name, |b| match name {
+                "first" => forward(layer(b, Cell::Lstm, [6, 6], None, false)),
+                _ => layer(b, Cell::Gru, [6, 5], None, true),
+            })
+        });
+        let mut parameters = b.finish(device, dtype).unwrap();
+        for i in 0..parameters.entries().len() {
+            let values = numbers(i as u64, parameters.entries()[i].shape.elements());
+            parameters.write(i, &values.iter().map(|x| 0.5 * x).collect::<Vec<_>>()).unwrap();
+        }
+        parameters.refresh().unwrap();
+        let (mut gradients, mut tape, mut recordings) =
+            (parameters.gradients().unwrap(), Tape::new(), Recordings::default());
+        let (mut all, kept) = (Vec::new(), std::cell::RefCell::new(Vec::<RecurrentState>::new()));
+        let batches = [[5, 1, 9, 3], [2, 2, 2, 2], [1, 11, 4, 2], [9, 9, 1, 7], [1, 1, 30, 1], [4, 3, 2, 1], [1, 2, 1, 1]];
+        for (step, lengths) in batches.iter().cycle().take(18).enumerate() {
+            let tokens: usize = lengths.iter().sum();
+            let ((x, targets, layout), signature) = device
+                .feed(|| {
+                    let layout = Layout::new(device, lengths, 0)?.for_steps(device)?;
+                    let padded = |seed: u64, columns: usize| {
+                        let mut numbers = numbers(seed, tokens * columns);
+                        numbers.resize(layout.tokens() * columns, 0.0);
+                        numbers
+                    };
+                    let x = Tensor::from_slice(device, [layout.tokens(), 6], &padded(step as u64 + 40, 6))?;
+                    let targets = Tensor::from_slice(device, [layout.tokens() * 10], &padded(step as u64 + 70, 10))?;
+                    device.reads_in_place(&kept.borrow());
+                    Ok::<_, TensorError>((x, targets, layout))
+                })
+                .unwrap();
+            gradients.zero();
+            let losses = recordings.run(device, &signature, &(), || {
+                let mut pass = Pass::training(&mut tape, &parameters, TRAINING);
+                let x = pass.input(&x)?;
+                let initial = kept.borrow().first().cloned();
+                let y = pass.recurrent(&x, &layers[0], &layout, initial.as_ref())?;
+                pass.carry(&[y.last], &mut kept.borrow_mut())?;
+                let y = pass.recurrent(&y.out, &layers[1], &layout, None)?;
+                let loss = pass.squared_error(y.out, &targets, 1.0)?;
+                pass.backward(&mut gradients)?;
+                Ok::<_, TensorError>((vec![loss], tape.trace()))
+            });
+            gradients.played();
+            all.push(losses.unwrap()[0].to_f32().unwrap());
+            all.extend((0..parameters.entries().len()).map(|i| gradients.read(&parameters, i).unwrap()));
+        }
+        all
+    };
+    let expected = run(&device(2), DType::F32);
+    if let Some(gpu) = gpu() {
+        assert_similar("f32 on the GPU", &run(&gpu, DType::F32), &expected, TOLERANCE_DEVICES);
+        assert_similar("bf16 on the GPU", &run(&gpu, DType::Bf16), &expected, 2.0 * TOLERANCE_BF16);
+    }
+}
+
+/// What is kept in a cache comes back, for the sequences that are asked for.
+#[test]
+fn states_are_kept_in_a_cache() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::Bf16] {
+            let parameters = Builder::new().finish(&device, dtype).unwrap();
+            let mut cache = Cache::new(&device, dtype, 2, 3, (6, 2)).unwrap();
+            let mut tape = Tape::new();
+            let mut pass = Pass::inference(&mut tape, &parameters);
+            // Small whole numbers, which bf16 has all of.
+            let state = |first: u32, rows: u32| {
+                let numbers = |from: u32| (from..from + 3 * rows).map(|x| x as f32).collect::<Vec<_>>();
+                let (hidden, cell) = (numbers(first), numbers(first + 50));
+                RecurrentState::from_numbers(&device, dtype, (&hidden, 3), Some((&cell, 3))).unwrap()
+            };
+            let read = |state: &RecurrentState| {
+                [Some(&state.hidden), state.cell.as_ref()].map(|x| x.map(|x| x.tensor().to_f32().unwrap()))
+            };
+            let [a, b] = [cache.enter(), cache.enter()];
+            let new = Layout::new(&device, &[3, 1], 0).unwrap();
+            cache.extend(&[a, b], &new).unwrap();
+            // Nothing came before these tokens.
+            assert_eq!(read(&pass.kept_state(&cache, 0, Some(&new), true).unwrap())[0], Some(vec![0.0; 6]));
+            pass.keep_state(&mut cache, 0, &state(0, 2)).unwrap();
+            let RecurrentState { hidden, .. } = state(100, 2);
+            pass.keep_state(&mut cache, 1, &RecurrentState { hidden, cell: None }).unwrap();
+            assert_eq!(read(&pass.kept_state(&cache, 0, None, true).unwrap()), read(&state(0, 2)));
+            // Another one enters, and one goes on: it has its own state, the new one that which it is given.
+            let c = cache.enter();
+            let new = Layout::new(&device, &[1, 1], 0).unwrap();
+            cache.extend(&[c, b], &new).unwrap();
+            let begun = pass.kept_state_or(&cache, 0, &new, &state(20, 2)).unwrap();
+            let [hidden, cell] = read(&begun);
+            assert_eq!(hidden.unwrap(), [20.0, 21.0, 22.0, 3.0, 4.0, 5.0]);
+            assert_eq!(cell.unwrap(), [70.0, 71.0, 72.0, 53.0, 54.0, 55.0]);
+            // All rows of a layer.
+            let keys: Vec<f32> = (0..12).map(|x| x as f32).collect();
+            let keys = Tensor::from_slice(&device, [2, 6], &keys).unwrap();
+            let keys = pass.input(&keys).unwrap();
+            pass.append_to_cache(&mut cache, 1, &keys, 0, &new).unwrap();
+            let ([keys, values], layout) = pass.cached_rows(&cache, 1).unwrap();
+            assert_eq!(layout.offsets(), [0, 1, 3]);
+            assert_eq!(keys.tensor().to_f32().unwrap(), [0.0, 1.0, 2.0, 103.0, 104.0, 105.0, 6.0, 7.0, 8.0]);
+            assert_eq!(values.tensor().to_f32().unwrap()[..3], [3.0, 4.0, 5.0]);
+            cache.select(&[a]).unwrap();
+            assert_eq!(read(&pass.kept_state(&cache, 1, None, false).unwrap())[0], Some(vec![100.0, 101.0, 102.0]));
+        }
     }
 }
 
