@@ -3,6 +3,7 @@
 use henson_tensor::{Device, Layout, RecurrentState, RelativePositions, Tensor, TensorError};
 
 use crate::characters::{WordStream, Words, spell};
+use crate::config::Recurrence;
 use crate::streams::{Memory, Permutation, Streams};
 use crate::{ModelConfig, TargetReading};
 
@@ -246,7 +247,7 @@ impl Batch {
         };
         let layout = |offsets: &[u32], number: u32| {
             let lengths: Vec<usize> = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
-            Layout::new(device, &lengths, number)
+            Layout::new(device, &lengths, number)?.for_steps(device)
         };
         let last = offsets.last().copied().unwrap_or(0);
         let layouts = [
@@ -378,7 +379,14 @@ impl Batch {
             segments.extend(s.segments);
             lengths.push(s.ids.len());
         }
-        let layout = Layout::new(device, &lengths, first_number)?;
+        let recurrence = config.own().recurrence();
+        if recurrence == Recurrence::Fed {
+            device.do_not_record();
+        }
+        let mut layout = Layout::new(device, &lengths, first_number)?;
+        if recurrence == Recurrence::Layers {
+            layout = layout.for_steps(device)?;
+        }
         let relative = match config.relative_positions() {
             Some((buckets, rows)) => Some(RelativePositions::new(device, buckets, rows, &layout)?),
             None => None,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::characters::{CharacterCnn, CharacterSettings};
-use crate::config::{FamilyConfig, FineTuning, check_dropouts, check_sizes, own_config};
+use crate::config::{FamilyConfig, FineTuning, Recurrence, check_dropouts, check_sizes, own_config};
 use crate::heads::{Classifier, HeadParts, SequencePooling};
 use crate::layers::Linear;
 use crate::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
@@ -207,6 +207,10 @@ impl FamilyConfig for BiLstmConfig {
 
     fn in_transformers(&self) -> bool {
         false
+    }
+
+    fn recurrence(&self) -> Recurrence {
+        Recurrence::Layers
     }
 
     fn spelled_words(&self) -> Option<CharacterSettings> {

@@ -196,7 +196,7 @@ impl WordStream {
         }
         Ok(Self {
             words: Words::new(device, settings, words.iter().map(Vec::as_slice))?,
-            layout: Layout::new(device, &lengths, first_number)?,
+            layout: Layout::new(device, &lengths, first_number)?.for_steps(device)?,
             of_tokens: Tensor::from_slice(device, [of_tokens.len()], &of_tokens)?,
         })
     }

@@ -70,6 +70,10 @@ pub(crate) trait FamilyConfig {
     fn carries_states(&self) -> bool {
         false
     }
+    /// Whether recurrent layers read its tokens, and how.
+    fn recurrence(&self) -> Recurrence {
+        Recurrence::None
+    }
     /// How models with a head are fine-tuned where nobody says otherwise.
     fn fine_tuning(&self, _head: Head) -> FineTuning {
         FineTuning::BERT
@@ -101,6 +105,17 @@ pub(crate) trait FamilyConfig {
     fn build_pair(&self, _b: &mut Builder, _generator: &ModelConfig) -> Option<Model> {
         None
     }
+}
+
+/// How recurrent layers read the tokens of a batch: what a GPU must know before a pass over it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recurrence {
+    /// Not at all.
+    None,
+    /// One after the other, as they lie: the batch's layout has the steps.
+    Layers,
+    /// In steps that the network makes while it runs, so that its passes cannot be recorded.
+    Fed,
 }
 
 /// The tokens of a tokenizer that a model which writes must know.

@@ -10,7 +10,7 @@ use henson_tensor::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::{FamilyConfig, check_dropouts, check_sizes, own_config};
+use crate::config::{FamilyConfig, Recurrence, check_dropouts, check_sizes, own_config};
 use crate::gpt::{only_causal, set_special_ids};
 use crate::heads::{HeadParts, VocabularyBias, VocabularyHead};
 use crate::recurrent::{RecurrentSettings, RecurrentStack};
@@ -157,6 +157,10 @@ impl FamilyConfig for LstmLmConfig {
 
     fn in_transformers(&self) -> bool {
         false
+    }
+
+    fn recurrence(&self) -> Recurrence {
+        Recurrence::Layers
     }
 
     fn carries_states(&self) -> bool {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 mod fed;
 
-use crate::config::{FamilyConfig, FineTuning, check_dropouts, check_sizes, own_config};
+use crate::config::{FamilyConfig, FineTuning, Recurrence, check_dropouts, check_sizes, own_config};
 use crate::encoder_decoder::{DECODER_SITES, source_of};
 use crate::heads::{HeadParts, VocabularyBias, VocabularyHead};
 use crate::layers::Linear;
@@ -263,6 +263,12 @@ impl FamilyConfig for RnnSeq2SeqConfig {
 
     fn in_transformers(&self) -> bool {
         false
+    }
+
+    /// Where both directions' last states are put side by side, or steps are fed, rows are picked while it runs.
+    fn recurrence(&self) -> Recurrence {
+        let fed = self.bidirectional || self.feeding != Feeding::None;
+        if fed { Recurrence::Fed } else { Recurrence::Layers }
     }
 }
 

@@ -128,6 +128,13 @@ impl Device {
         }
     }
 
+    /// In a feed: the pass reads from the host while it runs, and is not recorded. What is laid out from now on is not rounded.
+    pub fn do_not_record(&self) {
+        if let Device::Cuda(cuda) = self {
+            cuda.do_not_record();
+        }
+    }
+
     /// How many rows to lay out where `rows` are needed: in a feed on a GPU somewhat more, so that few sizes occur. Rows
     /// beyond are [`Device::NOWHERE`] or have no weight.
     pub fn rounded(&self, rows: usize) -> usize {

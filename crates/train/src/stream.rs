@@ -411,6 +411,7 @@ impl Inputs {
                 pretraining::Inputs::behind(device, config, part, weight, earlier.as_ref())?;
             return Ok(Self { batch, predicted: vec![masked], memory, ended });
         }
+        device.reads_in_place(&states);
         let mut start = 0;
         let sequences: Vec<Sequence<'_>> = part
             .lengths
@@ -439,10 +440,13 @@ impl Inputs {
     fn logits(&self, model: &Model, pass: &mut Pass<'_>) -> Result<Vec<henson_tensor::Var>> {
         let capture = Capture { hidden_states: self.memory.is_some(), ..Capture::default() };
         let encoded = model.encode(pass, &self.batch, capture)?;
-        *self.ended.borrow_mut() = match self.memory {
-            Some(memory) => Memory::after(pass.device(), &self.batch, &encoded.hidden_states, memory)?.to_states(),
-            None => encoded.states.iter().map(RecurrentState::detached).collect(),
-        };
+        match self.memory {
+            Some(memory) => {
+                let after = Memory::after(pass.device(), &self.batch, &encoded.hidden_states, memory)?;
+                *self.ended.borrow_mut() = after.to_states();
+            }
+            None => pass.carry(&encoded.states, &mut self.ended.borrow_mut())?,
+        }
         let rows = self.predicted.iter().map(|masked| &masked.rows);
         let logits = |rows| model.logits_of(pass, encoded.last.clone(), self.batch.output_layout(), Some(rows));
         Ok(rows.map(logits).collect::<std::result::Result<_, _>>()?)

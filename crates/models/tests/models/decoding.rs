@@ -112,11 +112,7 @@ impl Written<'_> {
 }
 
 fn check(config: &Value, dtype: DType, tolerance: f32) {
-    check_on(&devices(), config, dtype, tolerance);
-}
-
-fn check_on(devices: &[Device], config: &Value, dtype: DType, tolerance: f32) {
-    for device in devices {
+    for device in &devices() {
         let model = filled(config, device, dtype);
         let sizes = model.0.decoder().unwrap().cache_sizes();
         let cache = DecoderCache::new(device, dtype, sizes, (24, 0), 4).unwrap();
@@ -152,15 +148,15 @@ fn openai_gpt_goes_on_as_if_all_were_read_at_once() {
     check(&openai_gpt(), DType::Bf16, 3e-2);
 }
 
-/// On the CPU, where recurrent layers run: the state that a sequence ended with has the place of keys and values.
+/// The state that a sequence ended with has the place of keys and values.
 #[test]
 fn an_lstm_goes_on_as_if_all_were_read_at_once() {
     for tied in [false, true] {
         let config = json!({
             "model_type": "lstm-lm", "vocab_size": 40, "hidden_size": WIDTH, "num_hidden_layers": 2, "tie_word_embeddings": tied,
         });
-        check_on(&devices()[..1], &config, DType::F32, 1e-5);
-        check_on(&devices()[..1], &config, DType::Bf16, 3e-2);
+        check(&config, DType::F32, 1e-5);
+        check(&config, DType::Bf16, 3e-2);
         let (model, parameters) = filled(&config, &devices()[0], DType::F32);
         assert_eq!(parameters.entries().iter().any(|entry| entry.name == "lm_head.weight"), !tied);
         // A fork goes on apart from the sequence that it continues.

@@ -1,13 +1,15 @@
 //! Recurrent layers against `torch.nn` on packed sequences, a conditional random field against `pytorch-crf`, and words read as
-//! characters, attention and pooling against `torch`: values and all gradients, on every kernel set. `tools/golden/recurrent.py` made
-//! the values.
+//! characters, attention and pooling against `torch`: values and all gradients, on every kernel set; layers, with HENSON_TEST_CUDA set, on
+//! the GPU as well. `tools/golden/recurrent.py` made the values.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::Path;
 
 use henson_models::characters::{CharacterCnn, CharacterSettings, Words, spell};
 use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
 use henson_models::{Batch, Capture, Head, Model, ModelConfig, Sequence};
+use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{
     Activation, Attention, BiasValues, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa,
     Layout, Method, Optimizer, Param, Parameters, Pass, QueryKeyValue, RecurrentState, Tape, Tensor, Training, Update,
@@ -68,7 +70,7 @@ fn rows(pass: &mut Pass<'_>, table: Param, count: usize) -> Var {
     pass.embeddings(tables, &ids, &ids, None).unwrap()
 }
 
-fn check_gradients(case: &str, isa: Isa, parameters: &Parameters, gradients: &Gradients) {
+fn check_gradients(case: &str, isa: impl Display, parameters: &Parameters, gradients: &Gradients) {
     let golden = golden(case);
     let known = golden.keys().filter(|name| name.starts_with("gradient.")).count();
     assert_eq!(parameters.entries().len(), known, "{case}: as many parameters");
@@ -76,6 +78,12 @@ fn check_gradients(case: &str, isa: Isa, parameters: &Parameters, gradients: &Gr
         let (got, key) = (gradients.read(parameters, i).unwrap(), format!("gradient.{}", entry.name));
         assert_close(&format!("{case}: {key}, {isa}"), &got, &golden[&key], GRADIENT_FLOOR, GRADIENT_TOLERANCE);
     }
+}
+
+/// Every kernel set and, with HENSON_TEST_CUDA set, the GPU.
+fn devices() -> Vec<Device> {
+    let gpu = std::env::var_os("HENSON_TEST_CUDA").map(|_| Device::cuda(&CudaOptions::default()).unwrap());
+    Isa::available().into_iter().map(|isa| Device::cpu(Some(isa), Some(2)).unwrap()).chain(gpu).collect()
 }
 
 #[test]
@@ -94,9 +102,8 @@ fn layers_equal_those_of_torch() {
         ("tanh", stack(Cell::Tanh, 1, Directions::Both, None), false),
         ("relu", stack(Cell::Relu, 2, Directions::Forward, None), false),
     ];
-    for isa in Isa::available() {
+    for device in devices() {
         for (case, settings, states) in cases {
-            let device = Device::cpu(Some(isa), Some(2)).unwrap();
             let (mut b, init, rows_of_state) = (Builder::new(), Init::Zeros, settings.directions.count() * 4);
             let stack = RecurrentStack::build(&mut b, settings);
             let x = b.matrix("x", T, INPUT, init);
@@ -117,13 +124,13 @@ fn layers_equal_those_of_torch() {
             if states {
                 outputs.extend(last.into_iter().flat_map(|last| [Some(last.hidden), last.cell]).flatten());
             }
-            check_outputs(case, isa, &parameters, pass, &outputs);
+            check_outputs(case, &device, &parameters, pass, &outputs);
         }
     }
 }
 
 /// Seeds the gradients of outputs as the script does, runs backward, and compares.
-fn check_outputs(case: &str, isa: Isa, parameters: &Parameters, mut pass: Pass<'_>, outputs: &[Var]) {
+fn check_outputs(case: &str, isa: impl Display, parameters: &Parameters, mut pass: Pass<'_>, outputs: &[Var]) {
     let (mut all, mut j) = (Vec::new(), 0);
     let mut gradients = parameters.gradients().unwrap();
     for output in outputs {
