@@ -40,7 +40,7 @@ pub struct CudaDevice {
     readings: Mutex<Vec<Slot>>,
     /// The most of attention's work that batches of a size had so far, so that most batches can play the same graph.
     rooms: Mutex<BTreeMap<usize, Room>>,
-    /// The same for the steps of recurrent layers: by tokens and sequences.
+    /// The same for the steps of recurrent layers: by tokens, up to a power of two, and sequences.
     steps: Mutex<BTreeMap<(usize, usize), Steps>>,
     profile: Mutex<Option<Recorded>>,
     /// Memory of passes that are recorded: nobody else gets it, for graphs write to it whenever they are played.
@@ -284,11 +284,13 @@ impl CudaDevice {
         self.fill(|filling| filling.signature.extend([address as usize]));
     }
 
-    /// Bounds for the steps of recurrent layers: in a feed, what any batch of so many tokens and sequences needed so far.
-    pub(crate) fn steps(&self, sizes: (usize, usize), needed: Steps) -> Steps {
+    /// Bounds for the steps of recurrent layers: in a feed, what any batch of about so many tokens and as many sequences needed so far.
+    /// Batches with more tokens have longer sequences, so that all of them together would bound the steps badly.
+    pub(crate) fn steps(&self, (tokens, sequences): (usize, usize), needed: Steps) -> Steps {
         let noted = self.fill(|filling| {
             let mut all = lock(&self.steps);
-            let steps = all.entry(sizes).or_insert_with(|| Steps::none(sizes.1));
+            let sizes = (tokens.next_power_of_two(), sequences);
+            let steps = all.entry(sizes).or_insert_with(|| Steps::none(sequences));
             *steps = steps.grown_for(needed);
             filling.signature.extend(steps.numbers());
             *steps

@@ -403,6 +403,8 @@ impl Inputs {
         let (ended, memory) = (Rc::clone(states), config.memory().filter(|_| reads == Reads::InOrder));
         let states = states.borrow();
         if memory.is_some() {
+            // What is remembered is picked while the pass runs.
+            device.do_not_record();
             let earlier = match states.is_empty() {
                 true => None,
                 false => Some(Memory::of_states(&states, part.lengths.len())?),

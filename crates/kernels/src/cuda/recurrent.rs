@@ -23,8 +23,9 @@ use crate::cpu::recurrent::{Cell, Scan};
 pub static SOURCE: Source =
     Source { name: "recurrent.cu", text: include_str!("kernels/recurrent.cu"), variants: &[&[STORES]] };
 
-/// How often the rows of a step are halved: fewer than a thirty-second of them are not worth a product of their own size.
-const LEVELS: usize = 6;
+/// How many numbers of rows steps may have: all, half, a quarter and an eighth. Fewer are hardly faster, and each number is one more
+/// that recorded passes can differ in.
+const LEVELS: usize = 4;
 
 /// How many steps a scan takes with how many rows: bounds for all batches that it may be played with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +53,7 @@ impl Steps {
     pub fn grown_for(self, needed: Self) -> Self {
         assert!(self.sequences == needed.sequences, "recurrent: bounds for other sequences");
         let grown = |have: usize, need: usize| {
-            if need <= have { have } else { need.next_multiple_of((need.next_power_of_two() / 16).max(4)) }
+            if need <= have { have } else { need.next_multiple_of((need.next_power_of_two() / 8).max(4)) }
         };
         Self { ends: std::array::from_fn(|level| grown(self.ends[level], needed.ends[level])), ..self }
     }
@@ -386,7 +387,10 @@ pub fn backward(
     let (scan, dtype, steps, t) = (&layer.scan, out.dtype(), layer.sequences.steps, layer.sequences.tokens);
     let (d, b, c, p, width) = (layer.directions(), layer.count(), scan.hidden, scan.width(), scan.gates());
     let mut now = layer.arguments(gates, aside, out);
-    assert!(aside.map_or(0, |aside| aside.len()) == d * t * scan.aside(), "recurrent: nothing was kept for the backward");
+    assert!(
+        aside.map_or(0, |aside| aside.len()) == d * t * scan.aside(),
+        "recurrent: nothing was kept for the backward"
+    );
     dout.expect("recurrent", "the gradients", t * d * p, dtype);
     layer.check_state("the gradients of the last states", dlast, dtype);
     layer.check_state("the gradients of the first states", gradients.initial, dtype);
@@ -507,7 +511,7 @@ mod tests {
             let needed = steps(&lengths);
             let running = |step: usize| lengths.iter().filter(|length| **length as usize > step).count();
             assert_eq!(needed.count(), *lengths.iter().max().unwrap() as usize);
-            let least = (count as usize).div_ceil(32);
+            let least = (count as usize).div_ceil(8);
             for step in 0..needed.count() {
                 let (rows, running) = (needed.rows(step), running(step));
                 assert!(rows >= running && rows <= (2 * running).max(least), "{count}, {step}: {rows} of {running}");

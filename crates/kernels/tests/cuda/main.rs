@@ -90,6 +90,9 @@ fn run(settings: &Settings) -> Result<bool> {
         if only.is_none_or(|only| only == "disentangled") {
             disentangled::bench(&gpu)?;
         }
+        if only.is_none_or(|only| only == "recurrent") {
+            recurrent::bench(&gpu)?;
+        }
     }
     Ok(good)
 }

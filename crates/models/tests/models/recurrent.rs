@@ -41,6 +41,13 @@ fn golden(case: &str) -> BTreeMap<String, Vec<f64>> {
     own.collect()
 }
 
+/// Every kernel set of the processor; with HENSON_TEST_CUDA set, the GPU too. Each with its name.
+fn devices() -> Vec<(String, Device)> {
+    let on = |isa: Isa| (isa.to_string(), Device::cpu(Some(isa), Some(2)).unwrap());
+    let gpu = std::env::var_os("HENSON_TEST_CUDA").map(|_| Device::cuda(&CudaOptions::default()).unwrap());
+    Isa::available().into_iter().map(on).chain(gpu.map(|gpu| ("cuda".to_owned(), gpu))).collect()
+}
+
 /// What the golden values were made with.
 fn fill(parameters: &mut Parameters) {
     let mut names: Vec<String> = parameters.entries().iter().map(|entry| entry.name.clone()).collect();
@@ -70,7 +77,7 @@ fn rows(pass: &mut Pass<'_>, table: Param, count: usize) -> Var {
     pass.embeddings(tables, &ids, &ids, None).unwrap()
 }
 
-fn check_gradients(case: &str, isa: impl Display, parameters: &Parameters, gradients: &Gradients) {
+fn check_gradients(case: &str, isa: impl Display + Copy, parameters: &Parameters, gradients: &Gradients) {
     let golden = golden(case);
     let known = golden.keys().filter(|name| name.starts_with("gradient.")).count();
     assert_eq!(parameters.entries().len(), known, "{case}: as many parameters");
@@ -78,12 +85,6 @@ fn check_gradients(case: &str, isa: impl Display, parameters: &Parameters, gradi
         let (got, key) = (gradients.read(parameters, i).unwrap(), format!("gradient.{}", entry.name));
         assert_close(&format!("{case}: {key}, {isa}"), &got, &golden[&key], GRADIENT_FLOOR, GRADIENT_TOLERANCE);
     }
-}
-
-/// Every kernel set and, with HENSON_TEST_CUDA set, the GPU.
-fn devices() -> Vec<Device> {
-    let gpu = std::env::var_os("HENSON_TEST_CUDA").map(|_| Device::cuda(&CudaOptions::default()).unwrap());
-    Isa::available().into_iter().map(|isa| Device::cpu(Some(isa), Some(2)).unwrap()).chain(gpu).collect()
 }
 
 #[test]
@@ -102,7 +103,7 @@ fn layers_equal_those_of_torch() {
         ("tanh", stack(Cell::Tanh, 1, Directions::Both, None), false),
         ("relu", stack(Cell::Relu, 2, Directions::Forward, None), false),
     ];
-    for device in devices() {
+    for (name, device) in devices() {
         for (case, settings, states) in cases {
             let (mut b, init, rows_of_state) = (Builder::new(), Init::Zeros, settings.directions.count() * 4);
             let stack = RecurrentStack::build(&mut b, settings);
@@ -124,13 +125,13 @@ fn layers_equal_those_of_torch() {
             if states {
                 outputs.extend(last.into_iter().flat_map(|last| [Some(last.hidden), last.cell]).flatten());
             }
-            check_outputs(case, &device, &parameters, pass, &outputs);
+            check_outputs(case, name.as_str(), &parameters, pass, &outputs);
         }
     }
 }
 
 /// Seeds the gradients of outputs as the script does, runs backward, and compares.
-fn check_outputs(case: &str, isa: impl Display, parameters: &Parameters, mut pass: Pass<'_>, outputs: &[Var]) {
+fn check_outputs(case: &str, isa: impl Display + Copy, parameters: &Parameters, mut pass: Pass<'_>, outputs: &[Var]) {
     let (mut all, mut j) = (Vec::new(), 0);
     let mut gradients = parameters.gradients().unwrap();
     for output in outputs {

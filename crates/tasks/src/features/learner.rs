@@ -117,12 +117,10 @@ struct Inputs {
 
 impl Inputs {
     fn new(device: &Device, rows: &[f32], tags: &[u32], lengths: &[usize]) -> Result<Self> {
-        // Its sizes are those of the batch, which are never the same.
-        device.do_not_record();
         Ok(Self {
             vectors: Tensor::from_slice(device, [tags.len(), rows.len() / tags.len().max(1)], rows)?,
             tags: Tensor::from_slice(device, [tags.len()], tags)?,
-            layout: Layout::new(device, lengths, 0)?,
+            layout: Layout::new(device, lengths, 0)?.for_steps(device)?,
         })
     }
 }

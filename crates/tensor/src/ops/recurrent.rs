@@ -298,10 +298,9 @@ impl Device {
         let Device::Cuda(cuda) = self else { return };
         match states {
             [] => cuda.do_not_record(),
-            states => states
-                .iter()
-                .flat_map(RecurrentState::parts)
-                .for_each(|x| cuda.note_address(x.on_gpu().address())),
+            states => {
+                states.iter().flat_map(RecurrentState::parts).for_each(|x| cuda.note_address(x.on_gpu().address()))
+            }
         }
     }
 }

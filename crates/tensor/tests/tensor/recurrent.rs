@@ -3,8 +3,8 @@
 
 use crate::common::*;
 use henson_tensor::{
-    Activation, Builder, Cache, Cell, CrfParams, DType, Device, Directions, Filters, Init, Layout, LegalSteps, MixParams,
-    Param, Pass, Recordings, RecurrentLayer, RecurrentState, Tape, Tensor, TensorError,
+    Activation, Builder, Cache, Cell, CrfParams, DType, Device, Directions, Filters, Init, Layout, LegalSteps,
+    MixParams, Param, Pass, Recordings, RecurrentLayer, RecurrentState, Tape, Tensor, TensorError,
 };
 
 const LENGTHS: [usize; 4] = [5, 1, 9, 3];
@@ -141,7 +141,8 @@ fn recorded_passes_follow_other_lengths_and_states() {
         let (mut gradients, mut tape, mut recordings) =
             (parameters.gradients().unwrap(), Tape::new(), Recordings::default());
         let (mut all, kept) = (Vec::new(), std::cell::RefCell::new(Vec::<RecurrentState>::new()));
-        let batches = [[5, 1, 9, 3], [2, 2, 2, 2], [1, 11, 4, 2], [9, 9, 1, 7], [1, 1, 30, 1], [4, 3, 2, 1], [1, 2, 1, 1]];
+        let batches =
+            [[5, 1, 9, 3], [2, 2, 2, 2], [1, 11, 4, 2], [9, 9, 1, 7], [1, 1, 30, 1], [4, 3, 2, 1], [1, 2, 1, 1]];
         for (step, lengths) in batches.iter().cycle().take(18).enumerate() {
             let tokens: usize = lengths.iter().sum();
             let ((x, targets, layout), signature) = device
