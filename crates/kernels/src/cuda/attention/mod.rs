@@ -5,7 +5,7 @@
 //! T×H, `log_sums` A×T in f32.
 //!
 //! Here is what BERT needs: fused self-attention, full or causal. In bf16 with a head size of 32, 64, 96 or 128 it has kernels of its
-//! own (attention.cu; for 64 on Hopper, attention_hopper.cu). Everything else is [`general`].
+//! own (attention.cu; for 64 on Hopper, attention_hopper.cu). Everything else is [`general`], and on Hopper what is long with heads of 128.
 
 pub mod cache;
 pub mod disentangled;
@@ -245,6 +245,19 @@ impl<'a> Attention<'a> {
         }
     }
 
+    /// The first sequences of the table, by [`general`].
+    fn forward_generally(
+        &self,
+        gpu: &Gpu,
+        qkv: View<'a>,
+        room: Room,
+        dropout: Option<Dropout<'a>>,
+        out: View<'_>,
+        log_sums: View<'_>,
+    ) -> Result<()> {
+        general::forward(gpu, &self.description(), &self.inputs(qkv, room), dropout, out, log_sums)
+    }
+
     /// The backward of the first sequences of the table, by [`general`].
     fn backward_generally(
         &self,
@@ -266,6 +279,16 @@ impl<'a> Attention<'a> {
     /// Whether attention_hopper.cu applies, where attention.cu does.
     fn hopper(&self, gpu: &Gpu) -> bool {
         gpu.capability() == (9, 0) && self.head_size == 64
+    }
+
+    /// Sequences for which [`general`] is faster where attention.cu applies, too: on an H200 it has wgmma for heads of 128, and is up to
+    /// 1.4 times as fast from 512 tokens on (docs/performance.md); up to 128 tokens it is slower.
+    fn better_generally(&self, gpu: &Gpu) -> Room {
+        let Room { longest, long, .. } = self.room;
+        match gpu.capability() == (9, 0) && self.head_size == 128 {
+            true => Room { longest, long, ..Room::default() },
+            false => Room::default(),
+        }
     }
 
     /// The variant of attention.cu for these sizes; none where it does not apply.
@@ -345,12 +368,17 @@ pub fn forward<'a>(
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the table.
     unsafe {
         let Some(variant) = shape.fast(gpu, &[qkv, out], shared, dropout.is_some()) else {
-            return general::forward(gpu, &shape.description(), &shape.inputs(qkv, shape.room), dropout, out, log_sums);
+            return shape.forward_generally(gpu, qkv, shape.room, dropout, out, log_sums);
         };
         let kernel = (&SOURCE, &variant[..], "forward");
         let block = (shape.threads(), shared);
         if !shape.hopper(gpu) {
-            return shape.launch(gpu, kernel, items, block, &mut arguments);
+            let generally = shape.better_generally(gpu);
+            let first = generally.items();
+            if first > 0 {
+                shape.forward_generally(gpu, qkv, generally, dropout, out, log_sums)?;
+            }
+            return shape.launch(gpu, kernel, (first, items.1 - first), block, &mut arguments);
         }
         // For short sequences more and smaller blocks of threads are faster; where there are many of them, they take
         // the middle ones along, because two launches one after the other cost more than they gain.
@@ -392,11 +420,11 @@ pub fn backward<'a>(
             true => (&HOPPER, &variant[1..], HOPPER_THREADS),
             false => (&SOURCE, &variant[..], shape.threads()),
         };
-        if longest > 0 {
-            let room = Room { longest, ..Room::default() };
-            shape.backward_generally(gpu, qkv, room, dropout, out, log_sums, dout, dqkv)?;
+        let generally = Room { longest, ..shape.better_generally(gpu) };
+        if generally.items() > 0 {
+            shape.backward_generally(gpu, qkv, generally, dropout, out, log_sums, dout, dqkv)?;
         }
-        if long > 0 {
+        if long > generally.long {
             let terms = (8 * shape.heads * t).next_multiple_of(16);
             arguments.terms = gpu.scratch(Purpose::Attention, terms + 4 * t * shape.hidden())?;
             arguments.dqueries = arguments.terms + terms as u64;
