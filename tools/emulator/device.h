@@ -336,6 +336,11 @@ inline void mbarrier_arrive(unsigned address) {
     barrier_at(address)->missing--;
     barrier_turn(address);
 }
+inline void mbarrier_arrive_with_copies(unsigned address) {
+    copies_commit();
+    copies_wait(0);
+    mbarrier_arrive(address);
+}
 inline void mbarrier_try(unsigned &done, unsigned address, unsigned parity) {
     done = barrier_at(address)->phase != parity;
     if (!done) henson_poll();
