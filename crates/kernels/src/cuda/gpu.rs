@@ -373,6 +373,7 @@ pub struct Gpu {
     modules: Mutex<HashMap<(&'static str, Variant), Module>>,
     scratch: Mutex<HashMap<Purpose, Vec<Arc<Block>>>>,
     fault: Arc<Block>,
+    tickets: Arc<Block>,
     pool: Pool,
     stream: Stream,
     copies: Stream,
@@ -434,6 +435,9 @@ impl Drop for Stream {
     }
 }
 
+/// Bytes of [`Gpu::tickets`].
+const TICKETS: usize = 8;
+
 /// Numbers of the operations that can meet a bad index, as kernels write them into the fault word.
 const FAULTS: [&str; 9] =
     ["", "embedding", "gather", "scatter_add", "cross_entropy", "span", "sample", "rotary", "replace"];
@@ -480,14 +484,18 @@ impl Gpu {
         let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let pool = Pool::default();
         let fault = memory::take(&pool, &context, 4)?;
+        let tickets = memory::take(&pool, &context, TICKETS)?;
         // SAFETY: four bytes of our own.
         unsafe { result::memset_d8_sync(fault.address(), 0, 4) }.doing("clear memory")?;
+        // SAFETY: the same.
+        unsafe { result::memset_d8_sync(tickets.address(), 0, TICKETS) }.doing("clear memory")?;
         Ok(Self {
             blas: OnceLock::new(),
             functions: Mutex::default(),
             modules: Mutex::default(),
             scratch: Mutex::default(),
             fault,
+            tickets,
             pool,
             stream,
             copies,
@@ -764,6 +772,11 @@ impl Gpu {
     /// Where kernels report a bad index.
     pub(crate) fn fault(&self) -> u64 {
         self.fault.address()
+    }
+
+    /// Two u32 numbers that are zero, and that a kernel leaves so: how many pieces of its work were taken, and how many blocks are done.
+    pub(crate) fn tickets(&self) -> u64 {
+        self.tickets.address()
     }
 
     /// Work space of at least `bytes`; what it held before is undefined. It stays where it is until a larger one is

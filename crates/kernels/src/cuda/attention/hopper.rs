@@ -28,6 +28,7 @@ const STAGES: usize = 2;
 const KEYS: usize = 128;
 const JOB_BYTES: usize = 64;
 const BARRIERS: usize = 2 * JOBS + 4 * STAGES;
+const TICKET_BYTES: usize = 8;
 
 /// Launches the forward of all sequences of the plan, which has no bias.
 ///
@@ -36,10 +37,10 @@ const BARRIERS: usize = 2 * JOBS + 4 * STAGES;
 pub(super) unsafe fn forward(gpu: &Gpu, plan: &Plan<'_>, size: usize, arguments: &mut Arguments<'_>) -> Result<()> {
     let items = plan.begin(false, arguments);
     let rows = JOBS * 64 * groups(size) + 2 * STAGES * KEYS;
-    let shared = rows * 2 * size + JOBS * JOB_BYTES + 8 * BARRIERS;
+    let shared = rows * 2 * size + JOBS * JOB_BYTES + 8 * BARRIERS + TICKET_BYTES;
     let grid = gpu.multiprocessors().min(items * plan.attention.heads);
     let threads = (groups(size) + 1) * 128;
     let launch = Launch { grid: (grid as u32, 1), threads: threads as u32, shared: shared as u32 };
     // SAFETY: the caller's promise.
-    unsafe { gpu.launch(&FORWARD, &plan.variant[..2], "forward", launch, &[arguments, &(items as u32)]) }
+    unsafe { gpu.launch(&FORWARD, &plan.variant[..2], "forward", launch, &[arguments, &(items as u32), &gpu.tickets()]) }
 }

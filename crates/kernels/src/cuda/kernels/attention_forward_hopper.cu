@@ -17,6 +17,8 @@ static_assert(D == 64 || D == 128, "heads have room for 64 or 128 numbers");
 // Groups that multiply, and queries and keys that are worked on at a time. Registers of a thread: all groups together have 504 or 512.
 constexpr u32 GROUPS = D == 64 ? 3 : 2, ROWS = 64 * GROUPS, KEYS = 128;
 constexpr int FETCH_REGISTERS = D == 64 ? 32 : 40, MULTIPLY_REGISTERS = D == 64 ? 160 : 232;
+// Whether groups begin their products in turns. With dropout and heads of 64 they have so much else to do that waiting costs more (measured).
+constexpr bool TURNS = D == 128 || !DROPOUT;
 constexpr u32 THREADS = (GROUPS + 1) * GROUP_THREADS, STAGES = 2, JOBS = 2;
 constexpr float LN_2 = 0.6931471805599453f;
 
@@ -41,7 +43,9 @@ constexpr u32 BARRIERS_AT = JOBS_AT + JOBS * sizeof(Job);
 enum { JOB_FULL = 0, JOB_EMPTY = JOBS, KEYS_FULL = 2 * JOBS, KEYS_EMPTY = KEYS_FULL + STAGES };
 enum { VALUES_FULL = KEYS_EMPTY + STAGES, VALUES_EMPTY = VALUES_FULL + STAGES, BARRIERS = VALUES_EMPTY + STAGES };
 // And by number: each group's turn, and each group's own.
-enum { TURN = 1, OWN = TURN + GROUPS };
+enum { TURN = 1, OWN = TURN + GROUPS, FETCHING = OWN + GROUPS };
+// The next two pieces of work.
+constexpr u32 NEXT_AT = BARRIERS_AT + 8 * BARRIERS;
 
 __device__ __forceinline__ u32 barrier_at(u32 memory, u32 number) { return memory + BARRIERS_AT + 8 * number; }
 
@@ -77,7 +81,9 @@ __device__ __forceinline__ void fetch_rows(u32 to, const u16 *from, u32 stride, 
 
 // ---- The group that fetches -----------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void fetch(const Arguments &a, u32 items, u32 memory, Job *jobs) {
+// Pieces of work are taken one by one: `tickets` counts those beyond the first of each block, and the blocks that are done. The last block
+// sets both back to zero.
+__device__ __forceinline__ void fetch(const Arguments &a, u32 items, u32 *tickets, u32 memory, Job *jobs, u32 *next) {
     Ring<JOBS> ring;
     Ring<STAGES> stage;
     const u32 d = a.head_size;
@@ -89,12 +95,12 @@ __device__ __forceinline__ void fetch(const Arguments &a, u32 items, u32 memory,
     };
     auto wait_for_room = [&] { barrier_wait(barrier_at(memory, JOB_EMPTY + ring.stage), ring.parity ^ 1); };
     // Jobs of one head of a sequence follow each other: they share keys and values.
-    for (u32 work = blockIdx.x; work < items * a.heads; work += gridDim.x) {
+    auto fetch_job = [&](u32 work) {
         const u32 head = work / items;
         const Item item = a.items[work % items];
         Part part;
         // Where later queries see more keys, the last come first, so that no block begins its long work when the others are done.
-        if (!part.begin(a, item, item.block, ROWS, false, a.right < (int)(1 << 30))) continue;
+        if (!part.begin(a, item, item.block, ROWS, false, a.right < (int)(1 << 30))) return;
         const u32 from = part.keys_from(a, part.row) / KEYS * KEYS;
         const u32 to = part.keys_to(a, min(part.row + ROWS, part.queries) - 1);
         const u32 blocks = to > from ? (to - from + KEYS - 1) / KEYS : 0;
@@ -127,7 +133,18 @@ __device__ __forceinline__ void fetch(const Arguments &a, u32 items, u32 memory,
                 behind.next();
             }
         }
+    };
+    const u32 all = items * a.heads;
+    u32 turn = 0;
+    for (u32 work = blockIdx.x; work < all;) {
+        // Asked for early, as the answer takes its time.
+        if (threadIdx.x == 0) next[turn] = gridDim.x + atomicAdd(tickets, 1);
+        fetch_job(work);
+        groups_wait(FETCHING, GROUP_THREADS);
+        work = next[turn];
+        turn ^= 1;
     }
+    if (threadIdx.x == 0 && atomicAdd(tickets + 1, 1) == gridDim.x - 1) tickets[0] = tickets[1] = 0;
     wait_for_room();
     if (threadIdx.x == 0) jobs[ring.stage].head = NO_HEAD;
     job_is_told();
@@ -295,14 +312,13 @@ __device__ __forceinline__ void multiply_jobs(const Arguments &a, u32 memory, co
         values_ring.next();
     };
     // Turns go round; the first is the first group's.
-#ifdef NO_TURNS
-    auto turn_begin = [&] {};
-    auto turn_end = [&] {};
-#else
-    auto turn_begin = [&] { groups_wait(TURN + group, 2 * GROUP_THREADS); };
-    auto turn_end = [&] { groups_arrive(TURN + (group + 1) % GROUPS, 2 * GROUP_THREADS); };
-    if (group == GROUPS - 1) groups_arrive(TURN, 2 * GROUP_THREADS);
-#endif
+    auto turn_begin = [&] {
+        if (TURNS) groups_wait(TURN + group, 2 * GROUP_THREADS);
+    };
+    auto turn_end = [&] {
+        if (TURNS) groups_arrive(TURN + (group + 1) % GROUPS, 2 * GROUP_THREADS);
+    };
+    if (group == GROUPS - 1) turn_end();
 
     for (;; ring.next()) {
         barrier_wait(barrier_at(memory, JOB_FULL + ring.stage), ring.parity);
@@ -412,13 +428,11 @@ __device__ __forceinline__ void multiply_jobs(const Arguments &a, u32 memory, co
         write_rows(sums, factors, query_rows + warp_row % 64 * 128, out, width, d, query < queries ? queries - query : 0);
         release(JOB_EMPTY + ring.stage);
     }
-#ifndef NO_TURNS
     if (group == 0) turn_begin();
-#endif
 }
 
 // `items`: how many the table has.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Arguments a, u32 items) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Arguments a, u32 items, u32 *tickets) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const u32 memory = shared_address(shared);
     Job *jobs = reinterpret_cast<Job *>(shared + JOBS_AT);
@@ -434,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     __syncthreads();
     if (threadIdx.x < GROUP_THREADS) {
         fewer_registers<FETCH_REGISTERS>();
-        fetch(a, items, memory, jobs);
+        fetch(a, items, tickets, memory, jobs, reinterpret_cast<u32 *>(shared + NEXT_AT));
     } else {
         more_registers<MULTIPLY_REGISTERS>();
         multiply_jobs(a, memory, jobs);
