@@ -5,7 +5,7 @@
 //! bf16 with heads of a multiple of eight numbers runs on tensor cores (attention_general.cu; on Hopper by wgmma for heads of 40 to 64
 //! and of 104 to 128 numbers); f32, and what is not aligned, runs one warp a row (attention_plain.cu), which is right but not fast.
 
-use super::{ITEM, Room, TILE, by_length, largest_shared};
+use super::{ITEM, Room, TILE, backward_hopper, by_length, largest_shared};
 use crate::cpu::attention::{Attention, Bias, Buckets};
 use crate::cuda::compile::Source;
 use crate::cuda::error::Result;
@@ -44,8 +44,8 @@ pub static PLAIN: Source = Source {
 const HEAD_SIZES: &[&str] =
     &["HEAD_SIZE=32", "HEAD_SIZE=64", "HEAD_SIZE=96", "HEAD_SIZE=128", "HEAD_SIZE=192", "HEAD_SIZE=256"];
 const PADDED: [usize; 6] = [32, 64, 96, 128, 192, 256];
-const HOPPER_SIZES: [&str; 2] = ["HEAD_SIZE=64 HOPPER", "HEAD_SIZE=128 HOPPER"];
-const DROPOUTS: &[&str] = &["DROPOUT=false", "DROPOUT=true"];
+pub(super) const HOPPER_SIZES: [&str; 2] = ["HEAD_SIZE=64 HOPPER", "HEAD_SIZE=128 HOPPER"];
+pub(super) const DROPOUTS: &[&str] = &["DROPOUT=false", "DROPOUT=true"];
 const BIASES: &[&str] = &["BIAS=false", "BIAS=true"];
 /// Contents are scored against positions: see disentangled.rs.
 pub(super) const POSITIONS: &str = "BIAS=true POSITIONS";
@@ -321,7 +321,7 @@ fn thresholds(buckets: &Buckets) -> [u32; LEVELS] {
 #[derive(Clone, Copy)]
 pub(super) struct Tiles {
     pub(super) size: usize,
-    hopper: bool,
+    pub(super) hopper: bool,
     definition: &'static str,
 }
 
@@ -438,6 +438,20 @@ impl<'a> Plan<'a> {
         self.tiles.map_or(0, |tiles| tiles.bytes(1)) + arguments.bias_bytes()
     }
 
+    /// Sets the items that a kernel goes over, whose rows are queries, or keys, and gives their number.
+    pub(super) fn begin(&self, by_keys: bool, arguments: &mut Arguments<'_>) -> usize {
+        let mut layout = self.inputs.queries;
+        if let Some(Cross { keys, query_offsets, key_offsets, .. }) = self.inputs.cross {
+            let (mut own, mut other) = (query_offsets, key_offsets);
+            if by_keys {
+                (own, other, layout) = (key_offsets, query_offsets, keys);
+            }
+            (arguments.own_offsets, arguments.other_offsets) = (own.address(), other.address());
+        }
+        arguments.items = layout.table.address();
+        layout.room.items()
+    }
+
     /// Launches a kernel whose blocks have rows of queries, or of keys, and as many in the other direction of the grid.
     ///
     /// # Safety
@@ -450,14 +464,11 @@ impl<'a> Plan<'a> {
         shared: usize,
         arguments: &mut Arguments<'_>,
     ) -> Result<()> {
-        let mut layout = self.inputs.queries;
-        if let Some(Cross { keys, query_offsets, key_offsets, .. }) = self.inputs.cross {
-            let (mut own, mut other) = (query_offsets, key_offsets);
-            if by_keys {
-                (own, other, layout) = (key_offsets, query_offsets, keys);
-            }
-            (arguments.own_offsets, arguments.other_offsets) = (own.address(), other.address());
-        }
+        let all = self.begin(by_keys, arguments);
+        let layout = match self.inputs.cross {
+            Some(cross) if by_keys => cross.keys,
+            _ => self.inputs.queries,
+        };
         let (source, threads, halves, parts) = match self.tiles {
             Some(tiles) => (&SOURCE, 32 * tiles.warps(), TILE / tiles.rows(), tiles.parts()),
             None => (&PLAIN, PLAIN_THREADS, 1, 1),
@@ -467,8 +478,8 @@ impl<'a> Plan<'a> {
         let first_share = arguments.dbias;
         // A grid has at most 65,535 rows.
         let most = 65_535 / halves;
-        for start in (0..layout.room.items()).step_by(most) {
-            let items = (layout.room.items() - start).min(most);
+        for start in (0..all).step_by(most) {
+            let items = (all - start).min(most);
             arguments.items = layout.table.part(ITEM * start, ITEM * items).address();
             if first_share != 0 {
                 arguments.dbias = first_share + (start * halves * self.attention.bias_size() * 4) as u64;
@@ -606,6 +617,34 @@ pub(super) fn check_backward<'a>(
 
 /// Gradients of [`forward`]. `out` and `log_sums` are what it gave.
 pub fn backward(
+    gpu: &Gpu,
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    dropout: Option<Dropout<'_>>,
+    out: View<'_>,
+    log_sums: View<'_>,
+    dout: View<'_>,
+    gradients: Gradients<'_>,
+) -> Result<()> {
+    let Gradients { query, key, value, bias } = gradients;
+    if bias.is_none() {
+        let others = check_backward(attention, inputs, out, log_sums, dout, [query, key, value]);
+        let plan = Plan::new(gpu, attention, inputs, &others, dropout.is_some());
+        if let Some(size) = backward_hopper::size(&plan) {
+            let mut arguments = plan.arguments(dropout);
+            (arguments.out, arguments.dout, arguments.log_sums) = (out.address(), dout.address(), log_sums.address());
+            (arguments.dquery, arguments.dkey, arguments.dvalue) = (query.address(), key.address(), value.address());
+            // SAFETY: all lengths were checked; the kernels stay within the sequences of the tables.
+            return unsafe { backward_hopper::launch(gpu, &plan, size, &mut arguments) };
+        }
+    }
+    backward_twice(gpu, attention, inputs, dropout, out, log_sums, dout, gradients)
+}
+
+/// The same by attention_general.cu or attention_plain.cu, which compute the scores twice: for what [`backward`] has no other kernel, and
+/// to compare with.
+#[doc(hidden)]
+pub fn backward_twice(
     gpu: &Gpu,
     attention: &Attention,
     inputs: &Inputs<'_>,

@@ -150,29 +150,6 @@ __device__ __forceinline__ void copied() {}
 
 #endif
 
-// Which scores of a warp count: queries from `query` on and keys from `key` on, some of each.
-struct Seen {
-    int shift, left, right;
-    u32 keys;
-
-    __device__ __forceinline__ Seen(const Arguments &a, const Part &part)
-        : shift(part.shift), left(a.left), right(a.right), keys(part.keys) {}
-    // Whether any of them counts.
-    __device__ __forceinline__ bool any(u32 query, u32 queries, u32 key, u32 count) const {
-        const int first = (int)query + shift, last = first + (int)queries - 1;
-        return key < keys && (int)key <= last + right && (int)(key + count) > first - left;
-    }
-    // Whether all of them do.
-    __device__ __forceinline__ bool all(u32 query, u32 queries, u32 key, u32 count) const {
-        const int first = (int)query + shift, last = first + (int)queries - 1;
-        return key + count <= keys && (int)(key + count) - 1 <= first + right && (int)key >= last - left;
-    }
-    __device__ __forceinline__ bool one(u32 query, u32 key) const {
-        const int position = (int)query + shift;
-        return key < keys && (u32)((int)key - (position - left)) <= (u32)left + (u32)right;
-    }
-};
-
 // Adds the bias to scores and brings them into powers of two.
 struct Added {
     const Part &part;
@@ -229,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
     const u32 warp_row = warp_number() * 16 * M, query = part.row + warp_row;
     const u32 group_query = part.row + warp_row / GROUP * GROUP;
     const bool active = group_query < part.queries;
-    const Seen seen(a, part);
+    const Seen seen(a, part.shift, part.keys);
     Draws draws;
     if (DROPOUT) draws = draws_of(a, part.number, head, part.keys);
     // What scores are multiplied with to become powers of two, where that is not done when the bias is added.
@@ -435,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
     }
     const u32 warp_row = warp * 16 * M, query = part.row + warp_row, group_query = part.row + warp_row / GROUP * GROUP;
     const bool active = group_query < part.queries;
-    const Seen seen(a, part);
+    const Seen seen(a, part.shift, part.keys);
     Draws draws;
     if (DROPOUT) draws = draws_of(a, part.number, head, part.keys);
     const float scaled = a.scale * LOG2_E, factor = BIAS ? 1.0f : scaled;
@@ -581,7 +558,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
     const u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const u32 warp_row = warp_number() * 16 * M, key = part.row + warp_row, group_key = part.row + warp_row / GROUP * GROUP;
     const bool active = group_key < part.keys;
-    const Seen seen(a, part);
+    const Seen seen(a, part.shift, part.keys);
     const float scaled = a.scale * LOG2_E, factor = BIAS ? 1.0f : scaled, keep_scale = DROPOUT ? a.dropout.scale : 1.0f;
     Draws draws;
     Added added{part, by_distance, 0.0f, 0};

@@ -122,8 +122,12 @@ struct Part {
     __device__ __forceinline__ bool begin(const Described<E> &a, u32 rows, bool by_keys, bool last_first = false) {
         const u32 halves = 128 / rows;
         const Item item = a.items[blockIdx.y / halves];
+        return begin(a, item, item.block * halves + blockIdx.y % halves, rows, by_keys, last_first);
+    }
+    // Block number `block` of an item's sequence.
+    template <class E>
+    __device__ __forceinline__ bool begin(const Described<E> &a, const Item &item, u32 block, u32 rows, bool by_keys, bool last_first) {
         const u32 blocks = (item.tokens + rows - 1) / rows;
-        const u32 block = item.block * halves + blockIdx.y % halves;
         if (block >= blocks) return false;
         row = (last_first ? blocks - 1 - block : block) * rows;
         number = item.number;
@@ -197,5 +201,29 @@ struct Part {
     }
     template <class E> __device__ __forceinline__ u32 queries_to(const Described<E> &a, u32 key) const {
         return min(max((int)key - shift + a.left + 1, 0), (int)queries);
+    }
+};
+
+// Which scores of a tile count: queries from `query` on and keys from `key` on, some of each.
+struct Seen {
+    int shift, left, right;
+    u32 keys;
+
+    template <class E>
+    __device__ __forceinline__ Seen(const Described<E> &a, int shift, u32 keys)
+        : shift(shift), left(a.left), right(a.right), keys(keys) {}
+    // Whether any of them counts.
+    __device__ __forceinline__ bool any(u32 query, u32 queries, u32 key, u32 count) const {
+        const int first = (int)query + shift, last = first + (int)queries - 1;
+        return key < keys && (int)key <= last + right && (int)(key + count) > first - left;
+    }
+    // Whether all of them do.
+    __device__ __forceinline__ bool all(u32 query, u32 queries, u32 key, u32 count) const {
+        const int first = (int)query + shift, last = first + (int)queries - 1;
+        return key + count <= keys && (int)(key + count) - 1 <= first + right && (int)key >= last - left;
+    }
+    __device__ __forceinline__ bool one(u32 query, u32 key) const {
+        const int position = (int)query + shift;
+        return key < keys && (u32)((int)key - (position - left)) <= (u32)left + (u32)right;
     }
 };
