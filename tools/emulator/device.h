@@ -250,6 +250,26 @@ template <class P> inline void store_global_4(P to, unsigned a, unsigned b, unsi
     *(uint4 *)to = make_uint4(a, b, c, d);
 }
 
+inline void global_aligned(const void *p, unsigned to) {
+    if ((uintptr_t)p % to != 0) henson_fail("an address is not aligned");
+}
+template <class P> inline void load_global_4(float &a, float &b, float &c, float &d, P from) {
+    global_aligned((const void *)from, 16);
+    const float4 v = *(const float4 *)from;
+    a = v.x, b = v.y, c = v.z, d = v.w;
+}
+template <class P> inline void add_global_4(P to, float a, float b, float c, float d) {
+    global_aligned((const void *)to, 16);
+    float4 &v = *(float4 *)to;
+    v = {v.x + a, v.y + b, v.z + c, v.w + d};
+}
+// Whoever waits for a number lets others run.
+template <class P> inline void load_acquire(unsigned &out, P from) {
+    out = *(const volatile unsigned *)from;
+    henson_poll();
+}
+template <class P> inline void store_release(P to, unsigned value) { *(volatile unsigned *)to = value; }
+
 // Matrix i has its rows at the addresses of lanes 8i to 8i + 7.
 inline unsigned matrix_part(const henson::Lanes<unsigned> &rows, unsigned matrix, bool transposed) {
     const unsigned lane = henson::lane(), near = lane / 4, far = 2 * (lane % 4);

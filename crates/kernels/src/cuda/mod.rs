@@ -36,10 +36,11 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 19] = [
+pub static SOURCES: [&Source; 20] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
+    &attention::backward_hopper::SOURCE,
     &attention::cache::SOURCE,
     &attention::disentangled::SOURCE,
     &attention::general::SOURCE,

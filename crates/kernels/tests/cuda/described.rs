@@ -308,6 +308,37 @@ pub(crate) fn described(checks: &mut Checks<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Long sequences without bias, for which Hopper has a backward of its own: several tiles of keys add to a query's gradient.
+pub(crate) fn long(checks: &mut Checks<'_>) -> Result<()> {
+    let same = |n: usize| (n, n);
+    let selves = [same(300), same(1), same(129), same(64), same(200)];
+    let crosses = [(1, 7), (33, 1), (7, 129), (129, 33), (5, 300), (260, 9), (190, 257)];
+    let windows = [
+        Window::FULL,
+        Window::CAUSAL,
+        Window::local(3),
+        Window::local(64),
+        Window { left: 17, right: 0 },
+        Window::local(0),
+    ];
+    let sizes: &[usize] = if checks.small { &[64, 128] } else { &[40, 64, 104, 128] };
+    for (j, &d) in sizes.iter().enumerate() {
+        for (i, window) in windows.into_iter().enumerate() {
+            if checks.small && (i + j) % 2 == 1 && i > 1 {
+                continue;
+            }
+            let p = if (i / 2 + j) % 2 == 0 { 0.1 } else { 0.0 };
+            let attention = Attention { window, ..Attention::new(2, d) };
+            case::<bf16>(checks, &Case { lengths: &selves, attention, storage: Storage::Fused, p })?;
+            let attention = Attention { window, key_heads: 1, scale: 0.3, ..Attention::new(2, d) };
+            case::<bf16>(checks, &Case { lengths: &crosses, attention, storage: Storage::Pair, p: 0.1 - p })?;
+        }
+    }
+    // More key heads than are claimed together.
+    let attention = Attention { window: Window::CAUSAL, key_heads: 17, ..Attention::new(17, 64) };
+    case::<bf16>(checks, &Case { lengths: &[same(200)], attention, storage: Storage::Fused, p: 0.0 })
+}
+
 fn case<E: Number>(checks: &mut Checks<'_>, case: &Case<'_>) -> Result<()> {
     let Case { lengths, attention, storage, p } = case;
     let gpu = checks.gpu;

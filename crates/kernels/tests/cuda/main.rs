@@ -100,7 +100,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 26] = [
+const GROUPS: [(&str, Group); 27] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -124,6 +124,7 @@ const GROUPS: [(&str, Group); 26] = [
     ("graph", training::graph),
     ("attention", attention::attention),
     ("described", described::described),
+    ("long", described::long),
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
     ("recurrent", recurrent::recurrent),

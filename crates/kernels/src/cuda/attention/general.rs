@@ -5,7 +5,7 @@
 //! bf16 with heads of a multiple of eight numbers runs on tensor cores (attention_general.cu; on Hopper by wgmma for heads of 40 to 64
 //! and of 104 to 128 numbers); f32, and what is not aligned, runs one warp a row (attention_plain.cu), which is right but not fast.
 
-use super::{ITEM, Room, TILE, by_length, hopper, largest_shared};
+use super::{ITEM, Room, TILE, backward_hopper, by_length, hopper, largest_shared};
 use crate::cpu::attention::{Attention, Bias, Buckets};
 use crate::cuda::compile::Source;
 use crate::cuda::error::Result;
@@ -321,7 +321,7 @@ fn thresholds(buckets: &Buckets) -> [u32; LEVELS] {
 #[derive(Clone, Copy)]
 pub(super) struct Tiles {
     pub(super) size: usize,
-    hopper: bool,
+    pub(super) hopper: bool,
     definition: &'static str,
 }
 
@@ -622,6 +622,34 @@ pub(super) fn check_backward<'a>(
 
 /// Gradients of [`forward`]. `out` and `log_sums` are what it gave.
 pub fn backward(
+    gpu: &Gpu,
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    dropout: Option<Dropout<'_>>,
+    out: View<'_>,
+    log_sums: View<'_>,
+    dout: View<'_>,
+    gradients: Gradients<'_>,
+) -> Result<()> {
+    let Gradients { query, key, value, bias } = gradients;
+    if bias.is_none() {
+        let others = check_backward(attention, inputs, out, log_sums, dout, [query, key, value]);
+        let plan = Plan::new(gpu, attention, inputs, &others, dropout.is_some());
+        if let Some(size) = backward_hopper::size(&plan) {
+            let mut arguments = plan.arguments(dropout);
+            (arguments.out, arguments.dout, arguments.log_sums) = (out.address(), dout.address(), log_sums.address());
+            (arguments.dquery, arguments.dkey, arguments.dvalue) = (query.address(), key.address(), value.address());
+            // SAFETY: all lengths were checked; the kernels stay within the sequences of the tables.
+            return unsafe { backward_hopper::launch(gpu, &plan, size, &mut arguments) };
+        }
+    }
+    backward_twice(gpu, attention, inputs, dropout, out, log_sums, dout, gradients)
+}
+
+/// The same by attention_general.cu or attention_plain.cu, which compute the scores twice: for what [`backward`] has no other kernel, and
+/// to compare with.
+#[doc(hidden)]
+pub fn backward_twice(
     gpu: &Gpu,
     attention: &Attention,
     inputs: &Inputs<'_>,

@@ -7,6 +7,7 @@
 //! Here is what BERT needs: fused self-attention, full or causal. In bf16 with a head size of 32, 64, 96 or 128 it has kernels of its
 //! own (attention.cu; for 64 on Hopper, attention_hopper.cu). Everything else is [`general`], and on Hopper what is long with heads of 128.
 
+pub mod backward_hopper;
 pub mod cache;
 pub mod disentangled;
 pub mod general;
@@ -292,6 +293,13 @@ impl<'a> Attention<'a> {
         }
     }
 
+    /// The same of the backward: on Hopper [`backward_hopper`] has what is longer than 128 tokens.
+    fn backward_better_generally(&self, gpu: &Gpu) -> Room {
+        let Room { longest, long, .. } = self.room;
+        let hopper = gpu.capability() == (9, 0) && matches!(self.head_size, 64 | 128);
+        Room { longest, long: if hopper { long } else { 0 }, ..Room::default() }
+    }
+
     /// The variant of attention.cu for these sizes; none where it does not apply.
     fn fast(&self, gpu: &Gpu, views: &[View<'_>], shared: usize, dropout: bool) -> Option<[&'static str; 2]> {
         let size = match self.head_size {
@@ -421,7 +429,7 @@ pub fn backward<'a>(
             true => (&HOPPER, &variant[1..], HOPPER_THREADS),
             false => (&SOURCE, &variant[..], shape.threads()),
         };
-        let generally = Room { longest, ..shape.better_generally(gpu) };
+        let generally = shape.backward_better_generally(gpu);
         if generally.items() > 0 {
             shape.backward_generally(gpu, qkv, generally, dropout, out, log_sums, dout, dqkv)?;
         }
