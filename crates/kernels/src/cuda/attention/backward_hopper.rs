@@ -3,6 +3,7 @@
 
 use super::TILE;
 use super::general::{Arguments as Described, DROPOUTS, HOPPER_SIZES, Plan};
+use super::hopper::is_narrow;
 use crate::cpu::attention::Bias;
 use crate::cuda::compile::Source;
 use crate::cuda::error::Result;
@@ -34,7 +35,8 @@ pub(super) fn size(plan: &Plan<'_>) -> Option<usize> {
     let long = |room: super::Room| room.longest + room.long > 0;
     let rooms = [plan.inputs.queries.room, plan.inputs.cross.map_or(plan.inputs.queries, |cross| cross.keys).room];
     let tiles = plan.tiles.filter(|tiles| tiles.hopper)?;
-    (plan.attention.bias == Bias::None && rooms.into_iter().any(long)).then_some(tiles.size)
+    let slow = tiles.size == 64 && is_narrow(plan.attention.window);
+    (plan.attention.bias == Bias::None && !slow && rooms.into_iter().any(long)).then_some(tiles.size)
 }
 
 /// Bytes of shared memory of a block: keys and values, the ring of queries and their gradients with their terms, gradients of scores,

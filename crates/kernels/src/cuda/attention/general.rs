@@ -573,9 +573,9 @@ pub fn forward(
     let shared = plan.forward_bytes(&arguments);
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the tables.
     unsafe {
-        match plan.tiles {
-            Some(Tiles { size, hopper: true, .. }) if inputs.bias.is_none() => hopper::forward(gpu, &plan, size, &mut arguments),
-            _ => plan.launch(gpu, "forward", false, shared, &mut arguments),
+        match hopper::size(&plan, dropout.is_some()) {
+            Some(size) => hopper::forward(gpu, &plan, size, &mut arguments),
+            None => plan.launch(gpu, "forward", false, shared, &mut arguments),
         }
     }
 }

@@ -57,9 +57,9 @@ const ITEM: usize = 4;
 /// A recorded graph is played with the room that it was recorded with: items that a batch does not need do nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Items of sequences with more than 2,048 tokens.
+    /// Items of sequences with more than 1,024 tokens.
     pub longest: usize,
-    /// Items of sequences with 129 to 2,048 tokens.
+    /// Items of sequences with 129 to 1,024 tokens.
     pub long: usize,
     /// Items of sequences with 65 to 128 tokens.
     pub middle: usize,
@@ -113,9 +113,9 @@ impl Room {
 }
 
 /// Sequences with more tokens are few, so their backward must not be one block of threads for all of a head's.
-const LONG: usize = 2048;
+const LONG: usize = 1024;
 
-/// 0 for at most 64 tokens, 1 for at most 128, 2 for at most 2,048, else 3.
+/// 0 for at most 64 tokens, 1 for at most 128, 2 for at most 1,024, else 3.
 fn class(tokens: usize) -> usize {
     usize::from(tokens > TILE / 2) + usize::from(tokens > TILE) + usize::from(tokens > LONG)
 }
@@ -283,21 +283,22 @@ impl<'a> Attention<'a> {
         gpu.capability() == (9, 0) && self.head_size == 64
     }
 
-    /// Sequences for which [`general`] is faster where attention.cu applies, too: on an H200 it has wgmma for heads of 128, and is up to
-    /// 1.4 times as fast from 512 tokens on (docs/performance.md); up to 128 tokens it is slower.
-    fn better_generally(&self, gpu: &Gpu) -> Room {
-        let Room { longest, long, .. } = self.room;
-        match gpu.capability() == (9, 0) && self.head_size == 128 {
-            true => Room { longest, long, ..Room::default() },
-            false => Room::default(),
+    /// Sequences whose forward [`general`] has faster kernels for, where attention.cu or attention_hopper.cu apply, too: as measured on an
+    /// H200 (docs/performance.md).
+    fn better_generally(&self, gpu: &Gpu, drops: bool) -> Room {
+        let Room { longest, long, middle, .. } = self.room;
+        match (gpu.capability(), self.head_size) {
+            ((9, 0), 128) => Room { longest, long, middle, ..Room::default() },
+            ((9, 0), 64) if !drops => Room { longest, long: if self.causal { 0 } else { long }, ..Room::default() },
+            _ => Room::default(),
         }
     }
 
-    /// The same of the backward: on Hopper [`backward_hopper`] has what is longer than 128 tokens.
+    /// The same of the backward, where the longest never run as one block of threads for each head.
     fn backward_better_generally(&self, gpu: &Gpu) -> Room {
         let Room { longest, long, .. } = self.room;
-        let hopper = gpu.capability() == (9, 0) && matches!(self.head_size, 64 | 128);
-        Room { longest, long: if hopper { long } else { 0 }, ..Room::default() }
+        let long = if gpu.capability() == (9, 0) && self.head_size == 128 { long } else { 0 };
+        Room { longest, long, ..Room::default() }
     }
 
     /// The variant of attention.cu for these sizes; none where it does not apply.
@@ -373,7 +374,7 @@ pub fn forward<'a>(
     shape.check(qkv, out, log_sums);
     let mut arguments = shape.arguments(qkv, log_sums, out, dropout);
     let shared = 3 * shape.tile();
-    let items = (0, shape.room.items());
+    let items = shape.room.items();
     // SAFETY: all lengths were checked; the kernels stay within the sequences of the table.
     unsafe {
         let Some(variant) = shape.fast(gpu, &[qkv, out], shared, dropout.is_some()) else {
@@ -381,21 +382,21 @@ pub fn forward<'a>(
         };
         let kernel = (&SOURCE, &variant[..], "forward");
         let block = (shape.threads(), shared);
+        let generally = shape.better_generally(gpu, dropout.is_some());
+        let first = generally.items();
+        if first > 0 {
+            shape.forward_generally(gpu, qkv, generally, dropout, out, log_sums)?;
+        }
         if !shape.hopper(gpu) {
-            let generally = shape.better_generally(gpu);
-            let first = generally.items();
-            if first > 0 {
-                shape.forward_generally(gpu, qkv, generally, dropout, out, log_sums)?;
-            }
-            return shape.launch(gpu, kernel, (first, items.1 - first), block, &mut arguments);
+            return shape.launch(gpu, kernel, (first, items - first), block, &mut arguments);
         }
         // For short sequences more and smaller blocks of threads are faster; where there are many of them, they take
         // the middle ones along, because two launches one after the other cost more than they gain.
         let Room { longest, long, middle, short } = shape.room;
         let others = longest + if short > middle / 4 { long } else { long + middle };
         let hopper = (&HOPPER, &variant[1..], "forward");
-        shape.launch(gpu, hopper, (0, others), (HOPPER_THREADS, shared), &mut arguments)?;
-        shape.launch(gpu, kernel, (others, items.1 - others), block, &mut arguments)
+        shape.launch(gpu, hopper, (first, others - first), (HOPPER_THREADS, shared), &mut arguments)?;
+        shape.launch(gpu, kernel, (others, items - others), block, &mut arguments)
     }
 }
 
