@@ -1,13 +1,14 @@
 """henson beside sentence-transformers: the same training of sentence vectors, alternating, with the time and the score of each.
 
     python tools/bench/compare_sentences.py --henson target/release/henson --model MINILM --data DATA [--task pairs|scores|sick] \
-        [--steps 30] [--batch 32] [--length 128] [--rounds 3] [--threads 2] [--seeds 0] [--lr 2e-5] [--dtype f32] [--work DIR]
+        [--steps 30] [--batch 32] [--length 128] [--rounds 3] [--threads 2] [--seeds 0] [--lr 2e-5] [--dtype f32] [--device cpu|cuda] [--work DIR]
 
 MINILM is a directory of sentence-transformers (`cargo xtask minilm` prints one), DATA holds glue/STS-B, sick and squad. `pairs`: questions and
-paragraphs of SQuAD by MultipleNegativesRankingLoss (`loss=ranking`); `scores`: STS-B's training file by CosineSimilarityLoss; `sick`: SICK's.
+paragraphs of SQuAD (--questions of each paragraph at most) by MultipleNegativesRankingLoss (`loss=ranking`); `scores`: STS-B's training file by CosineSimilarityLoss; `sick`: SICK's.
 Both sides train for the same number of steps in f32, or in bf16 (the peer by autocast), on the same rows, with AdamW, a linear rate with 10% warm-up and clipping at 1, and
 score STS-B's dev file afterwards, with `sick` SICK's test file. The peer is a plain loop over the losses of sentence-transformers, without
-its Trainer. `train_s` is the training itself, `seconds` the whole process. Prints a JSON line for each run; at the end the medians of the times
+its Trainer. `train_s` is the training itself, `seconds` the whole process. `steps_s` is the second half of the steps, which on a GPU is
+without what is compiled and recorded at the start. Prints a JSON line for each run; at the end the medians of the times
 and their quotients, and the means of the scores with their standard deviations.
 
 Quality, an epoch and five seeds:    --task scores --steps 180 --length 64 --rounds 1 --seeds 0,1,2,3,4    (and --task sick --steps 141)
@@ -40,7 +41,7 @@ def rows(flags):
     if flags.task == "pairs":
         articles = json.load(gzip.open(data / "squad/devsplit-train-v1.1.json.gz"))["data"]
         found = [{"anchor": question["question"].strip(), "positive": paragraph["context"]}
-                 for article in articles for paragraph in article["paragraphs"] for question in paragraph["qas"][:1]]
+                 for article in articles for paragraph in article["paragraphs"] for question in paragraph["qas"][:flags.questions]]
     else:
         found = sick("SICK_train.txt") if flags.task == "sick" else stsb("train.tsv")
     dev = sick("SICK_test_annotated.txt") if flags.task == "sick" else stsb("dev.tsv")
@@ -53,10 +54,10 @@ def henson(flags, train, dev, seed):
     shutil.rmtree(out, ignore_errors=True)
     loss = "ranking" if flags.task == "pairs" else "cosine"
     sets = {"batch_size": flags.batch, "epochs": 1, "learning_rate": flags.lr, "max_length": flags.length, "warmup": 0.1,
-            "weight_decay": 0.0, "epsilon": 1e-8, "evals_per_epoch": 1}
+            "weight_decay": 0.0, "epsilon": 1e-8, "evals_per_epoch": 1, "log_every": 1}
     # On the device where it can be: that is what users get without `loss`.
     command = [flags.henson, "finetune", "--task", "embed", "--model", flags.model, "--train", str(train), "--out", str(out)]
-    command += ["--dev", str(dev), "--seed", str(seed), "--threads", str(flags.threads), "--dtype", flags.dtype, "--json"]
+    command += ["--dev", str(dev), "--seed", str(seed), "--threads", str(flags.threads), "--dtype", flags.dtype, "--device", flags.device, "--json"]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     start = time.time()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -64,7 +65,9 @@ def henson(flags, train, dev, seed):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
     results = json.loads((out / "results.json").read_text())
-    return {"who": "henson", "loss": loss, "seed": seed, "spearman": last["metrics"]["spearman"], "train_s": results["seconds"], "seconds": seconds}
+    logged = [line for line in lines if line["kind"] == "train"]
+    steps_s = logged[-1]["seconds"] - logged[len(logged) // 2 - 1]["seconds"]
+    return {"who": "henson", "steps_s": steps_s, "loss": loss, "seed": seed, "spearman": last["metrics"]["spearman"], "train_s": results["seconds"], "seconds": seconds}
 
 
 PEER = r"""
@@ -73,16 +76,18 @@ flags = json.loads(sys.argv[1])
 import torch
 torch.set_num_threads(flags["threads"])
 torch.manual_seed(flags["seed"])
+torch.set_float32_matmul_precision("high")
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses
 from scipy.stats import spearmanr
-model = SentenceTransformer(flags["model"], device="cpu")
+model = SentenceTransformer(flags["model"], device=flags["device"])
 model.max_seq_length = flags["length"]
 rows = [json.loads(line) for line in open(flags["train"])]
 order = torch.randperm(len(rows)).tolist()
 scores = flags["task"] != "pairs"
 loss = (losses.CosineSimilarityLoss if scores else losses.MultipleNegativesRankingLoss)(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=flags["lr"], weight_decay=0.0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=flags["lr"], weight_decay=0.0, fused=True)
+sync = torch.cuda.synchronize if flags["device"] == "cuda" else lambda: None
 steps = -(-len(rows) // flags["batch"])
 warm = int(0.1 * steps)
 rate = lambda step: step / max(1, warm) if step < warm else max(0.0, (steps - step) / max(1, steps - warm))
@@ -90,28 +95,33 @@ schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 model.train()
 start = time.time()
 for step in range(steps):
+    if step == steps // 2:
+        sync()
+        half = time.time()
     batch = [rows[i] for i in order[step * flags["batch"]:(step + 1) * flags["batch"]]]
     columns = ("sentence1", "sentence2") if scores else ("anchor", "positive")
     features = [model.preprocess([row[column] for row in batch]) for column in columns]
-    labels = torch.tensor([row["score"] for row in batch]) if scores else None
-    with torch.autocast("cpu", torch.bfloat16, enabled=flags["dtype"] == "bf16"):
+    features = [{name: x.to(flags["device"]) if hasattr(x, "to") else x for name, x in one.items()} for one in features]
+    labels = torch.tensor([row["score"] for row in batch], device=flags["device"]) if scores else None
+    with torch.autocast(flags["device"], torch.bfloat16, enabled=flags["dtype"] == "bf16"):
         value = loss(features, labels)
     optimizer.zero_grad()
     value.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     schedule.step()
-trained = time.time() - start
+sync()
+trained, second_half = time.time() - start, time.time() - half
 model.eval()
 dev = [json.loads(line) for line in open(flags["dev"])]
 first, second = (model.encode([row[column] for row in dev], normalize_embeddings=True) for column in ("sentence1", "sentence2"))
 cosines = (first * second).sum(1)
-print(json.dumps({"spearman": float(spearmanr(cosines, [row["score"] for row in dev])[0]), "train_s": trained, "steps": steps}))
+print(json.dumps({"spearman": float(spearmanr(cosines, [row["score"] for row in dev])[0]), "train_s": trained, "steps_s": second_half, "steps": steps}))
 """
 
 
 def peer(flags, train, dev, seed):
-    settings = {name: getattr(flags, name) for name in ("model", "task", "batch", "length", "threads", "lr", "dtype")}
+    settings = {name: getattr(flags, name) for name in ("model", "task", "batch", "length", "threads", "lr", "dtype", "device")}
     settings |= {"train": str(train), "seed": seed, "dev": str(dev)}
     start = time.time()
     done = subprocess.run([sys.executable, "-c", PEER, json.dumps(settings)], check=True, capture_output=True, text=True).stdout
@@ -125,11 +135,12 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--task", choices=["pairs", "scores", "sick"], default="pairs")
-    for name, default in (("steps", 30), ("batch", 32), ("length", 128), ("rounds", 3), ("threads", 2)):
+    for name, default in (("steps", 30), ("batch", 32), ("length", 128), ("rounds", 3), ("threads", 2), ("questions", 1)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--work", default="local/compare-sentences")
     flags = parser.parse_args()
     pathlib.Path(flags.work).mkdir(parents=True, exist_ok=True)
@@ -145,11 +156,11 @@ def main():
     medians = {}
     for who in ("henson", "sentence-transformers"):
         own = [run for run in runs if run["who"] == who]
-        medians[who] = {name: statistics.median(run[name] for run in own) for name in ("train_s", "seconds")}
+        medians[who] = {name: statistics.median(run[name] for run in own) for name in ("steps_s", "train_s", "seconds")}
         scores = [run["spearman"] for run in own]
         spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
         print(who, medians[who], f"spearman {statistics.mean(scores):.4f} ± {spread:.4f} of {len(scores)}")
-    for name in ("train_s", "seconds"):
+    for name in ("steps_s", "train_s", "seconds"):
         print(f"{name}: {medians['sentence-transformers'][name] / medians['henson'][name]:.2f}x")
 
 

@@ -1,7 +1,7 @@
 """What distillation gives: three tasks, four ways to make a small student, several seeds, beside the teacher.
 
     python tools/bench/distil_table.py --henson target/release/henson --teacher MINILM --student DIR --data DATA --work DIR \
-        [--seeds 0,1,2] [--tasks trec,sst2,sick] [--labels 2000] [--transfer 3000] [--test 1500] [--threads 1] [--dtype f32] [--svg FILE]
+        [--seeds 0,1,2] [--tasks trec,sst2,sick] [--labels 2000] [--transfer 3000] [--test 1500] [--threads 1] [--dtype f32] [--device cpu|cuda] [--svg FILE]
 
 MINILM is the model that teachers are fine-tuned from, DIR a small pre-trained student; the student from random weights has its config and
 tokenizer. DATA holds trec-question-class, glue/SST-2 and sick. Of each training file so many rows have labels, for teacher and students, and
@@ -78,7 +78,7 @@ def run(flags, command, name, task, files, settings, seed, more=()):
     """One training run, and its score on the test file."""
     out = flags.work / task / plain_name(name)
     if not (out / "results.json").exists():
-        arguments = [flags.henson, command, "--task", files["task"], "--out", out, "--seed", seed, "--threads", flags.threads, "--dtype", flags.dtype, "--json"]
+        arguments = [flags.henson, command, "--task", files["task"], "--out", out, "--seed", seed, "--threads", flags.threads, "--dtype", flags.dtype, "--device", flags.device, "--json"]
         arguments += ["--train", files["train"], "--dev", files["test"], *more]
         arguments += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         start = time.time()
@@ -99,7 +99,7 @@ def speed(flags, model, files):
         out = flags.work / "predictions"
         shutil.rmtree(out, ignore_errors=True)
         start = time.time()
-        command = [flags.henson, "predict", "--model", model, "--data", files["transfer"], "--task", files["task"], "--out", out, "--threads", flags.threads]
+        command = [flags.henson, "predict", "--model", model, "--data", files["transfer"], "--task", files["task"], "--out", out, "--threads", flags.threads, "--dtype", flags.dtype, "--device", flags.device]
         subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         seconds.append(time.time() - start)
     return files["texts"] / statistics.median(seconds)
@@ -170,6 +170,7 @@ def main():
     for name, default in (("labels", 2000), ("transfer", 3000), ("test", 1500), ("threads", 1)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--svg", type=pathlib.Path)
     flags = parser.parse_args()
     rows, lines = [], []

@@ -1,7 +1,8 @@
 """A table of ways to search: BM25, bi-encoders and cross-encoders with and without mined negatives, on questions and paragraphs of SQuAD.
 
     python tools/bench/squad_retrieval.py DATA SET --queries 200 --pairs 600
-    python tools/bench/retrieval_table.py --henson target/release/henson --model MINILM --set SET --work DIR [--seeds 0] [--threads 2]
+    python tools/bench/retrieval_table.py --henson target/release/henson --model MINILM --set SET --work DIR [--seeds 0] [--threads 2] \
+        [--device cpu|cuda] [--dtype f32|bf16]
 
 MINILM is a bi-encoder (`cargo xtask minilm` prints one). It is scored as it is and trained on the pairs (`loss=ranking`), alone and with
 negatives that `henson mine` finds with it; a cross-encoder starts from the same weights, learns from the same pairs with other pairs'
@@ -23,14 +24,18 @@ def main():
         parser.add_argument("--" + name, type=pathlib.Path, required=True)
     parser.add_argument("--seeds", default="0", type=lambda text: [int(seed) for seed in text.split(",")])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--length", type=int, default=192)
     parser.add_argument("--depth", type=int, default=20)
     flags = parser.parse_args()
     flags.work.mkdir(parents=True, exist_ok=True)
-    threads = ["--threads", flags.threads]
+    compute = ["--threads", flags.threads, "--device", flags.device, "--dtype", flags.dtype]
 
     def henson(*arguments):
-        command = [str(part) for part in (flags.henson, *arguments, *threads)]
+        # BM25 computes nothing on a device.
+        machine = compute[:2] if "--bm25" in arguments else compute
+        command = [str(part) for part in (flags.henson, *arguments, *machine)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def train(name, task, file, seed, **settings):

@@ -45,7 +45,7 @@ pub struct Masked {
 impl Masked {
     /// Puts rows and targets on the device, each with this weight, filled up to what the device wants with such that count
     /// nothing. Where there is none, the first row counts nothing.
-    pub(crate) fn new(device: &Device, rows: &[u32], targets: &[u32], weight: f32) -> Result<Self> {
+    pub fn new(device: &Device, rows: &[u32], targets: &[u32], weight: f32) -> Result<Self> {
         let (mut rows, mut targets) = (rows.to_vec(), targets.to_vec());
         let mut weights = vec![weight; rows.len()];
         if rows.is_empty() {

@@ -9,20 +9,20 @@ use henson_data::{Corpus, InstanceSettings, Instances, Loader, Part, Place, Spli
 use henson_models::{Batch, Capture, Family, Head, Model, ModelConfig, Sequence, Sizes};
 use henson_tensor::philox::Stream;
 use henson_tensor::{Bits, Builder, DType, Device, Isa, Reading, Tensor};
+use henson_train::Engine;
 use henson_train::objective::{self, Masked, Scales};
 use henson_train::replaced::{PerPrediction, ReplacedTokens};
-use henson_train::{Engine, OptimizerSettings};
 use serde::Serialize;
 
 use crate::built_in::BuiltIn;
-use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize, BenchTrain};
+use crate::flags::{Bench, BenchData, BenchGemm, BenchModel, BenchTokenize, BenchTrain, BenchWork};
 use crate::launch::{self, Started, Together};
 use crate::{input, models, output};
 
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Train(flags) => train(&flags),
-        Bench::Infer(flags) => model(&flags, Mode::Infer, None),
+        Bench::Infer(flags) => model(&flags, &BenchWork::default(), Mode::Infer, None),
         Bench::Generate(flags) => super::bench_generate::run(&flags),
         Bench::Gemm(flags) => gemm(&flags),
         Bench::Data(flags) => data(&flags),
@@ -34,9 +34,9 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
 /// Training steps, of one process or of several that share the update.
 fn train(flags: &BenchTrain) -> anyhow::Result<()> {
     match launch::start(&flags.together, &flags.model.compute.machine)? {
-        Started::Alone => model(&flags.model, Mode::Train, None),
+        Started::Alone => model(&flags.model, &flags.work, Mode::Train, None),
         Started::Together(together) => {
-            let ended = model(&flags.model, Mode::Train, Some(&together));
+            let ended = model(&flags.model, &flags.work, Mode::Train, Some(&together));
             together.end(ended)
         }
     }
@@ -121,6 +121,9 @@ struct Measured<'a> {
     model: &'a str,
     batch: usize,
     seq: usize,
+    /// Of each target, where there are targets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<usize>,
     dtype: String,
     kernels: Option<String>,
     threads: usize,
@@ -129,10 +132,13 @@ struct Measured<'a> {
     ms: f64,
     /// Of a step that begins when the one before is done; the same on the CPU.
     ms_alone: f64,
+    /// Sources and targets.
     tokens_per_s: f64,
-    tflops: f64,
+    sequences_per_s: f64,
+    /// None where a source and its target have different lengths, which `multiply_adds` does not know.
+    tflops: Option<f64>,
     peak_tflops: f64,
-    share_of_peak: f64,
+    share_of_peak: Option<f64>,
     peak_mib: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     operations: Option<Vec<Operation>>,
@@ -150,20 +156,20 @@ struct Operation {
     gib_per_s: f64,
 }
 
-fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
-    anyhow::ensure!(flags.batch.saturating_mul(flags.seq) <= 1 << 24, "a batch has at most {} tokens", 1 << 24);
+fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
     let device = flags.compute.machine.device_of(together)?;
     let config = config_of(&flags.model)?;
-    let sizes = config.sizes();
-    let most = sizes.max_tokens;
-    anyhow::ensure!(flags.seq <= most, "--seq {}: {} has positions for {most} tokens", flags.seq, flags.model);
-    let mut bench = ModelBench::new(&device, &config, flags)?;
+    let lengths = Lengths::new(flags, work, mode, &config)?;
+    let mut bench = ModelBench::new(&device, &config, flags, work, &lengths)?;
     if let Some(together) = together {
         bench.engine.updater.share(&bench.engine.parameters, Arc::clone(&together.ranks))?;
     }
     if mode == Mode::Infer {
         bench.engine.parameters.keep_packed();
     }
+    // Where batches differ, all of them are measured, as often as each other.
+    let batches = bench.parts.len();
+    let steps = flags.steps.next_multiple_of(batches);
     let mut step = |i: u32| {
         let results = match mode {
             Mode::Train => bench.train_step(i),
@@ -174,12 +180,12 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
         results
     };
     // On a GPU a pass runs once to see what it needs and once to be recorded.
-    for i in 0..flags.warmup.max(3) {
+    for i in 0..flags.warmup.max(3).max(3 * batches * usize::from(batches > 1)) {
         step(i as u32)?.wait()?;
     }
     // As the loop of training does: a few steps are under way before the first one's results are waited for.
     let (mut times, mut under_way, mut before) = (Vec::new(), VecDeque::new(), Instant::now());
-    for i in 0..flags.steps + device.ahead() {
+    for i in 0..steps + device.ahead() {
         under_way.push_back(step(i as u32)?);
         if under_way.len() > device.ahead()
             && let Some(results) = under_way.pop_front()
@@ -192,21 +198,22 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
     for results in under_way {
         results.wait()?;
     }
-    let seconds = median(&mut times);
+    let seconds = typical(&mut times, batches);
     let mut times = Vec::new();
-    for i in 0..flags.steps {
+    for i in 0..steps {
         let start = Instant::now();
         step(i as u32)?.wait()?;
         times.push(start.elapsed().as_secs_f64());
     }
-    let alone = median(&mut times);
+    let alone = typical(&mut times, batches);
     let peak_mib = match device {
         Device::Cpu(_) => peak_mib(),
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
-    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
+    let peak = device.peak(flags.compute.dtype)? / 1e12;
+    let tflops = lengths.flops(&config, mode).map(|flops| flops / seconds / 1e12);
     let operations = match flags.profile {
-        true => Some(profile(&device, peak * 1e12, flags.steps, |i| step(i)?.wait())?),
+        true => Some(profile(&device, peak * 1e12, steps, |i| step(i)?.wait())?),
         false => None,
     };
     if together.is_some_and(|together| !together.is_first()) {
@@ -218,40 +225,123 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
         device: device.to_string(),
         model: &flags.model,
         batch: flags.batch,
-        seq: flags.seq,
+        seq: lengths.longest,
+        target: lengths.target,
         dtype: flags.compute.dtype.to_string(),
         kernels: device.isa().map(|isa: Isa| isa.to_string()),
         threads: device.threads(),
         ranks,
         ms: round(seconds * 1e3, 3),
         ms_alone: round(alone * 1e3, 3),
-        tokens_per_s: round((ranks * flags.batch * flags.seq) as f64 / seconds, 0),
-        tflops: round(tflops, 4),
+        tokens_per_s: round(ranks as f64 * lengths.tokens() / seconds, 0),
+        sequences_per_s: round((ranks * flags.batch) as f64 / seconds, 2),
+        tflops: tflops.map(|tflops| round(tflops, 4)),
         peak_tflops: round(peak, 4),
-        share_of_peak: round(tflops / peak, 3),
+        share_of_peak: tflops.map(|tflops| round(tflops / peak, 3)),
         peak_mib: round(peak_mib, 1),
         operations,
     };
     if flags.json {
         return output::json(&measured);
     }
-    measured.print(flags.steps, &device)
+    measured.print(steps, &device)
+}
+
+/// What a step takes: the median, and of batches that differ the mean, since each of them counts.
+fn typical(times: &mut [f64], batches: usize) -> f64 {
+    if batches > 1 { times.iter().sum::<f64>() / times.len() as f64 } else { median(times) }
+}
+
+/// How long the sequences of all batches are.
+struct Lengths {
+    /// Of every batch in turn.
+    batches: Vec<Vec<usize>>,
+    longest: usize,
+    /// Of each target, where sequences are sources.
+    target: Option<usize>,
+}
+
+impl Lengths {
+    fn new(flags: &BenchModel, work: &BenchWork, mode: Mode, config: &ModelConfig) -> anyhow::Result<Self> {
+        let batches = match &work.lengths {
+            None => vec![vec![flags.seq; flags.batch]],
+            Some(file) => {
+                let lengths = read_lengths(file)?;
+                let count = (lengths.len() / flags.batch).max(1);
+                let mut round_and_round = lengths.iter().copied().cycle();
+                (0..count).map(|_| round_and_round.by_ref().take(flags.batch).collect()).collect()
+            }
+        };
+        let writes = mode == Mode::Train && config.family().pretraining_head() == Head::Seq2Seq;
+        let written = config.targets().filter(|_| writes);
+        anyhow::ensure!(
+            written.is_some() || work.target.is_none(),
+            "--target: {} writes nothing for a source",
+            flags.model
+        );
+        anyhow::ensure!(
+            written.is_none() || work.lengths.is_none(),
+            "--lengths: {} needs targets as well, use --seq and --target",
+            flags.model
+        );
+        let longest = batches.iter().flatten().copied().max().unwrap_or(0);
+        let target = written.map(|_| work.target.unwrap_or(flags.seq));
+        let (most, asked) = (config.sizes().max_tokens, longest.max(target.unwrap_or(0)));
+        anyhow::ensure!(asked <= most, "{asked} tokens: {} has positions for {most}", flags.model);
+        let tokens = |lengths: &Vec<usize>| lengths.iter().map(|length| length + target.unwrap_or(0)).sum::<usize>();
+        anyhow::ensure!(batches.iter().map(tokens).max() <= Some(1 << 24), "a batch has at most {} tokens", 1 << 24);
+        Ok(Self { batches, longest, target })
+    }
+
+    /// Of a batch, the mean.
+    fn tokens(&self) -> f64 {
+        let sequences: usize = self.batches.iter().map(Vec::len).sum();
+        let sources: usize = self.batches.iter().flatten().sum();
+        (sources + sequences * self.target.unwrap_or(0)) as f64 / self.batches.len() as f64
+    }
+
+    /// Floating-point operations of a batch, the mean: of [`training_flops`], or of the layers alone in inference.
+    fn flops(&self, config: &ModelConfig, mode: Mode) -> Option<f64> {
+        if self.target.is_some_and(|target| target != self.longest) {
+            return None;
+        }
+        let of_sequence = |seq: &usize| match mode {
+            Mode::Infer => 2.0 * *seq as f64 * config.multiply_adds(*seq),
+            Mode::Train => training_flops(config, 1, *seq),
+        };
+        Some(self.batches.iter().flatten().map(of_sequence).sum::<f64>() / self.batches.len() as f64)
+    }
+}
+
+/// One length per line.
+fn read_lengths(file: &std::path::Path) -> anyhow::Result<Vec<usize>> {
+    let (mut lines, mut lengths) = (input::Lines::open(Some(file))?, Vec::new());
+    while let Some(line) = lines.next_line()? {
+        let length = line.trim().parse().ok().filter(|length| *length > 0);
+        lengths.push(length.with_context(|| format!("{}: `{line}` is not a length", lines.name))?);
+    }
+    anyhow::ensure!(!lengths.is_empty(), "{} has no length: expected one per line", lines.name);
+    Ok(lengths)
 }
 
 impl Measured<'_> {
     fn print(&self, steps: usize, device: &Device) -> anyhow::Result<()> {
-        let Self { model, batch, seq, dtype, ranks, ms, tokens_per_s, tflops, peak_tflops: peak, peak_mib, .. } = self;
+        let Self { model, batch, seq, dtype, ranks, ms, tokens_per_s, peak_tflops: peak, peak_mib, .. } = self;
         let what = if self.mode == Mode::Train { "a training step" } else { "a forward pass" };
         let each = if *ranks > 1 { format!(" in each of {ranks} processes") } else { String::new() };
-        output::line(&format!("{what} of {model}, {batch}×{seq} tokens{each}, {dtype} on {device}"))?;
-        output::line(&format!("  {ms:.2} ms (median of {steps}), {tokens_per_s:.0} tokens/s"))?;
+        let targets = self.target.map(|target| format!(" → {target}")).unwrap_or_default();
+        output::line(&format!("{what} of {model}, {batch}×{seq}{targets} tokens{each}, {dtype} on {device}"))?;
+        let sequences = self.sequences_per_s;
+        output::line(&format!("  {ms:.2} ms ({steps} steps), {tokens_per_s:.0} tokens/s, {sequences:.1} sequences/s"))?;
         if device.ahead() > 0 {
             output::line(&format!("  {:.2} ms where each step waits for the one before", self.ms_alone))?;
         }
-        output::line(&format!(
-            "  {tflops:.3} TFLOP/s, {:.0}% of the {peak:.3} that multiply-adds alone reach here",
-            100.0 * tflops / peak
-        ))?;
+        if let Some(tflops) = self.tflops {
+            let share = 100.0 * tflops / peak;
+            output::line(&format!(
+                "  {tflops:.3} TFLOP/s, {share:.0}% of the {peak:.3} that multiply-adds alone reach here"
+            ))?;
+        }
         output::line(&format!("  {peak_mib:.0} MiB of memory at most"))?;
         let Some(operations) = &self.operations else { return Ok(()) };
         output::line("  operation                 calls        ms   floor ms   floor/ms    GFLOP/s     GiB/s")?;
@@ -303,53 +393,46 @@ pub(crate) fn config_of(model: &str) -> anyhow::Result<ModelConfig> {
     Family::config_of_size(model).context("--model is neither a size nor a directory with config.json")
 }
 
-/// A model with random weights and a batch of random tokens, of which 15% are predicted. Every step takes it from the host.
+/// A model with random weights and batches of random tokens: 15% are predicted, of models that write all that follow another. Every step
+/// takes its batch from the host.
 struct ModelBench {
     engine: Engine,
-    /// The step of a discriminator and its generator, where the model is one.
-    joint: Option<Part>,
-    ids: Vec<u32>,
-    /// Of one sequence.
-    segments: Vec<u32>,
-    rows: Vec<u32>,
+    /// Whether it is a discriminator that learns together with its generator.
+    joint: bool,
+    /// The batches, in turn.
+    parts: Vec<Part>,
+    /// Of each sequence, whether its second segment followed.
     labels: Vec<u32>,
 }
 
 impl ModelBench {
-    fn new(device: &Device, config: &ModelConfig, flags: &BenchModel) -> anyhow::Result<Self> {
+    fn new(
+        device: &Device,
+        config: &ModelConfig,
+        flags: &BenchModel,
+        work: &BenchWork,
+        lengths: &Lengths,
+    ) -> anyhow::Result<Self> {
         let mut builder = Builder::new();
         let generator = config.generator(None, None).ok();
         let model = match &generator {
             Some(generator) => Model::build_with_generator(&mut builder, config, generator)?,
             None => Model::build(&mut builder, config, config.family().pretraining_head())?,
         };
-        let sizes = config.sizes();
         let mut parameters = builder.finish(device, flags.compute.dtype)?;
         parameters.initialise(flags.seed)?;
-        let (b, s) = (flags.batch, flags.seq);
         let mut draws = Stream::new(flags.seed, 1, 0);
-        let ids: Vec<u32> = (0..b * s).map(|_| draws.below(sizes.vocab_size as u32)).collect();
-        let segments: Vec<u32> = (0..s).map(|i| u32::from(i >= s / 2 && sizes.segments > 1)).collect();
-        let mut rows = Vec::new();
-        for sequence in 0..b {
-            let mut places: Vec<u32> = (0..s as u32).collect();
-            for i in 0..predicted(s) {
-                let j = i + draws.below((s - i) as u32) as usize;
-                places.swap(i, j);
+        let mut parts: Vec<Part> =
+            lengths.batches.iter().map(|batch| random_part(config, batch, lengths.target, &mut draws)).collect();
+        if generator.is_some() {
+            for part in &mut parts {
+                part.rows.iter().for_each(|row| part.ids[*row as usize] = 0);
             }
-            places.truncate(predicted(s));
-            places.sort_unstable();
-            rows.extend(places.iter().map(|place| place + (sequence * s) as u32));
         }
-        let labels: Vec<u32> = (0..b).map(|_| draws.below(2)).collect();
-        let engine = Engine::new(model, parameters, OptimizerSettings::default(), flags.seed)?;
-        let joint = generator.map(|_| {
-            let (mut masked, targets) = (ids.clone(), rows.iter().map(|row| ids[*row as usize]).collect());
-            rows.iter().for_each(|row| masked[*row as usize] = 0);
-            let (segments, lengths) = (segments.repeat(b), vec![s; b]);
-            Part { ids: masked, segments, lengths, rows: rows.clone(), targets, ..Part::default() }
-        });
-        Ok(Self { engine, joint, ids, segments, rows, labels })
+        let labels: Vec<u32> = (0..flags.batch).map(|_| draws.below(2)).collect();
+        let optimizer = work.optimizer.with([0.9, 0.999], 1e-6, 0.01, 1.0);
+        let engine = Engine::new(model, parameters, optimizer, flags.seed)?;
+        Ok(Self { engine, joint: generator.is_some(), parts, labels })
     }
 
     /// Masked LM of the generator, its draws, and the discriminator's loss over all tokens.
@@ -363,20 +446,29 @@ impl ModelBench {
     }
 
     fn train_step(&mut self, step: u32) -> anyhow::Result<Results> {
-        let Self { engine, joint, ids, segments, rows, labels } = self;
-        if let Some(part) = joint {
+        let Self { engine, joint, parts, labels } = self;
+        let part = &parts[step as usize % parts.len()];
+        if *joint {
             return Self::joint_step(engine, part, step);
         }
         engine.gradients.zero();
-        let scales = [rows.len(), labels.len()].map(|count| Bits::from(1.0 / count as f32));
-        let tensor = |device: &Device, numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
+        let scales = [part.rows.len(), labels.len()].map(|count| Bits::from(1.0 / count as f32));
+        // Where batches differ, each prediction's share of the loss is an input, as in pre-training: recorded passes fit several batches.
+        let weight = (parts.len() > 1).then(|| scales[0].get());
+        let scales = [weight.map_or(scales[0], |_| Bits::from(1.0)), scales[1]];
         let loss = engine.learn(
             u64::from(step),
             scales,
             |device, config| {
-                let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
-                let masked = Masked { rows: tensor(device, rows)?, targets: tensor(device, &targets)?, weights: None };
-                Ok((batch(device, config, ids, segments)?, masked, tensor(device, labels)?))
+                let masked = match weight {
+                    Some(weight) => Masked::new(device, &part.rows, &part.targets, weight)?,
+                    None => Masked {
+                        rows: Tensor::from_slice(device, [part.rows.len()], &part.rows)?,
+                        targets: Tensor::from_slice(device, [part.targets.len()], &part.targets)?,
+                        weights: None,
+                    },
+                };
+                Ok((batch(device, config, part)?, masked, Tensor::from_slice(device, [labels.len()], labels)?))
             },
             |[masked_scale, sequence], model, pass, (batch, masked, labels)| {
                 let scales = Scales { masked: masked_scale.get(), sequence: sequence.get() };
@@ -390,10 +482,11 @@ impl ModelBench {
     }
 
     fn infer(&mut self) -> anyhow::Result<Results> {
-        let Self { engine, ids, segments, .. } = self;
+        let Self { engine, parts, .. } = self;
+        let part = &parts[0];
         let done = engine.look(
             (),
-            |device, config| Ok(batch(device, config, ids, segments)?),
+            |device, config| Ok(batch(device, config, part)?),
             |(), model, pass, batch| {
                 model.encode(pass, batch, Capture::default())?;
                 Ok(Vec::new())
@@ -424,14 +517,57 @@ pub(crate) fn median(times: &mut [f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn batch(
-    device: &Device,
-    config: &ModelConfig,
-    ids: &[u32],
-    segments: &[u32],
-) -> Result<Batch, henson_models::InputError> {
-    let sequences: Vec<Sequence<'_>> = ids.chunks(segments.len()).map(|ids| Sequence { ids, segments }).collect();
-    Batch::new(device, config, &sequences, 0)
+/// Sequences of random tokens of these lengths, and what is predicted in them.
+fn random_part(config: &ModelConfig, lengths: &[usize], target: Option<usize>, draws: &mut Stream) -> Part {
+    let sizes = config.sizes();
+    let mut part = Part { lengths: lengths.to_vec(), ..Part::default() };
+    let tokens: usize = lengths.iter().sum();
+    part.ids = (0..tokens).map(|_| draws.below(sizes.vocab_size as u32)).collect();
+    if let Some(target) = target {
+        let tokens = lengths.len() * target;
+        part.segments = vec![0; part.ids.len()];
+        part.targets = (0..tokens).map(|_| draws.below(sizes.vocab_size as u32)).collect();
+        part.rows = (0..tokens as u32).collect();
+        part.target_lengths = Some(vec![target; lengths.len()]);
+        return part;
+    }
+    let mut start = 0;
+    for length in lengths {
+        part.segments.extend((0..*length).map(|i| u32::from(i >= length / 2 && sizes.segments > 1)));
+        let mut places: Vec<u32> = (0..*length as u32).collect();
+        if sizes.causal {
+            // The next token of each but the last.
+            places.pop();
+            part.targets.extend(&part.ids[start + 1..start + length]);
+        } else {
+            for i in 0..predicted(*length) {
+                let j = i + draws.below((length - i) as u32) as usize;
+                places.swap(i, j);
+            }
+            places.truncate(predicted(*length));
+            places.sort_unstable();
+            part.targets.extend(places.iter().map(|place| part.ids[start + *place as usize]));
+        }
+        part.rows.extend(places.iter().map(|place| place + start as u32));
+        start += length;
+    }
+    part
+}
+
+fn batch(device: &Device, config: &ModelConfig, part: &Part) -> Result<Batch, henson_models::InputError> {
+    let (mut sequences, mut start) = (Vec::with_capacity(part.lengths.len()), 0);
+    for length in &part.lengths {
+        let range = start..start + length;
+        sequences.push(Sequence { ids: &part.ids[range.clone()], segments: &part.segments[range] });
+        start += length;
+    }
+    match part.target_lengths.as_ref().and_then(|lengths| lengths.first()) {
+        Some(target) => {
+            let targets: Vec<&[u32]> = part.targets.chunks(*target).collect();
+            Batch::pairs(device, config, &sequences, &targets, 0)
+        }
+        None => Batch::new(device, config, &sequences, 0),
+    }
 }
 
 /// Predicted tokens of a sequence.
@@ -439,23 +575,23 @@ fn predicted(seq: usize) -> usize {
     ((seq as f64 * 0.15).round() as usize).max(1)
 }
 
-/// The multiplications and additions of matrix products, counted alike for all systems: for BERT 24·T·H² + 4·T·S·H a layer,
-/// 2·P·(H² + H·V) for the vocabulary, three times that in training; the encoder alone in inference. Of a discriminator and its
-/// generator both count, with tables of E columns and 2·T·H² for the discriminator's head.
-fn flops(config: &ModelConfig, flags: &BenchModel, mode: Mode) -> f64 {
-    match mode {
-        Mode::Infer => 2.0 * (flags.batch * flags.seq) as f64 * config.multiply_adds(flags.seq),
-        Mode::Train => training_flops(config, flags.batch, flags.seq),
-    }
-}
-
-/// Those of a training step.
+/// The multiplications and additions of matrix products in a training step, counted alike for all systems: for BERT 24·T·H² + 4·T·S·H a
+/// layer, 2·P·(H² + H·V) for the vocabulary, three times that in training. Models that read left to right see half of a sequence on average
+/// and have no H². Of a discriminator and its generator both count, with tables of E columns and 2·T·H² for the discriminator's head.
 pub(super) fn training_flops(config: &ModelConfig, batch: usize, seq: usize) -> f64 {
-    let (t, p) = (batch * seq, batch * predicted(seq));
-    let encoder = |config: &ModelConfig| 2.0 * t as f64 * config.multiply_adds(seq);
-    let Sizes { hidden_size: h, vocab_size: v, .. } = config.sizes();
+    let Sizes { hidden_size: h, vocab_size: v, causal, .. } = config.sizes();
+    let writes = config.family().pretraining_head() == Head::Seq2Seq;
+    let predicted = match (writes, causal) {
+        (true, _) => seq,
+        (false, true) => seq.saturating_sub(1),
+        (false, false) => predicted(seq),
+    };
+    let (t, p) = (batch * seq * if writes { 2 } else { 1 }, batch * predicted);
+    let seen = if causal && !writes { seq.div_ceil(2) } else { seq };
+    let encoder = |config: &ModelConfig| 2.0 * t as f64 * config.multiply_adds(seen);
+    let transform = if causal || writes { 0 } else { h * h };
     match config.generator(None, None) {
-        Err(_) => 3.0 * (encoder(config) + 2.0 * (p * (h * h + h * v)) as f64),
+        Err(_) => 3.0 * (encoder(config) + 2.0 * (p * (transform + h * v)) as f64),
         Ok(generator) => {
             let width = config.to_json().ok().and_then(|json| json.get("embedding_size")?.as_u64());
             let (of, e) = (generator.sizes().hidden_size, width.map_or(h, |width| width as usize));

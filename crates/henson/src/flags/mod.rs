@@ -451,7 +451,8 @@ impl Machine {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Bench {
-    /// Whole training steps of masked LM and next sentence, of ELECTRA with its generator: forward, backward, clipping, AdamW
+    /// Whole training steps of a family's pre-training (masked LM and next sentence, the next token, a target for each source, ELECTRA with
+    /// its generator): forward, backward, clipping, the optimizer
     Train(BenchTrain),
     /// The encoder's forward pass
     Infer(BenchModel),
@@ -538,7 +539,30 @@ pub(crate) struct BenchTrain {
     pub(crate) model: BenchModel,
 
     #[command(flatten)]
+    pub(crate) work: BenchWork,
+
+    #[command(flatten)]
     pub(crate) together: ranks::RankFlags,
+}
+
+/// What a training step works on.
+#[derive(Args, Debug, Default)]
+pub(crate) struct BenchWork {
+    /// Encoder-decoders: tokens of each target; --seq are those of its source [default: as many]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    pub(crate) target: Option<usize>,
+
+    /// A file with the length of one sequence per line, which batches of --batch sequences take in their order, instead of --seq
+    #[arg(long, value_name = "FILE", conflicts_with = "seq", conflicts_with = "target")]
+    pub(crate) lengths: Option<std::path::PathBuf>,
+
+    /// The optimizer: adamw, adamw-paper, stable-adamw, lamb, sgd, adagrad, adafactor
+    #[arg(long, default_value = "adamw", value_parser = parse_optimizer)]
+    pub(crate) optimizer: henson_train::OptimizerKind,
+}
+
+fn parse_optimizer(text: &str) -> Result<henson_train::OptimizerKind, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
 }
 
 #[derive(Args, Debug)]
