@@ -152,7 +152,7 @@ struct Operation {
 
 fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
     anyhow::ensure!(flags.batch.saturating_mul(flags.seq) <= 1 << 24, "a batch has at most {} tokens", 1 << 24);
-    let device = flags.compute.machine.device_of(together)?;
+    let device = flags.compute.device_of(together)?;
     let config = config_of(&flags.model)?;
     let sizes = config.sizes();
     let most = sizes.max_tokens;
@@ -204,7 +204,7 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
         Device::Cpu(_) => peak_mib(),
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
-    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype)? / 1e12);
+    let (tflops, peak) = (flops(&config, flags, mode) / seconds / 1e12, device.peak(flags.compute.dtype())? / 1e12);
     let operations = match flags.profile {
         true => Some(profile(&device, peak * 1e12, flags.steps, |i| step(i)?.wait())?),
         false => None,
@@ -324,7 +324,7 @@ impl ModelBench {
             None => Model::build(&mut builder, config, config.family().pretraining_head())?,
         };
         let sizes = config.sizes();
-        let mut parameters = builder.finish(device, flags.compute.dtype)?;
+        let mut parameters = builder.finish(device, flags.compute.dtype())?;
         parameters.initialise(flags.seed)?;
         let (b, s) = (flags.batch, flags.seq);
         let mut draws = Stream::new(flags.seed, 1, 0);
@@ -494,7 +494,7 @@ struct Product {
 fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
     let config = config_of(&flags.model)?;
-    let dtype = flags.compute.dtype;
+    let dtype = flags.compute.dtype();
     let peak = device.peak(dtype)?;
     let sizes = config.sizes();
     let (h, i) = (sizes.hidden_size, sizes.intermediate_size);

@@ -36,13 +36,14 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 18] = [
+pub static SOURCES: [&Source; 19] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
     &attention::cache::SOURCE,
     &attention::disentangled::SOURCE,
     &attention::general::SOURCE,
+    &attention::general::TILED,
     &attention::general::PLAIN,
     &layer_norm::SOURCE,
     &loss::SOURCE,

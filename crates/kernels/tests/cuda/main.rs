@@ -75,7 +75,7 @@ fn run(settings: &Settings) -> Result<bool> {
     }
     if settings.mode != "suite" {
         let only = settings.only.as_deref();
-        if only != Some("product_hopper") {
+        if only != Some("product_hopper") && only != Some("attention_f32") {
             bench::run(&gpu, only, settings.choices.as_deref())?;
         }
         if only.is_none_or(|only| only == "product_hopper") {
@@ -83,6 +83,9 @@ fn run(settings: &Settings) -> Result<bool> {
         }
         if only.is_none_or(|only| only == "attention") {
             attention::bench(&gpu)?;
+        }
+        if only == Some("attention_f32") {
+            attention::bench_f32(&gpu)?;
         }
         if only.is_none_or(|only| only == "described") {
             described::bench(&gpu)?;

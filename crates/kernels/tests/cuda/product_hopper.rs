@@ -19,7 +19,7 @@ const GATES: [(usize, usize, usize, Activation, bool); 6] = [
     (16897, 256, 128, Activation::GeluTanh, false),
     (8703, 640, 128, Activation::Relu, true),
     (4100, 1152, 64, Activation::Tanh, false),
-    (33000, 128, 256, Activation::None, true),
+    (34001, 128, 256, Activation::None, true),
 ];
 
 pub(crate) fn product_hopper(checks: &mut Checks<'_>) -> Result<()> {
