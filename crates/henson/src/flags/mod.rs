@@ -20,13 +20,13 @@ pub(crate) mod settings;
 pub(crate) mod tasks;
 pub(crate) mod tokenizer;
 
-use anyhow::Context;
+use std::fmt;
+
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_checkpoint::SaveDType;
 use henson_infer::{Length, Model, Pooling};
 use henson_tensor::{DType, Device, Isa};
-use std::fmt;
 
 use crate::built_in::BuiltIn;
 use crate::launch::Together;
@@ -457,7 +457,7 @@ impl Compute {
     pub(crate) fn device_of(&self, together: Option<&Together>) -> anyhow::Result<Device> {
         let device = self.machine.device_of(together)?;
         if self.dtype == Arithmetic::Tf32 {
-            device.allow_tf32().context("--dtype tf32")?;
+            device.allow_tf32()?;
         }
         Ok(device)
     }
