@@ -103,7 +103,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 26] = [
+const GROUPS: [(&str, Group); 28] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -126,7 +126,9 @@ const GROUPS: [(&str, Group); 26] = [
     ("product_hopper", product_hopper::product_hopper),
     ("graph", training::graph),
     ("attention", attention::attention),
+    ("attention_f32", attention::attention_f32),
     ("described", described::described),
+    ("described_f32", described::described_f32),
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
     ("recurrent", recurrent::recurrent),
