@@ -356,7 +356,7 @@ impl CudaDevice {
 
     /// The most floating-point operations per second of a product of a large matrix.
     pub(crate) fn peak(&self, dtype: DType) -> Result<f64> {
-        let n = if dtype == DType::Bf16 { 8192 } else { 2048 };
+        let n = if dtype == DType::Bf16 || self.gpu.allows_tf32() { 8192 } else { 2048 };
         // Numbers that differ: equal ones draw less power and are faster than any real product.
         let numbers: Vec<f32> = (0..n * n).map(|i| ((i * 7919) % 10007) as f32 / 10007.0 - 0.5).collect();
         let wide = self.gpu.upload(&numbers)?;

@@ -9,7 +9,7 @@ use henson_kernels::cpu::{Cpu, peak};
 
 use crate::profile::{Profile, Timer};
 use crate::recording::{CHECKED, Signature, Sizes};
-use crate::{Cores, DType, Isa, Kind, Memory, Result, Shape, Spent, Tensor, UnsupportedIsa, bf16};
+use crate::{Cores, DType, Isa, Kind, Memory, Result, Shape, Spent, Tensor, TensorError, UnsupportedIsa, bf16};
 
 /// A device, shared by all that compute on it.
 #[derive(Clone)]
@@ -168,6 +168,22 @@ impl Device {
         match self {
             Device::Cpu(cpu) => Some(cpu.kernels.isa()),
             Device::Cuda(_) => None,
+        }
+    }
+
+    /// From now on f32 factors of matrix products may be rounded to TF32: eight bits of exponent and ten after the binary point, as tensor
+    /// cores read them. Sums and everything else, such as attention's products, stay f32. An error on the CPU, which has no such
+    /// numbers.
+    pub fn allow_tf32(&self) -> Result<()> {
+        match self {
+            Device::Cpu(_) => {
+                let why = "TF32 is a number type of GPUs: use f32 or bf16 on the CPU, or --device cuda";
+                Err(TensorError::Unsupported { operation: "tf32", why })
+            }
+            Device::Cuda(cuda) => {
+                cuda.gpu.allow_tf32();
+                Ok(())
+            }
         }
     }
 

@@ -42,7 +42,7 @@ struct Span<'a> {
 pub(crate) fn run(flags: &Answer) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
     let path = models::find(&flags.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Answer))?;
+    let model = Model::open(&path, &device, flags.compute.dtype(), Want::Task(Task::Answer))?;
     output::warn_of_length(flags.max_length, model.most_tokens());
     let mut length = model.question_settings();
     length.max_length = flags.max_length.unwrap_or(length.max_length);

@@ -157,7 +157,7 @@ struct Operation {
 }
 
 fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
-    let device = flags.compute.machine.device_of(together)?;
+    let device = flags.compute.device_of(together)?;
     let config = config_of(&flags.model)?;
     let lengths = Lengths::new(flags, work, mode, &config)?;
     let mut bench = ModelBench::new(&device, &config, flags, work, &lengths)?;
@@ -210,7 +210,7 @@ fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Tog
         Device::Cpu(_) => peak_mib(),
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
-    let peak = device.peak(flags.compute.dtype)? / 1e12;
+    let peak = device.peak(flags.compute.dtype())? / 1e12;
     let tflops = lengths.flops(&config, mode).map(|flops| flops / seconds / 1e12);
     let operations = match flags.profile {
         true => Some(profile(&device, peak * 1e12, steps, |i| step(i)?.wait())?),
@@ -419,7 +419,7 @@ impl ModelBench {
             Some(generator) => Model::build_with_generator(&mut builder, config, generator)?,
             None => Model::build(&mut builder, config, config.family().pretraining_head())?,
         };
-        let mut parameters = builder.finish(device, flags.compute.dtype)?;
+        let mut parameters = builder.finish(device, flags.compute.dtype())?;
         parameters.initialise(flags.seed)?;
         let mut draws = Stream::new(flags.seed, 1, 0);
         let mut parts: Vec<Part> =
@@ -630,7 +630,7 @@ struct Product {
 fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
     let config = config_of(&flags.model)?;
-    let dtype = flags.compute.dtype;
+    let dtype = flags.compute.dtype();
     let peak = device.peak(dtype)?;
     let sizes = config.sizes();
     let (h, i) = (sizes.hidden_size, sizes.intermediate_size);

@@ -31,8 +31,7 @@ pub(crate) fn run(flags: &BenchExchange) -> anyhow::Result<()> {
              srun on many"
         );
     };
-    let measured =
-        flags.compute.machine.device_of(Some(&together)).and_then(|device| measure(flags, &device, &together.ranks));
+    let measured = flags.compute.device_of(Some(&together)).and_then(|device| measure(flags, &device, &together.ranks));
     let ended = measured.and_then(|measured| match (together.is_first(), flags.json) {
         (false, _) => Ok(()),
         (true, true) => output::json(&measured),
@@ -176,7 +175,7 @@ fn values(ranks: &Ranks, rounds: usize) -> f64 {
 
 /// Whole updates with gradients of zeros, which are as many bytes as others.
 fn update(flags: &BenchExchange, device: &Device, ranks: &Arc<Ranks>, builder: Builder) -> anyhow::Result<UpdateTimes> {
-    let mut parameters = builder.finish(device, flags.compute.dtype)?;
+    let mut parameters = builder.finish(device, flags.compute.dtype())?;
     parameters.initialise(0)?;
     let gradients = parameters.gradients()?;
     let mut updater = Updater::new(OptimizerSettings::default(), &parameters)?;

@@ -51,7 +51,7 @@ pub(crate) fn run(flags: &BenchGenerate) -> anyhow::Result<()> {
     let head = [Head::Seq2Seq, Head::MaskedLm].into_iter().find(|head| config.family().has_head(*head));
     let mut builder = Builder::new();
     let model = Model::build(&mut builder, &config, head.unwrap_or(Head::Encoder))?;
-    let mut parameters = builder.finish(&device, flags.compute.dtype)?;
+    let mut parameters = builder.finish(&device, flags.compute.dtype())?;
     parameters.initialise(0)?;
     parameters.keep_packed();
     let prompts = prompts(flags, &model)?;

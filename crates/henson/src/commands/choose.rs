@@ -41,7 +41,7 @@ struct Score<'a> {
 pub(crate) fn run(flags: &Choose) -> anyhow::Result<()> {
     let device = flags.compute.device()?;
     let path = models::find(&flags.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Task(Task::Choose))?;
+    let model = Model::open(&path, &device, flags.compute.dtype(), Want::Task(Task::Choose))?;
     output::warn_of_length(flags.max_length, model.most_tokens());
     if let Some(context) = &flags.context {
         let record = Record { context: context.clone(), choices: flags.choices.clone() };

@@ -39,7 +39,7 @@ struct Score<'a> {
 pub(crate) fn run(flags: &Classify) -> anyhow::Result<()> {
     let device = flags.ask.compute.device()?;
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Classify))?;
+    let model = Model::open(&path, &device, flags.ask.compute.dtype(), Want::Task(Task::Classify))?;
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     if !flags.labels.is_empty() {
         return zero_shot(&model, flags);

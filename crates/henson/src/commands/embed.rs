@@ -18,7 +18,7 @@ struct Line<'a> {
 pub(crate) fn run(flags: &Embed) -> anyhow::Result<()> {
     let device = flags.ask.compute.device()?;
     let path = models::find(&flags.ask.model, BuiltIn::Sentences)?;
-    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Encoder)?;
+    let model = Model::open(&path, &device, flags.ask.compute.dtype(), Want::Encoder)?;
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     let mut settings = EmbedSettings::of_directory(&path)?;
     if let Some(pooling) = flags.pooling {

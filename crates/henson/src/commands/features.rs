@@ -27,7 +27,7 @@ pub(crate) fn run(flags: &Features) -> anyhow::Result<()> {
     }
     let device = flags.compute.device()?;
     let path = models::find(&flags.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Encoder)?;
+    let model = Model::open(&path, &device, flags.compute.dtype(), Want::Encoder)?;
     output::warn_of_length(flags.length.max_length, model.most_tokens());
     let mut all: Vec<TokenFeatures> = Vec::new();
     let (mut lines, mut carried) = (Vec::new(), Carried::default());

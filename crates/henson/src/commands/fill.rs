@@ -19,7 +19,7 @@ struct Line<'a> {
 pub(crate) fn run(flags: &Fill) -> anyhow::Result<()> {
     let device = flags.ask.compute.device()?;
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::MaskedLm).map_err(|error| {
+    let model = Model::open(&path, &device, flags.ask.compute.dtype(), Want::MaskedLm).map_err(|error| {
         let misfit = matches!(error, InferError::Checkpoint(CheckpointError::DoesNotFit { .. }));
         let error = anyhow::Error::from(error);
         let hint = || output::needs_masked_lm("fill", &path);

@@ -48,7 +48,7 @@ pub(crate) fn run(flags: &Generate) -> anyhow::Result<()> {
     }
     let device = flags.compute.device()?;
     let path = models::resolve(name, flags.model.download)?;
-    let model = Model::open(&path, &device, flags.compute.dtype, Want::Writer)?;
+    let model = Model::open(&path, &device, flags.compute.dtype(), Want::Writer)?;
     let settings = settings(flags, &model)?;
     let one = flags.texts.texts.len() == 1 && settings.return_sequences == 1 && !flags.json && out.is_none();
     let mut written = Vec::new();

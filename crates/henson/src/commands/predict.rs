@@ -123,7 +123,7 @@ impl<'a> Asked<'a> {
                 "{} is a tagger on a frozen encoder, which is not averaged",
                 path.display()
             );
-            let tagger = Tagger::open(path, &device, self.compute.dtype)?;
+            let tagger = Tagger::open(path, &device, self.compute.dtype())?;
             let (set, predictions) = self.tagged(&tagger, data, reading)?;
             return Ok((set, predictions, 0.0));
         }
@@ -132,7 +132,7 @@ impl<'a> Asked<'a> {
             None if self.task.writes() => Want::AsSaved,
             None => Want::Encoder,
         };
-        let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype, want);
+        let open = |path: &PathBuf| Model::open(path, &device, self.compute.dtype(), want);
         let opened: Vec<Model> = self.paths.iter().map(open).collect::<Result<_, _>>()?;
         let first = opened.first().context("there is a first model")?;
         output::warn_of_length(self.length.max_length, first.most_tokens());

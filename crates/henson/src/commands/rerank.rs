@@ -20,7 +20,7 @@ struct Line {
 pub(crate) fn run(flags: &Rerank) -> anyhow::Result<()> {
     let device = flags.ask.compute.device()?;
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
-    let model = Model::open(&path, &device, flags.ask.compute.dtype, Want::Reranker)?;
+    let model = Model::open(&path, &device, flags.ask.compute.dtype(), Want::Reranker)?;
     output::warn_of_length(flags.ask.length.max_length, model.most_tokens());
     anyhow::ensure!(!flags.query.trim().is_empty(), "--query is empty: expected a question or what is looked for");
     let own = model.rerank_length();

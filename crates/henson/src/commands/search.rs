@@ -106,7 +106,7 @@ impl Ranker {
 
     pub(crate) fn of(name: &str, compute: &crate::flags::Compute, download: bool) -> anyhow::Result<Self> {
         let path = models::resolve(name, download)?;
-        Ok(Self(Model::open(&path, &compute.device()?, compute.dtype, Want::Reranker)?))
+        Ok(Self(Model::open(&path, &compute.device()?, compute.dtype(), Want::Reranker)?))
     }
 
     /// The scores of texts for a query.

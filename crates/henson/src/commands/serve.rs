@@ -70,7 +70,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
         output::warn("other machines can reach this server, and it asks for no key: --api-key sets one");
     }
     let address = SocketAddr::new(host, flags.port);
-    let server = Server::bind(address, sources, device, flags.compute.dtype, settings)?;
+    let server = Server::bind(address, sources, device, flags.compute.dtype(), settings)?;
     log(flags);
     listen_to_signals(server.handle())?;
     let address = format!("http://{}", server.address());

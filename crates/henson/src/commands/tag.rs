@@ -42,8 +42,10 @@ pub(crate) fn run(flags: &Tag) -> anyhow::Result<()> {
     let device = flags.ask.compute.device()?;
     let path = models::find(&flags.ask.model, BuiltIn::General)?;
     let opened = match Tagger::is_in(&path) {
-        true => Opened::Tagger(Box::new(Tagger::open(&path, &device, flags.ask.compute.dtype)?)),
-        false => Opened::Model(Box::new(Model::open(&path, &device, flags.ask.compute.dtype, Want::Task(Task::Tag))?)),
+        true => Opened::Tagger(Box::new(Tagger::open(&path, &device, flags.ask.compute.dtype())?)),
+        false => {
+            Opened::Model(Box::new(Model::open(&path, &device, flags.ask.compute.dtype(), Want::Task(Task::Tag))?))
+        }
     };
     let labels = match &opened {
         Opened::Model(model) => {

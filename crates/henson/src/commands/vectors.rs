@@ -49,7 +49,7 @@ impl Embedder {
     ) -> anyhow::Result<Self> {
         let device = compute.device()?;
         let path = models::find(named, BuiltIn::Sentences)?;
-        let model = Model::open(&path, &device, compute.dtype, Want::Encoder)?;
+        let model = Model::open(&path, &device, compute.dtype(), Want::Encoder)?;
         let mut settings = EmbedSettings::of_directory(&path)?;
         // A directory may say that dot products of its vectors as they are tell how near they are; else cosines do.
         let dot = SentenceFacts::of_directory(&path)?.similarity.is_some_and(|name| name == "dot");

@@ -20,6 +20,8 @@ pub(crate) mod settings;
 pub(crate) mod tasks;
 pub(crate) mod tokenizer;
 
+use std::fmt;
+
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use henson_checkpoint::SaveDType;
@@ -354,12 +356,33 @@ pub(crate) struct Convert {
 /// Where and how to compute.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Compute {
-    /// The number type to compute in: f32, or bf16 with f32 sums and statistics
-    #[arg(long, default_value = "f32", value_parser = parse_dtype)]
-    pub(crate) dtype: DType,
+    /// What to compute in
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) dtype: Arithmetic,
 
     #[command(flatten)]
     pub(crate) machine: Machine,
+}
+
+/// What to compute in.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    /// Single precision throughout
+    F32,
+    /// f32 whose factors are rounded to TF32 (10 bits after the binary point) in matmuls; on a GPU only
+    Tf32,
+    /// bf16 with f32 sums and statistics
+    Bf16,
+}
+
+impl fmt::Display for Arithmetic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Arithmetic::F32 => "f32",
+            Arithmetic::Tf32 => "tf32",
+            Arithmetic::Bf16 => "bf16",
+        })
+    }
 }
 
 /// Where to compute.
@@ -427,7 +450,24 @@ fn parse_within(text: &str, most: usize) -> Result<usize, String> {
 impl Compute {
     /// The device that the flags mean.
     pub(crate) fn device(&self) -> anyhow::Result<Device> {
-        self.machine.device()
+        self.device_of(None)
+    }
+
+    /// The same for one of several processes.
+    pub(crate) fn device_of(&self, together: Option<&Together>) -> anyhow::Result<Device> {
+        let device = self.machine.device_of(together)?;
+        if self.dtype == Arithmetic::Tf32 {
+            device.allow_tf32()?;
+        }
+        Ok(device)
+    }
+
+    /// What numbers are stored as.
+    pub(crate) fn dtype(&self) -> DType {
+        match self.dtype {
+            Arithmetic::F32 | Arithmetic::Tf32 => DType::F32,
+            Arithmetic::Bf16 => DType::Bf16,
+        }
     }
 }
 

@@ -350,7 +350,13 @@ fn every_mistake_gets_a_clear_word() {
     let mlm = model("mlm");
     let directory = mlm.path().to_str().unwrap();
     fails(2, &[], b"", &["Usage"]);
-    fails(2, &["embed", "--model", directory, "--dtype", "f8", "a"], b"", &["f32 or bf16"]);
+    fails(2, &["embed", "--model", directory, "--dtype", "f8", "a"], b"", &["f32, tf32, bf16"]);
+    fails(
+        1,
+        &["embed", "--model", directory, "--dtype", "tf32", "a"],
+        b"",
+        &["TF32 is a number type of GPUs", "--device cuda"],
+    );
     fails(2, &["features", "--model", directory, "--layers", "first", "a"], b"", &["concat-last-4"]);
     fails(1, &["embed", "--model", directory, "--device", "cuda", "a"], b"", &["--device cpu"]);
     fails(2, &["embed", "--model", directory, "--kernels", "sse9", "a"], b"", &["sse9", "portable"]);

@@ -26,7 +26,7 @@ pub static STRIPS: Source = Source {
     ],
 };
 
-const ACTIVATIONS: &[&str] = &[
+pub(super) const ACTIVATIONS: &[&str] = &[
     "ACTIVATION=identity",
     "ACTIVATION=gelu",
     "ACTIVATION=gelu_tanh",
@@ -45,7 +45,7 @@ pub(crate) fn aligned(views: &[View<'_>]) -> u32 {
     u32::from(views.iter().all(View::is_aligned))
 }
 
-fn definition(activation: Activation) -> &'static str {
+pub(super) fn definition(activation: Activation) -> &'static str {
     ACTIVATIONS[match activation {
         Activation::None => 0,
         Activation::Gelu => 1,

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
@@ -386,6 +387,7 @@ pub struct Gpu {
     multiprocessors: usize,
     shared_memory: usize,
     memory: usize,
+    tf32: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
@@ -508,6 +510,7 @@ impl Gpu {
             multiprocessors,
             shared_memory,
             memory,
+            tf32: AtomicBool::new(false),
         })
     }
 
@@ -524,6 +527,16 @@ impl Gpu {
     /// The target that kernels are compiled for.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
+    }
+
+    /// From now on f32 factors of matrix products may be rounded to TF32.
+    pub fn allow_tf32(&self) {
+        self.tf32.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether they may.
+    pub fn allows_tf32(&self) -> bool {
+        self.tf32.load(Ordering::Relaxed)
     }
 
     /// How many multiprocessors it has.

@@ -98,7 +98,7 @@ pub struct Finish<'a> {
     pub row_sums: Option<(View<'a>, bool)>,
     /// Whether the result is added to what `out` holds.
     pub accumulate: bool,
-    /// Whether f32 operands may be rounded to TF32.
+    /// Whether f32 operands may be rounded to TF32, as they may wherever [`Gpu::allow_tf32`] was called.
     pub tf32: bool,
 }
 
@@ -508,7 +508,7 @@ impl Blas {
             bf16: (a.view.dtype() == DType::Bf16, out.view.dtype() == DType::Bf16),
             fusion,
             accumulate: finish.accumulate,
-            tf32: finish.tf32 && a.view.dtype() == DType::F32,
+            tf32: (finish.tf32 || gpu.allows_tf32()) && a.view.dtype() == DType::F32,
             batch,
         };
         let sums = match finish.row_sums {

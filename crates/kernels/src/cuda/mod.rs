@@ -36,7 +36,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 20] = [
+pub static SOURCES: [&Source; 21] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
@@ -45,6 +45,7 @@ pub static SOURCES: [&Source; 20] = [
     &attention::disentangled::SOURCE,
     &attention::general::SOURCE,
     &attention::hopper::FORWARD,
+    &attention::general::TILED,
     &attention::general::PLAIN,
     &layer_norm::SOURCE,
     &loss::SOURCE,

@@ -75,7 +75,7 @@ fn run(settings: &Settings) -> Result<bool> {
     }
     if settings.mode != "suite" {
         let only = settings.only.as_deref();
-        if only != Some("product_hopper") {
+        if only != Some("product_hopper") && only != Some("attention_f32") {
             bench::run(&gpu, only, settings.choices.as_deref())?;
         }
         if only.is_none_or(|only| only == "product_hopper") {
@@ -83,6 +83,9 @@ fn run(settings: &Settings) -> Result<bool> {
         }
         if only.is_none_or(|only| only == "attention") {
             attention::bench(&gpu)?;
+        }
+        if only == Some("attention_f32") {
+            attention::bench_f32(&gpu)?;
         }
         if only.is_none_or(|only| only == "described") {
             described::bench(&gpu)?;
@@ -100,7 +103,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 27] = [
+const GROUPS: [(&str, Group); 29] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -123,8 +126,10 @@ const GROUPS: [(&str, Group); 27] = [
     ("product_hopper", product_hopper::product_hopper),
     ("graph", training::graph),
     ("attention", attention::attention),
+    ("attention_f32", attention::attention_f32),
     ("described", described::described),
     ("long", described::long),
+    ("described_f32", described::described_f32),
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
     ("recurrent", recurrent::recurrent),

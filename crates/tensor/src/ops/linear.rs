@@ -168,19 +168,25 @@ pub(super) fn apply(
             product(&cpu.kernels, x, weight, y.slice_mut::<O>(), n, finish);
         })),
         Device::Cuda(cuda) => {
-            let (x, weight) = (on_gpu(x, t, k), on_gpu(&weight, columns, k).transposed());
-            let bias = layer.bias.map(|bias| parameters.in_dtype(bias, dtype));
+            let (gpu, bias) = (&cuda.gpu, layer.bias.map(|bias| parameters.in_dtype(bias, dtype)));
+            let (left, right) = (on_gpu(x, t, k), on_gpu(&weight, columns, k).transposed());
             if layer.gated {
-                let to = match &slope {
-                    Some(slope) => slope.clone(),
-                    None => Tensor::empty(device, [t, columns], dtype)?,
-                };
-                cuda_product(&cuda.gpu, x, weight, on_gpu(&to, t, columns), matmul::Finish::default())?;
                 let bias = bias.as_ref().map(Tensor::on_gpu);
-                cuda::activation::gate(&cuda.gpu, layer.activation, to.on_gpu(), bias, n, y.on_gpu())?;
+                if dtype == DType::Bf16 && product_hopper::fits_gate(gpu, t, n, k) {
+                    let kept = slope.as_ref().map(Tensor::on_gpu);
+                    let (x, weight) = (x.on_gpu(), weight.on_gpu());
+                    product_hopper::gate(gpu, layer.activation, x, weight, bias, n, kept, y.on_gpu())?;
+                } else {
+                    let to = match &slope {
+                        Some(slope) => slope.clone(),
+                        None => Tensor::empty(device, [t, columns], dtype)?,
+                    };
+                    cuda_product(gpu, left, right, on_gpu(&to, t, columns), matmul::Finish::default())?;
+                    cuda::activation::gate(gpu, layer.activation, to.on_gpu(), bias, n, y.on_gpu())?;
+                }
             } else {
                 let to = slope.as_ref().unwrap_or(&y);
-                apply_on_gpu(&cuda.gpu, x, weight, bias.as_ref(), layer.activation, to, &y)?;
+                apply_on_gpu(gpu, left, right, bias.as_ref(), layer.activation, to, &y)?;
             }
         }
     }
@@ -310,6 +316,22 @@ fn fused<'a>(
     }
 }
 
+/// Whether the device has the gradient of a gated pair in a product, too. Its forward may be either: what is kept is the same.
+fn fused_gate_gradient(
+    device: &Device,
+    layers: &FeedForwardLayers,
+    drop: Option<&RowDropout>,
+    dtype: DType,
+    [t, n, k]: [usize; 3],
+) -> bool {
+    match device {
+        Device::Cuda(cuda) if layers.gated && drop.is_none() && dtype == DType::Bf16 => {
+            product_hopper::fits_gate_gradient(&cuda.gpu, t, n, k)
+        }
+        _ => false,
+    }
+}
+
 /// Whether a GPU's product has the activation's gradient in it.
 fn in_product(layers: &FeedForwardLayers) -> bool {
     layers.activation == Activation::GeluTanh && !layers.gated
@@ -405,14 +427,26 @@ impl FeedForward {
         };
         parameter_gradients(back, &dy, &inner, layers.down, layers.down_bias)?;
         let (t, n, k) = (dy.rows(), inner.columns(), dy.columns());
-        // The gradient of the activation's input takes the place of its output, which is not needed any more, where it is not
-        // twice as wide.
-        let mut dz = if layers.gated { Tensor::empty(back.device(), slope.shape(), slope.dtype())? } else { inner };
+        // The gradient of the activation's input takes the place of its output, which is not needed any more; or, where it is twice
+        // as wide and its kernel can do that, of what was kept.
+        let fused_gate = fused_gate_gradient(back.device(), layers, self.drop.as_ref(), dy.dtype(), [t, n, k]);
+        let mut dz = match layers.gated {
+            true if fused_gate => slope.clone(),
+            true => Tensor::empty(back.device(), slope.shape(), slope.dtype())?,
+            false => inner,
+        };
         let weight = back.parameters.matrix(layers.down);
         let timer = back.device().timer(Kind::InputGradient, 2 * t * n * k, &[&dy, &weight, &dz, &slope]);
         let fused = fused(back.device(), layers, self.drop.as_ref(), dy.dtype(), [t, n, k]).is_some();
         let mut up_bias = layers.up_bias;
         match back.device() {
+            Device::Cuda(cuda) if fused_gate => {
+                let bias = up_bias.map(|bias| back.parameters.in_dtype(bias, slope.dtype()));
+                let (dy, weight, kept) = (dy.on_gpu(), weight.on_gpu(), slope.on_gpu());
+                let (bias, dz) = (bias.as_ref().map(Tensor::on_gpu), dz.on_gpu());
+                product_hopper::gate_gradient(&cuda.gpu, layers.activation, dy, weight, bias, n, kept, dz)?;
+                drop(timer);
+            }
             Device::Cuda(cuda) if fused => {
                 let Some(bias) = up_bias.take() else { return Ok(()) };
                 let sums = back.gradients.target(bias)?;
@@ -546,7 +580,7 @@ mod tests {
     use crate::philox::Stream;
     use crate::{Builder, Init, Tape, Training};
 
-    /// So many rows and inner columns that a GPU that can have GELU in its products has it there.
+    /// So many rows and inner columns that a GPU that can have GELU or gates in its products has them there.
     const SIZES: [usize; 3] = [1441, 3072, 128];
 
     fn numbers(seed: u64, n: usize) -> Vec<f32> {
@@ -555,11 +589,12 @@ mod tests {
     }
 
     /// The output of a feed-forward pair, then the gradients of its parameters.
-    fn feed_forward(device: &Device, dtype: DType, recompute: bool) -> Vec<Vec<f32>> {
+    fn feed_forward(device: &Device, dtype: DType, gated: bool, recompute: bool) -> Vec<Vec<f32>> {
         let [t, n, k] = SIZES;
         let mut builder = Builder::new();
         let init = Init::TruncatedNormal(0.1);
-        let up = (builder.matrix("up", n, k, init), builder.vector("up.bias", n, init));
+        let columns = if gated { 2 * n } else { n };
+        let up = (builder.matrix("up", columns, k, init), builder.vector("up.bias", columns, init));
         let down = (builder.matrix("down", k, n, init), builder.vector("down.bias", k, init));
         let mut parameters = builder.finish(device, dtype).unwrap();
         parameters.initialise(1).unwrap();
@@ -573,7 +608,7 @@ mod tests {
             up: up.0,
             up_bias: Some(up.1),
             activation: Activation::Gelu,
-            gated: false,
+            gated,
             down: down.0,
             down_bias: Some(down.1),
         };
@@ -588,19 +623,22 @@ mod tests {
     #[test]
     fn feed_forward_pairs_are_the_same_on_every_device() {
         let cpu = Device::cpu(None, Some(2)).unwrap();
-        let expected = feed_forward(&cpu, DType::F32, false);
-        let mut devices = vec![cpu];
+        let mut devices = vec![cpu.clone()];
         if std::env::var_os("HENSON_TEST_CUDA").is_some() {
             devices.push(Device::cuda(&CudaOptions::default()).unwrap());
         }
-        for (device, recompute) in devices.iter().flat_map(|device| [(device, false), (device, true)]) {
-            let got = feed_forward(device, DType::Bf16, recompute);
-            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                let square = |x: f32| f64::from(x).powi(2);
-                let off: f64 = got.iter().zip(expected).map(|(g, e)| square(g - e)).sum();
-                let error = (off / expected.iter().map(|e| square(*e)).sum::<f64>()).sqrt();
-                // bf16 has eight bits, and a few roundings follow each other.
-                assert!(error < 1e-2, "result {i} on {device:?}, recomputed {recompute}: error {error}");
+        for gated in [false, true] {
+            let expected = feed_forward(&cpu, DType::F32, gated, false);
+            for (device, recompute) in devices.iter().flat_map(|device| [(device, false), (device, true)]) {
+                let got = feed_forward(device, DType::Bf16, gated, recompute);
+                for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                    let square = |x: f32| f64::from(x).powi(2);
+                    let off: f64 = got.iter().zip(expected).map(|(g, e)| square(g - e)).sum();
+                    let error = (off / expected.iter().map(|e| square(*e)).sum::<f64>()).sqrt();
+                    // bf16 has eight bits, and a few roundings follow each other.
+                    let what = format!("result {i} on {device:?}, gated {gated}, recomputed {recompute}");
+                    assert!(error < 1e-2, "{what}: error {error}");
+                }
             }
         }
     }

@@ -62,7 +62,7 @@ impl Scorer {
     fn of_flags(flags: &Eval, model: &ModelName) -> anyhow::Result<Self> {
         let device = flags.compute.device()?;
         let path = models::find(model, BuiltIn::General)?;
-        Self::open(&path, &device, flags.compute.dtype, flags.scoring)
+        Self::open(&path, &device, flags.compute.dtype(), flags.scoring)
     }
 
     fn open(path: &Path, device: &Device, dtype: DType, scoring: Option<Scoring>) -> anyhow::Result<Self> {

@@ -210,6 +210,7 @@ fn plan<'a>(
     let mut plan = Plan::new(gpu, attention, content, others, drops);
     let place = if plan.tiles.is_some() { 2 } else { 1 };
     plan.variant[place] = POSITIONS;
+    plan.tiled = None;
     plan
 }
 

@@ -3,7 +3,9 @@
 //! Legend: A heads, K key heads, D = head size; N queries and M keys of one sequence.
 //!
 //! bf16 with heads of a multiple of eight numbers runs on tensor cores (attention_general.cu; on Hopper by wgmma for heads of 40 to 64
-//! and of 104 to 128 numbers); f32, and what is not aligned, runs one warp a row (attention_plain.cu), which is right but not fast.
+//! and of 104 to 128 numbers). f32 with heads of up to 128 numbers, a multiple of four, runs in tiles of exact f32 (attention_tiled.cu).
+//! Larger heads in f32, the gradient of a relative bias there, and what is not aligned run one warp a row (attention_plain.cu), which is
+//! right but not fast.
 
 use super::{ITEM, Room, TILE, backward_hopper, by_length, hopper, largest_shared};
 use crate::cpu::attention::{Attention, Bias, Buckets};
@@ -28,6 +30,19 @@ pub static SOURCE: Source = Source {
         &[&[HOPPER_SIZES[0], HOPPER_SIZES[1]], &[DROPOUTS[1]], &[POSITIONS]],
     ],
 };
+
+/// In f32, by tiles.
+pub static TILED: Source = Source {
+    name: "attention_tiled.cu",
+    text: concat!(
+        "#include \"common.cuh\"\n",
+        include_str!("../kernels/described.cuh"),
+        include_str!("../kernels/attention_tiled.cu")
+    ),
+    variants: &[&[TILED_SIZES, BIASES]],
+};
+
+const TILED_SIZES: &[&str] = &["HEAD_SIZE=32", "HEAD_SIZE=64", "HEAD_SIZE=96", "HEAD_SIZE=128"];
 
 /// For everything else.
 pub static PLAIN: Source = Source {
@@ -371,12 +386,48 @@ impl Tiles {
     }
 }
 
+/// A kernel's shape in f32: as in attention_tiled.cu.
+#[derive(Clone, Copy)]
+pub(super) struct TiledF32 {
+    /// What heads are filled up to.
+    size: usize,
+    definition: &'static str,
+}
+
+impl TiledF32 {
+    const COLUMNS: usize = 64;
+    const THREADS: usize = 256;
+
+    /// Rows of a block of threads.
+    fn rows(self, kernel: &str) -> usize {
+        if kernel == "forward" && self.size <= 64 { 128 } else { 64 }
+    }
+
+    /// Bytes of shared memory but for the bias: rows of one matrix or two, 64 of two others, weights, and a bit for each.
+    fn bytes(self, kernel: &str) -> usize {
+        let (rows, stride) = (self.rows(kernel), self.size + 4);
+        let (own, terms) = if kernel == "forward" { (rows, 0) } else { (2 * rows, 2 * rows) };
+        4 * ((own + 2 * Self::COLUMNS) * stride + rows * (Self::COLUMNS + 4) + terms) + 8 * rows
+    }
+
+    fn new(gpu: &Gpu, attention: &Attention, dtype: DType, even: bool) -> Option<Self> {
+        let place = TILED_SIZES.len().min(PADDED.iter().position(|size| attention.head_size <= *size)?);
+        let definition = TILED_SIZES.get(place).copied()?;
+        let tiled = Self { size: PADDED[place], definition };
+        let fits = dtype == DType::F32 && even && attention.head_size.is_multiple_of(4);
+        let bias = Arguments::new(attention, None, None).bias_bytes();
+        (fits && tiled.bytes("backward_keys") + bias <= largest_shared(gpu)).then_some(tiled)
+    }
+}
+
 /// How an attention is computed.
 pub(super) struct Plan<'a> {
     pub(super) attention: &'a Attention,
     pub(super) inputs: &'a Inputs<'a>,
-    /// None where it runs one warp a row.
+    /// None where it runs without tensor cores.
     pub(super) tiles: Option<Tiles>,
+    /// In f32; none where it runs one warp a row.
+    pub(super) tiled: Option<TiledF32>,
     pub(super) variant: [&'static str; 3],
 }
 
@@ -423,9 +474,12 @@ impl<'a> Plan<'a> {
         match tiles_for(gpu, attention, dtype, even) {
             Some(tiles) => {
                 let variant = [tiles.definition, DROPOUTS[usize::from(drops)], bias];
-                Self { attention, inputs, tiles: Some(tiles), variant }
+                Self { attention, inputs, tiles: Some(tiles), tiled: None, variant }
             }
-            None => Self { attention, inputs, tiles: None, variant: [store(dtype), bias, ""] },
+            None => {
+                let tiled = TiledF32::new(gpu, attention, dtype, even);
+                Self { attention, inputs, tiles: None, tiled, variant: [store(dtype), bias, ""] }
+            }
         }
     }
 
@@ -435,7 +489,8 @@ impl<'a> Plan<'a> {
 
     /// Shared memory of the forward.
     pub(super) fn forward_bytes(&self, arguments: &Arguments<'_>) -> usize {
-        self.tiles.map_or(0, |tiles| tiles.bytes(1)) + arguments.bias_bytes()
+        let tiled = self.tiled.map_or(0, |tiled| tiled.bytes("forward"));
+        self.tiles.map_or(tiled, |tiles| tiles.bytes(1)) + arguments.bias_bytes()
     }
 
     /// Sets the items that a kernel goes over, whose rows are queries, or keys, and gives their number.
@@ -469,11 +524,17 @@ impl<'a> Plan<'a> {
             Some(cross) if by_keys => cross.keys,
             _ => self.inputs.queries,
         };
-        let (source, threads, halves, parts) = match self.tiles {
-            Some(tiles) => (&SOURCE, 32 * tiles.warps(), TILE / tiles.rows(), tiles.parts()),
-            None => (&PLAIN, PLAIN_THREADS, 1, 1),
+        let (source, threads, halves, parts) = match (self.tiles, self.tiled) {
+            (Some(tiles), _) => (&SOURCE, 32 * tiles.warps(), TILE / tiles.rows(), tiles.parts()),
+            (None, Some(tiled)) => (&TILED, TiledF32::THREADS, TILE / tiled.rows(kernel), 1),
+            (None, None) => (&PLAIN, PLAIN_THREADS, 1, 1),
         };
-        let variant = if self.tiles.is_some() { &self.variant[..] } else { &self.variant[..2] };
+        let tiled = self.tiled.map(|tiled| [tiled.definition, self.variant[1]]);
+        let variant = match (&self.tiles, &tiled) {
+            (Some(_), _) => &self.variant[..],
+            (None, Some(tiled)) => &tiled[..],
+            (None, None) => &self.variant[..2],
+        };
         let columns = if by_keys { self.attention.key_heads * parts } else { self.attention.heads };
         let first_share = arguments.dbias;
         // A grid has at most 65,535 rows.
@@ -661,7 +722,9 @@ pub fn backward_twice(
 ) -> Result<()> {
     let Gradients { query, key, value, bias } = gradients;
     let others = check_backward(attention, inputs, out, log_sums, dout, [query, key, value]);
-    let plan = Plan::new(gpu, attention, inputs, &others, dropout.is_some());
+    let mut plan = Plan::new(gpu, attention, inputs, &others, dropout.is_some());
+    // Sums by distance are the others' alone.
+    plan.tiled = plan.tiled.filter(|_| bias.is_none());
     let mut arguments = plan.arguments(dropout);
     arguments.set_backward(gpu, inputs, out, log_sums, dout, [query, key, value])?;
     if bias.is_some() {
@@ -670,9 +733,12 @@ pub fn backward_twice(
     }
     let dbias = arguments.dbias;
     let with_dbias = bias.is_some();
-    let [by_queries, by_keys] = match plan.tiles {
-        Some(tiles) => [true, false].map(|queries| backward_bytes(tiles, &arguments, queries && with_dbias)),
-        None => {
+    let [by_queries, by_keys] = match (plan.tiles, plan.tiled) {
+        (None, Some(tiled)) => {
+            ["backward_queries", "backward_keys"].map(|kernel| tiled.bytes(kernel) + arguments.bias_bytes())
+        }
+        (Some(tiles), _) => [true, false].map(|queries| backward_bytes(tiles, &arguments, queries && with_dbias)),
+        (None, None) => {
             let sums = if with_dbias { PLAIN_THREADS / 32 * 4 * arguments.distances() } else { 0 };
             [arguments.bias_bytes() + sums, arguments.bias_bytes()]
         }
@@ -730,7 +796,7 @@ pub(super) fn probabilities_of<'d>(
             ..inputs.queries
         };
         let one = Inputs { queries, ..*inputs };
-        let plan = Plan { inputs: &one, attention, tiles: None, variant };
+        let plan = Plan { inputs: &one, attention, tiles: None, tiled: None, variant };
         let mut arguments = arguments_of(&plan);
         arguments.log_sums = out.part(start, end - start).address();
         let shared = arguments.bias_bytes();

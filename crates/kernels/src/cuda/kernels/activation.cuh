@@ -1,8 +1,10 @@
-// Activation functions and their derivatives. Over [-8, 8] each is within 1e-6 of the exact one; a NaN stays one.
+// Activation functions and their derivatives. Over [-8, 8] each is within 1e-6 of the exact one; a NaN stays one. `both` gives the two at
+// once for results in bf16: what they share is computed once, and no division is exact.
 
 struct identity {
     static __device__ __forceinline__ float value(float x) { return x; }
     static __device__ __forceinline__ float slope(float x) { return 1.0f; }
+    static __device__ __forceinline__ float2 both(float x) { return make_float2(x, 1.0f); }
 };
 
 // x·Φ(x). Abramowitz and Stegun 7.1.26 for the tail q = 1 − Φ(|x|), whose exponential is also what the derivative needs.
@@ -25,6 +27,10 @@ struct gelu {
         const float2 p = parts(x);
         return fmaf(x * p.y, 0.39894228040143268f, p.x);
     }
+    static __device__ __forceinline__ float2 both(float x) {
+        const float2 p = parts(x);
+        return make_float2(x * p.x, fmaf(x * p.y, 0.39894228040143268f, p.x));
+    }
 };
 
 // ½x(1 + tanh u) = x / (1 + e^(−2u)), u = √(2/π)·(x + 0.044715·x³); x² counts as 100 at most, where tanh is ±1 already.
@@ -43,11 +49,21 @@ struct gelu_tanh {
         const float inner = fmaf(square, 6.0f * 0.79788456080286536f * 0.044715f, 2.0f * 0.79788456080286536f);
         return fmaf(fminf(fmaxf(x, -20.0f), 20.0f) * inner, e * r * r, fmaf(t, 0.5f, 0.5f)) + x * 0.0f;
     }
+    static __device__ __forceinline__ float2 both(float x) {
+        const float square = fminf(x * x, 100.0f);
+        const float u = x * fmaf(square, 0.79788456080286536f * 0.044715f, 0.79788456080286536f);
+        // ½(1 + tanh u) is 1/(1 + e) or e/(1 + e).
+        const float e = exp_fast(-2.0f * fabsf(u)), r = reciprocal(1.0f + e), share = x < 0.0f ? e * r : r;
+        const float inner = fmaf(square, 6.0f * 0.79788456080286536f * 0.044715f, 2.0f * 0.79788456080286536f);
+        const float slope = fmaf(fminf(fmaxf(x, -20.0f), 20.0f) * inner, e * r * r, share) + x * 0.0f;
+        return make_float2(x * share, slope);
+    }
 };
 
 struct relu {
     static __device__ __forceinline__ float value(float x) { return x < 0.0f ? 0.0f : x; }
     static __device__ __forceinline__ float slope(float x) { return x > 0.0f ? 1.0f : 0.0f; }
+    static __device__ __forceinline__ float2 both(float x) { return make_float2(value(x), slope(x)); }
 };
 
 // x·σ(x).
@@ -60,6 +76,10 @@ struct silu {
         // Far out x·σ(x)·σ(−x) is 0, which ∞·0 is not.
         return fmaf(fminf(fmaxf(x, -100.0f), 100.0f) * share, rest, share) + x * 0.0f;
     }
+    static __device__ __forceinline__ float2 both(float x) {
+        const float e = exp_fast(-fabsf(x)), r = reciprocal(1.0f + e), share = x < 0.0f ? e * r : r, y = x * share;
+        return make_float2(y, fmaf(fminf(y, 100.0f), 1.0f - share, share) + x * 0.0f);
+    }
 };
 
 struct hyperbolic {
@@ -70,5 +90,9 @@ struct hyperbolic {
     static __device__ __forceinline__ float slope(float x) {
         const float t = value(x);
         return fmaf(-t, t, 1.0f);
+    }
+    static __device__ __forceinline__ float2 both(float x) {
+        const float e = exp_fast(-2.0f * fabsf(x)), t = copysignf((1.0f - e) * reciprocal(1.0f + e), x);
+        return make_float2(t, fmaf(-t, t, 1.0f));
     }
 };
