@@ -11,6 +11,8 @@
 //!
 //! With matrix tiles (`amx.rs`) a tile of results has 32×32, and panels of A are packed for them; all else is the same.
 
+use std::ops::Range;
+
 use super::activation::Activation;
 use super::amx;
 use super::scratch::{self, Purpose};
@@ -368,28 +370,12 @@ unsafe fn product_part<E: Element, O: Element>(
         accumulate: finish.accumulate,
     };
     let run = Run { cpu, sizes, target: &target };
-    // The operand with fewer panels is packed for all, the other by its tasks.
-    if let Some(packed) = b.units() {
-        if m >= columns {
-            run.tasks_by_rows::<E>(Side::left(a), packed.units);
-        } else {
-            run.tasks_by_columns_packed::<E>(Side::left(a), packed.units);
-        }
-    }
-    match b {
-        Right::Packed(_) | Right::Units(_) => {}
-        Right::Plain(b) if m >= columns => {
-            scratch::with(Purpose::Shared, sizes.n_panels() * sizes.right_panel(), |right: &mut [u32]| {
-                pack_all(cpu, &sizes, Side::right(b), right);
-                run.tasks_by_rows::<E>(Side::left(a), right);
-            });
-        }
-        Right::Plain(b) => run.tasks_by_columns::<E>(Side::left(a), Side::right(b)),
+    match (b.units(), b) {
+        (Some(packed), _) => run.with_packed::<E>(Side::left(a), packed.units),
+        (None, Right::Plain(b)) => run.with_plain::<E>(Side::left(a), Side::right(b)),
+        (None, _) => unreachable!("an operand that is not plain is packed"),
     }
 }
-
-/// Panels that a task works on at a time: they should stay in the second-level cache.
-const GROUP_BYTES: usize = 384 << 10;
 
 /// The sizes of a product in panels and units.
 #[derive(Clone, Copy)]
@@ -744,6 +730,28 @@ fn bits<E: Element>(x: E) -> u32 {
     x.to_f32().to_bits() >> 16
 }
 
+/// Panels of A and of B that a task has.
+#[derive(Clone, Copy, Debug)]
+struct Division {
+    rows: usize,
+    columns: usize,
+}
+
+/// Whose panels a task reads again and again, from the second-level cache, while those of the other stream by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stays {
+    Left,
+    Right,
+}
+
+/// All pairs of a row and a column, in the order for what stays.
+#[inline(always)]
+fn pairs(rows: Range<usize>, columns: Range<usize>, stays: Stays) -> impl Iterator<Item = (usize, usize)> {
+    let left = stays == Stays::Left;
+    let (outer, inner) = if left { (columns, rows) } else { (rows, columns) };
+    outer.flat_map(move |x| inner.clone().map(move |y| if left { (y, x) } else { (x, y) }))
+}
+
 /// A product under way.
 struct Run<'a, 'b, O> {
     cpu: &'a Cpu,
@@ -752,76 +760,161 @@ struct Run<'a, 'b, O> {
 }
 
 impl<O: Element> Run<'_, '_, O> {
-    /// Panels a task should take: few enough for the cache and for every thread to get its share.
-    fn group(&self, panels: usize, panel_bytes: usize) -> usize {
-        let fit = (GROUP_BYTES / panel_bytes.max(1)).max(1);
-        fit.min(panels.div_ceil(self.cpu.threads() * 8)).max(1)
+    /// Bytes of a panel of A, and of one of B.
+    fn panel_bytes(&self) -> (usize, usize) {
+        let s = &self.sizes;
+        (s.depth * s.tile_rows * 4, s.right_panel() * 4)
+    }
+
+    /// How many panels of so many bytes should stay in the second-level cache while those of the other operand stream by.
+    fn fit(&self, panel_bytes: usize) -> usize {
+        let cache = self.cpu.second_level_cache();
+        ((cache / 2).saturating_sub(cache / 8).max(128 << 10) / panel_bytes.max(1)).max(1)
+    }
+
+    /// How the tiles are divided into tasks; a result does not depend on it. `packed`: whether B is packed already.
+    fn division(&self, packed: bool) -> Division {
+        let s = &self.sizes;
+        let (m, n, threads) = (s.m_panels(), s.n_panels(), self.cpu.threads_of_a_loop());
+        let (a, b) = self.panel_bytes();
+        if threads == 1 {
+            // The operand with fewer panels is packed for all, the other by its tasks.
+            return if packed || m * s.tile_rows >= n * s.tile_columns {
+                Division { rows: self.fit(a).min(m), columns: n }
+            } else {
+                Division { rows: m, columns: self.fit(b).min(n) }
+            };
+        }
+        // Cycles that a tile takes, and that a byte takes from beyond the second-level cache; both roughly.
+        let tile =
+            if s.tiles.is_some() { s.depth as f64 * 4.0 + 200.0 } else { (s.depth * s.tile_rows) as f64 + 100.0 };
+        const BYTE: f64 = 1.0 / 8.0;
+        let mut best = (f64::INFINITY, Division { rows: 1, columns: n });
+        for rounds in 1..=4 {
+            let tasks = rounds * threads;
+            let mut parts = 1;
+            while parts <= m.min(tasks) {
+                let rows = m.div_ceil(parts);
+                let columns = n.div_ceil((tasks / parts).min(n));
+                let count = m.div_ceil(rows) * n.div_ceil(columns);
+                // What streams by is read again for each part of the other operand that stays in the cache.
+                let again = rows.div_ceil(self.fit(a)).min(columns.div_ceil(self.fit(b))) - 1;
+                let bytes = (rows * a + columns * b + again * (rows * a).min(columns * b)) as f64;
+                // Some thread is always late: many small tasks even that out.
+                let mut time =
+                    (count.div_ceil(threads) as f64 + 0.15) * ((rows * columns) as f64 * tile + bytes * BYTE);
+                if !packed && rows < m && columns < n {
+                    // Both operands are packed for all, and not by the tasks that read them.
+                    time += (m * a).min(n * b) as f64 * 2.0 * BYTE / threads as f64;
+                }
+                if time < best.0 {
+                    best = (time, Division { rows, columns });
+                }
+                parts += 1 + parts / 4;
+            }
+        }
+        best.1
+    }
+
+    /// All tiles, where B is packed.
+    fn with_packed<E: Element>(&self, a: Side<'_, E>, right: &[u32]) {
+        let (s, division) = (&self.sizes, self.division(true));
+        if division.columns >= s.n_panels() {
+            return self.tasks_by_rows(a, right, division.rows);
+        }
+        self.with_left(Purpose::Shared, a, |left| self.tasks::<E>(left, right, division));
+    }
+
+    /// All tiles, where B is not packed.
+    fn with_plain<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>) {
+        let (s, division) = (&self.sizes, self.division(false));
+        if division.rows >= s.m_panels() {
+            return self.tasks_by_columns(a, b, division.columns);
+        }
+        scratch::with(Purpose::Shared, s.n_panels() * s.right_panel(), |right: &mut [u32]| {
+            pack_all(self.cpu, s, b, right);
+            if division.columns >= s.n_panels() {
+                return self.tasks_by_rows(a, right, division.rows);
+            }
+            self.with_left(Purpose::Left, a, |left| self.tasks::<E>(left, right, division));
+        });
     }
 
     /// Each task packs some rows of A and multiplies them with all of B.
-    fn tasks_by_rows<E: Element>(&self, a: Side<'_, E>, right: &[u32]) {
+    fn tasks_by_rows<E: Element>(&self, a: Side<'_, E>, right: &[u32], group: usize) {
         let s = &self.sizes;
-        let group = self.group(s.m_panels(), s.depth * s.tile_rows * 4);
+        let group = group.min(self.fit(self.panel_bytes().0));
         self.cpu.for_each(s.m_panels().div_ceil(group), |task| {
             let panels = task * group..((task + 1) * group).min(s.m_panels());
             let units = s.left_at(panels.end) - s.left_at(panels.start);
             scratch::with(Purpose::Local, units, |left: &mut [u32]| {
                 self.pack_left(a, panels.clone(), left);
-                self.tiles::<E>(panels, left, 0..s.n_panels(), right);
+                self.tiles::<E>(panels, left, 0..s.n_panels(), right, Stays::Left);
             });
         });
     }
 
     /// All of A is packed first, then each task packs some columns of B and multiplies all of A with them.
-    fn tasks_by_columns<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>) {
+    fn tasks_by_columns<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>, group: usize) {
         let s = &self.sizes;
         let panel = s.right_panel();
-        let group = self.group(s.n_panels(), panel * 4);
-        self.with_left(a, |left| {
+        let group = group.min(self.fit(self.panel_bytes().1));
+        self.with_left(Purpose::Shared, a, |left| {
             self.cpu.for_each(s.n_panels().div_ceil(group), |task| {
                 let panels = task * group..((task + 1) * group).min(s.n_panels());
                 scratch::with(Purpose::Local, panels.len() * panel, |right: &mut [u32]| {
                     for (j, out) in panels.clone().zip(right.chunks_exact_mut(panel.max(1))) {
                         pack_right(s, b, j, out);
                     }
-                    self.tiles::<E>(0..s.m_panels(), left, panels, right);
+                    self.tiles::<E>(0..s.m_panels(), left, panels, right, Stays::Right);
                 });
             });
         });
     }
 
-    /// The same where B was packed before.
-    fn tasks_by_columns_packed<E: Element>(&self, a: Side<'_, E>, right: &[u32]) {
+    /// Both operands are packed, and each task has some rows of the one and some columns of the other.
+    fn tasks<E: Element>(&self, left: &[u32], right: &[u32], Division { rows, columns }: Division) {
         let s = &self.sizes;
-        let panel = s.right_panel();
-        let group = self.group(s.n_panels(), panel * 4);
-        self.with_left(a, |left| {
-            self.cpu.for_each(s.n_panels().div_ceil(group), |task| {
-                let panels = task * group..((task + 1) * group).min(s.n_panels());
-                let right = &right[panels.start * panel..panels.end * panel];
-                self.tiles::<E>(0..s.m_panels(), left, panels, right);
-            });
+        let (down, across) = (s.m_panels().div_ceil(rows), s.n_panels().div_ceil(columns));
+        let (a, b) = self.panel_bytes();
+        let (fit_rows, fit_columns) = (self.fit(a), self.fit(b));
+        // Those parts stay in the cache of which there are fewer.
+        let left_stays = rows.div_ceil(fit_rows) <= columns.div_ceil(fit_columns);
+        self.cpu.for_each(down * across, |task| {
+            let (row, column) = (task % down * rows, task / down * columns);
+            let rows = row..(row + rows).min(s.m_panels());
+            let columns = column..(column + columns).min(s.n_panels());
+            let part = |rows: Range<usize>, columns: Range<usize>, stays| {
+                let left = &left[s.left_at(rows.start)..s.left_at(rows.end)];
+                let right = &right[columns.start * s.right_panel()..columns.end * s.right_panel()];
+                self.tiles::<E>(rows, left, columns, right, stays);
+            };
+            if left_stays {
+                for start in rows.clone().step_by(fit_rows) {
+                    part(start..(start + fit_rows).min(rows.end), columns.clone(), Stays::Left);
+                }
+            } else {
+                for start in columns.clone().step_by(fit_columns) {
+                    part(rows.clone(), start..(start + fit_columns).min(columns.end), Stays::Right);
+                }
+            }
         });
     }
 
     /// The tiles of some panels of A and some of B.
-    fn tiles<E: Element>(
-        &self,
-        rows: std::ops::Range<usize>,
-        left: &[u32],
-        columns: std::ops::Range<usize>,
-        right: &[u32],
-    ) {
+    fn tiles<E: Element>(&self, rows: Range<usize>, left: &[u32], columns: Range<usize>, right: &[u32], stays: Stays) {
         match self.sizes.tiles {
-            Some(by) => matrix_tiles::<O>(self.sizes.isa, by, &self.sizes, rows, left, columns, right, self.target),
-            None => tiles::<E, O>(self.sizes.isa, &self.sizes, rows, left, columns, right, self.target),
+            Some(by) => {
+                matrix_tiles::<O>(self.sizes.isa, by, &self.sizes, rows, left, columns, right, stays, self.target)
+            }
+            None => tiles::<E, O>(self.sizes.isa, &self.sizes, rows, left, columns, right, stays, self.target),
         }
     }
 
     /// Packs all of A for `body`.
-    fn with_left<E: Element>(&self, a: Side<'_, E>, body: impl FnOnce(&[u32])) {
+    fn with_left<E: Element>(&self, purpose: Purpose, a: Side<'_, E>, body: impl FnOnce(&[u32])) {
         let s = &self.sizes;
-        scratch::with(Purpose::Shared, s.left_at(s.m_panels()), |left: &mut [u32]| {
+        scratch::with(purpose, s.left_at(s.m_panels()), |left: &mut [u32]| {
             let shared = SharedMut::new(left);
             self.cpu.for_each(s.m_panels(), |i| {
                 // SAFETY: each panel is written by its own task.
@@ -832,7 +925,7 @@ impl<O: Element> Run<'_, '_, O> {
         });
     }
 
-    fn pack_left<E: Element>(&self, a: Side<'_, E>, panels: std::ops::Range<usize>, left: &mut [u32]) {
+    fn pack_left<E: Element>(&self, a: Side<'_, E>, panels: Range<usize>, left: &mut [u32]) {
         let s = &self.sizes;
         let start = s.row(panels.start);
         if a.lane_stride == 1 && s.tiles.is_none() {
@@ -929,7 +1022,7 @@ impl<O: Element> Target<'_, O> {
 dispatch! {
     /// Computes the tiles of some panels of A (`left`) with some of B (`right`); both hold just those panels.
     fn tiles<E, O>(
-        sizes: &Sizes, rows: std::ops::Range<usize>, left: &[u32], columns: std::ops::Range<usize>, right: &[u32],
+        sizes: &Sizes, rows: Range<usize>, left: &[u32], columns: Range<usize>, right: &[u32], stays: Stays,
         target: &Target<'_, O>,
     ) = tiles_body
 }
@@ -939,10 +1032,11 @@ dispatch! {
 #[inline(always)]
 unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
     sizes: &Sizes,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     left: &[u32],
-    columns: std::ops::Range<usize>,
+    columns: Range<usize>,
     right: &[u32],
+    stays: Stays,
     target: &Target<'_, O>,
 ) {
     let depth = sizes.depth;
@@ -951,18 +1045,17 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
     // A row that is packed narrower than a vector spills into the next one alone; see `put_unit`.
     const { assert!(S::TILE_ROWS <= S::LANES) };
     let mut tile = Tile([0.0; 14 * 32]);
-    for (j, column) in columns.enumerate() {
-        let b = right[j * depth * 2 * S::LANES..].as_ptr().cast::<f32>();
-        for i in rows.clone() {
-            let (first, end) = (sizes.row(i), sizes.row(i + 1));
-            let a = left[(first - start) * depth..].as_ptr().cast::<f32>();
-            // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertion above; the
-            // tile has room for 14×32 results, and no instruction set's is larger.
-            unsafe {
-                target.expect::<S>(first, end, column * sizes.tile_columns);
-                multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
-                finish::<S, O>(&tile, first, end, column * sizes.tile_columns, target);
-            }
+    let first_column = columns.start;
+    for (i, column) in pairs(rows, columns, stays) {
+        let (first, end) = (sizes.row(i), sizes.row(i + 1));
+        let a = left[(first - start) * depth..].as_ptr().cast::<f32>();
+        let b = right[(column - first_column) * depth * 2 * S::LANES..].as_ptr().cast::<f32>();
+        // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertion above; the
+        // tile has room for 14×32 results, and no instruction set's is larger.
+        unsafe {
+            target.expect::<S>(first, end, column * sizes.tile_columns);
+            multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
+            finish::<S, O>(&tile, first, end, column * sizes.tile_columns, target);
         }
     }
 }
@@ -970,8 +1063,8 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
 dispatch! {
     /// The same with matrix tiles.
     fn matrix_tiles<O>(
-        by: amx::Tiles, sizes: &Sizes, rows: std::ops::Range<usize>, left: &[u32], columns: std::ops::Range<usize>,
-        right: &[u32], target: &Target<'_, O>,
+        by: amx::Tiles, sizes: &Sizes, rows: Range<usize>, left: &[u32], columns: Range<usize>, right: &[u32],
+        stays: Stays, target: &Target<'_, O>,
     ) = matrix_tiles_body
 }
 
@@ -981,27 +1074,27 @@ dispatch! {
 unsafe fn matrix_tiles_body<S: Simd, O: Element>(
     by: amx::Tiles,
     sizes: &Sizes,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     left: &[u32],
-    columns: std::ops::Range<usize>,
+    columns: Range<usize>,
     right: &[u32],
+    stays: Stays,
     target: &Target<'_, O>,
 ) {
     let (depth, start) = (sizes.depth, sizes.left_at(rows.start));
     assert!(left.len() >= sizes.left_at(rows.end) - start && right.len() >= columns.len() * sizes.right_panel());
     let mut sums = Sums([0.0; 3 * 14 * amx::COLUMNS]);
     let _tiles = by.set_up();
-    for (j, column) in columns.enumerate() {
-        let b = right[j * sizes.right_panel()..].as_ptr();
-        for i in rows.clone() {
-            let (first, end) = (sizes.row(i), sizes.row(i + 1));
-            let a = left[sizes.left_at(i) - start..].as_ptr();
-            // SAFETY: the panels have `depth` units, by the assertion above; the sums have room for 32 rows.
-            unsafe {
-                target.expect::<S>(first, end, column * sizes.tile_columns);
-                by.multiply(sizes.row_tiles(), depth / amx::UNITS, a, b, sums.0.as_mut_ptr());
-                finish_matrix::<S, O>(&sums, first, end, column * sizes.tile_columns, target);
-            }
+    let first_column = columns.start;
+    for (i, column) in pairs(rows, columns, stays) {
+        let (first, end) = (sizes.row(i), sizes.row(i + 1));
+        let a = left[sizes.left_at(i) - start..].as_ptr();
+        let b = right[(column - first_column) * sizes.right_panel()..].as_ptr();
+        // SAFETY: the panels have `depth` units, by the assertion above; the sums have room for 32 rows.
+        unsafe {
+            target.expect::<S>(first, end, column * sizes.tile_columns);
+            by.multiply(sizes.row_tiles(), depth / amx::UNITS, a, b, sums.0.as_mut_ptr());
+            finish_matrix::<S, O>(&sums, first, end, column * sizes.tile_columns, target);
         }
     }
 }

@@ -197,6 +197,36 @@ impl fmt::Display for Processor {
     }
 }
 
+/// Bytes of a core's second-level cache, as the processor says; 1 MiB where it does not.
+pub(crate) fn second_level_cache() -> usize {
+    const USUAL: usize = 1 << 20;
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        // Intel and AMD describe their caches alike, in leaves of different numbers.
+        let leaf = if __cpuid(0x8000_0000).eax >= 0x8000_001d && __cpuid(0x8000_0001).ecx & 1 << 22 != 0 {
+            0x8000_001d
+        } else if __cpuid(0).eax >= 4 {
+            4
+        } else {
+            return USUAL;
+        };
+        let described = (0..8).map(|index| __cpuid_count(leaf, index)).find_map(|cache| {
+            let (kind, level) = (cache.eax & 31, cache.eax >> 5 & 7);
+            let parts = [cache.ebx >> 22, cache.ebx >> 12 & 0x3ff, cache.ebx & 0xfff, cache.ecx];
+            // Data, or data and instructions.
+            (level == 2 && (kind == 1 || kind == 3))
+                .then(|| parts.into_iter().map(|part| part as usize + 1).product::<usize>())
+        });
+        // A virtual machine may describe anything.
+        described.unwrap_or(USUAL).clamp(256 << 10, 4 << 20)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        USUAL
+    }
+}
+
 /// The set that is used where none is asked for, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {

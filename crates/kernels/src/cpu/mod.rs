@@ -48,18 +48,21 @@ use pool::Pool;
 pub struct Cpu {
     isa: Isa,
     pool: Pool,
+    second_level_cache: usize,
 }
 
 impl Cpu {
     /// A context with `threads` threads (at least one; the calling thread is one of them) and the given instruction set.
     pub fn new(isa: Isa, threads: usize) -> Result<Self, UnsupportedIsa> {
         isa.check()?;
-        Ok(Self { isa, pool: Pool::new(threads.max(1)) })
+        let second_level_cache = isa::second_level_cache();
+        Ok(Self { isa, pool: Pool::new(threads.max(1)), second_level_cache })
     }
 
     /// The instruction set that suits this machine best, and all the cores that this process may use.
     pub fn detect() -> Self {
-        Self { isa: Isa::best(), pool: Pool::new(Cores::of_this_process().threads()) }
+        let (pool, second_level_cache) = (Pool::new(Cores::of_this_process().threads()), isa::second_level_cache());
+        Self { isa: Isa::best(), pool, second_level_cache }
     }
 
     /// The instruction set in use.
@@ -70,6 +73,16 @@ impl Cpu {
     /// The number of threads in use.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// The number of threads that a loop would have: one inside of another loop.
+    pub(crate) fn threads_of_a_loop(&self) -> usize {
+        self.pool.threads_of_a_loop()
+    }
+
+    /// Bytes of a core's second-level cache. What is computed never depends on it, only in which order.
+    pub(crate) fn second_level_cache(&self) -> usize {
+        self.second_level_cache
     }
 
     /// Runs `task(0..tasks)`, divided among the threads in no particular order.

@@ -98,6 +98,11 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// The number of threads that a loop which this thread begins would have.
+    pub(crate) fn threads_of_a_loop(&self) -> usize {
+        if INSIDE_LOOP.get() { 1 } else { self.most_seats + 1 }
+    }
+
     /// Calls `task` with each of `0..tasks` once and returns when all calls are done.
     pub(crate) fn run(&self, tasks: usize, task: &Task<'_>) {
         if tasks <= 1 || self.workers.is_empty() || INSIDE_LOOP.get() {

@@ -11,6 +11,8 @@ use crate::memory::Buffer;
 pub(crate) enum Purpose {
     /// The packed operand of a matrix product that all tasks read.
     Shared,
+    /// The packed left operand, where tasks read both.
+    Left,
     /// The packed operand of a matrix product that one task uses.
     Local,
     /// Sums of a matrix product over parts of k.
@@ -22,7 +24,7 @@ pub(crate) enum Purpose {
 }
 
 thread_local! {
-    static BUFFERS: [RefCell<Option<Buffer>>; 5] = const { [const { RefCell::new(None) }; 5] };
+    static BUFFERS: [RefCell<Option<Buffer>>; 6] = const { [const { RefCell::new(None) }; 6] };
 }
 
 /// Lends `len` elements of undefined (but initialised) content to `body`.
