@@ -1,6 +1,6 @@
 //! Compiles every kernel source for every target that matters, without a GPU, and says how large each came out.
 //!
-//! Usage: `compile_kernels [--libraries DIR]... [--cache DIR] [--verbose|--quiet] [ARCH]...`; the default targets are 8.0, 9.0 and, where
+//! Usage: `compile_kernels [--libraries DIR]... [--cache DIR] [--verbose|--quiet] [--only SOURCE] [ARCH]...`; the default targets are 8.0, 9.0 and, where
 //! the compiler knows it, 10.0. `--verbose` also prints each kernel's registers and spills,
 //! `--quiet` one line for each target.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), CudaError> {
     let (mut search, mut cache, mut verbose, mut quiet) = (Search::default(), None, false, false);
-    let mut wanted = Vec::new();
+    let (mut wanted, mut only) = (Vec::new(), None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -33,6 +33,7 @@ fn run() -> Result<(), CudaError> {
             "--cache" => cache = arguments.next().map(PathBuf::from),
             "--verbose" => verbose = true,
             "--quiet" => quiet = true,
+            "--only" => only = arguments.next(),
             other => wanted.extend(other.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)))),
         }
     }
@@ -45,8 +46,8 @@ fn run() -> Result<(), CudaError> {
             continue;
         }
         let start = Instant::now();
-        let jobs: Vec<_> =
-            SOURCES.into_iter().flat_map(|s| s.all_variants().into_iter().map(move |v| (s, v))).collect();
+        let sources = SOURCES.into_iter().filter(|s| only.as_ref().is_none_or(|only| only == s.name));
+        let jobs: Vec<_> = sources.clone().flat_map(|s| s.all_variants().into_iter().map(move |v| (s, v))).collect();
         let next = AtomicUsize::new(0);
         let work = || -> Result<(), CudaError> {
             while let Some((source, variant)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {

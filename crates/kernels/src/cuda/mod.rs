@@ -9,6 +9,7 @@
 //! sizes alone, and no floating-point number is added atomically.
 
 pub mod activation;
+pub mod adafactor;
 pub mod attention;
 pub mod cast;
 pub mod compile;
@@ -36,8 +37,9 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 18] = [
+pub static SOURCES: [&Source; 19] = [
     &activation::SOURCE,
+    &adafactor::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
     &attention::cache::SOURCE,

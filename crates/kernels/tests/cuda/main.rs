@@ -5,6 +5,7 @@
 //! [--cache DIR] [--choices FILE]`, by default the suite. `--small` leaves out the large shapes, for tools that slow everything down.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
 
+mod adafactor;
 mod attention;
 mod bench;
 mod check;
@@ -100,7 +101,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 26] = [
+const GROUPS: [(&str, Group); 27] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -117,6 +118,7 @@ const GROUPS: [(&str, Group); 26] = [
     ("sample", training::sample),
     ("replace", training::replace),
     ("optimizer", training::optimizer),
+    ("adafactor", adafactor::all),
     ("faults", training::faults),
     ("products", products::products),
     ("choices", products::choices),

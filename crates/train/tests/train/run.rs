@@ -1486,6 +1486,7 @@ fn cpu_and_gpu_follow_each_other() {
         ("accumulated", &["steps=40", "accumulation=2"], 1e-3),
         ("bf16", &["steps=100", "dtype=bf16", "config.hidden_size=128"], 2e-2),
         ("recomputed", &["steps=10", "recompute=true"], 1e-3),
+        ("adafactor", &["steps=20", "optimizer=adafactor", "adafactor.min_side=16"], 1e-3),
     ] {
         let plan = plan(sets);
         let (cpu, cuda) = (directory.path().join(format!("{name}-cpu")), directory.path().join(format!("{name}-cuda")));
@@ -1504,7 +1505,9 @@ fn a_gpu_gives_the_same_bits_twice_and_in_legs() {
     if gpu().is_none() {
         return;
     }
-    for sets in [&["steps=40"][..], &["steps=40", "dtype=bf16", "config.hidden_size=128", "accumulation=2"]] {
+    let factored = ["steps=20", "dtype=bf16", "optimizer=adafactor", "adafactor.min_side=16"];
+    let bf16 = ["steps=40", "dtype=bf16", "config.hidden_size=128", "accumulation=2"];
+    for sets in [&["steps=40"][..], &bf16, &factored] {
         let plan = plan(sets);
         let directory = tempfile::tempdir().unwrap();
         let [first, second, legs] = ["first", "second", "legs"].map(|name| directory.path().join(name));
