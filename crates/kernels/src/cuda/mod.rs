@@ -37,7 +37,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 19] = [
+pub static SOURCES: [&Source; 20] = [
     &activation::SOURCE,
     &adafactor::SOURCE,
     &attention::SOURCE,
@@ -46,6 +46,7 @@ pub static SOURCES: [&Source; 19] = [
     &attention::disentangled::SOURCE,
     &attention::general::SOURCE,
     &attention::general::PLAIN,
+    &attention::xl::SOURCE,
     &layer_norm::SOURCE,
     &loss::SOURCE,
     &optimizer::SOURCE,

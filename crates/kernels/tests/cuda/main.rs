@@ -17,6 +17,7 @@ mod product_hopper;
 mod products;
 mod recurrent;
 mod training;
+mod xl;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -91,6 +92,9 @@ fn run(settings: &Settings) -> Result<bool> {
         if only.is_none_or(|only| only == "disentangled") {
             disentangled::bench(&gpu)?;
         }
+        if only.is_none_or(|only| only == "xl") {
+            xl::bench(&gpu)?;
+        }
         if only.is_none_or(|only| only == "recurrent") {
             recurrent::bench(&gpu)?;
         }
@@ -101,7 +105,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 27] = [
+const GROUPS: [(&str, Group); 28] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -128,6 +132,7 @@ const GROUPS: [(&str, Group); 27] = [
     ("described", described::described),
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
+    ("xl", xl::xl),
     ("recurrent", recurrent::recurrent),
 ];
 

@@ -10,6 +10,7 @@
 pub mod cache;
 pub mod disentangled;
 pub mod general;
+pub mod xl;
 
 use super::compile::Source;
 use super::error::Result;
