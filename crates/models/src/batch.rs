@@ -380,7 +380,8 @@ impl Batch {
             lengths.push(s.ids.len());
         }
         let recurrence = config.own().recurrence();
-        if recurrence == Recurrence::Fed {
+        // A second stream and a memory have layouts of their own, whose rows are not filled up together with those of tokens.
+        if recurrence == Recurrence::Fed || permutations.is_some() || memory.is_some() {
             device.do_not_record();
         }
         let mut layout = Layout::new(device, &lengths, first_number)?;

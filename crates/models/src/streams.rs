@@ -3,7 +3,9 @@
 //!
 //! Legend: T tokens in the flat batch, G of them predicted, M earlier tokens, H hidden, L layers.
 
-use henson_tensor::{Device, Layout, RecurrentState, Relations, Result, Tensor, TensorError, UNSEEN, Var, XlRelations};
+use henson_tensor::{
+    Device, Layout, RecurrentState, Relations, Result, Sinusoids, Tensor, TensorError, UNSEEN, Var, XlRelations,
+};
 
 use crate::{Batch, InputError, Sequence};
 
@@ -72,18 +74,25 @@ impl Memory {
             kept.push((from..before.end, first + dropped.saturating_sub(before.len())..first + own));
             offsets.push(offsets[i] + all - dropped);
         }
+        // Where each row of the old memory, and of this batch, goes.
+        let mut places =
+            [old.map_or(0, |old| old.offsets[old.offsets.len() - 1]), streams.relations.queries().tokens()]
+                .map(|rows| vec![Device::NOWHERE; rows]);
+        let mut next = 0;
+        for (from, to) in kept {
+            for (places, rows) in places.iter_mut().zip([from, to]) {
+                for place in &mut places[rows] {
+                    *place = next;
+                    next += 1;
+                }
+            }
+        }
+        let [of_old, of_own] = places;
         let mut states = Vec::new();
         for (layer, x) in hidden_states[..hidden_states.len().saturating_sub(1)].iter().enumerate() {
-            let h = x.tensor().columns();
-            let own = x.tensor().to_f32()?;
-            let old = match old {
-                Some(old) => old.states[layer].to_f32()?,
-                None => Vec::new(),
-            };
-            let parts =
-                kept.iter().flat_map(|(from, to)| [&old[from.start * h..from.end * h], &own[to.start * h..to.end * h]]);
-            let numbers: Vec<f32> = parts.flatten().copied().collect();
-            states.push(Tensor::from_slice(device, [numbers.len() / h.max(1), h], &numbers)?);
+            let mut parts = vec![(x.tensor(), of_own.clone())];
+            parts.extend(old.map(|old| (&old.states[layer], of_old.clone())));
+            states.push(Tensor::of_rows(device, [next as usize, x.tensor().columns()], &parts)?);
         }
         Ok(Self { offsets, states })
     }
@@ -218,9 +227,10 @@ impl Streams {
             orders: permutations.map(|_| all.orders.each_ref().map(|orders| &orders[..])),
         };
         let tensor = |numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
+        let longest = all.lengths[1].iter().copied().max().unwrap_or(0);
         Ok(Self {
             relations: XlRelations::new(device, (&queries, &keys), relations)?,
-            distances: tensor(&(0..all.lengths[1].iter().copied().max().unwrap_or(0) as u32).collect::<Vec<u32>>())?,
+            distances: tensor(&(0..Sinusoids::distances_for(device, longest) as u32).collect::<Vec<u32>>())?,
             queries: match permutations {
                 Some(_) => Some(Queries {
                     content: tensor(&all.rows[0])?,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use henson_kernels::cpu::adafactor::{self, Moment};
 use henson_kernels::cpu::optimizer::{self as kernels, Plan, Segment};
 use henson_kernels::cuda::optimizer::{self as cuda_kernels, Control, FACTORS, NORM, Rule};
-use henson_kernels::cuda::{self, Buffer, reduce, rows};
+use henson_kernels::cuda::{self, Buffer, adafactor as cuda_adafactor, reduce, rows};
 
 pub use henson_kernels::cpu::adafactor::Rule as Adafactor;
 pub use henson_kernels::cpu::optimizer::Settings as Update;
@@ -30,7 +30,7 @@ pub enum Method {
     Sgd,
     /// Gradients over the root of the sum of all squares so far, which begins at this number (Duchi et al. 2011). On a CPU.
     Adagrad(f32),
-    /// Adam's second moment alone, of matrices only by rows and columns (Shazeer and Stern 2018). On a CPU.
+    /// Adam's second moment alone, of matrices only by rows and columns (Shazeer and Stern 2018).
     Adafactor(Adafactor),
 }
 
@@ -61,6 +61,7 @@ pub struct Optimizer {
     segments: Vec<Segment>,
     state: State,
     on_gpu: Option<OnGpu>,
+    factored_on_gpu: Option<FactoredOnGpu>,
     /// Where several ranks share the work: the moments are then there.
     sharing: Option<Sharing>,
 }
@@ -89,6 +90,14 @@ struct OnGpu {
     factors: Tensor,
 }
 
+/// The same for Adafactor.
+struct FactoredOnGpu {
+    cuda: Arc<CudaDevice>,
+    plan: cuda_adafactor::Plan,
+    control: Buffer,
+    factors: Tensor,
+}
+
 impl Optimizer {
     /// Fresh state. `rate` gives each parameter's factor on the learning rate.
     pub fn new(method: Method, parameters: &Parameters, rate: impl Fn(&Entry) -> f32) -> Result<Self> {
@@ -106,7 +115,6 @@ impl Optimizer {
         let zeros = |shape: Shape| Tensor::zeros(parameters.device(), shape, DType::F32);
         let state = match method {
             Method::Adafactor(rule) => {
-                on_cpu(parameters, "adafactor")?;
                 let segments: Vec<_> = segments.iter().copied().zip(parameters.entries().iter().map(sides)).collect();
                 let plan = adafactor::Plan::new(rule, &segments, shape.elements());
                 let numbers = zeros([plan.state_len().max(1)].into())?;
@@ -126,7 +134,7 @@ impl Optimizer {
                 State::Moments { plan, first: zeros(shape)?, second: zeros(shape)? }
             }
         };
-        Ok(Self { method, segments, state, on_gpu: None, sharing: None })
+        Ok(Self { method, segments, state, on_gpu: None, factored_on_gpu: None, sharing: None })
     }
 
     /// Shares the work with other ranks from here on; the state begins afresh. All ranks must do so.
@@ -255,12 +263,24 @@ impl Optimizer {
                 return Ok(Reading::one(norm.unwrap_or(0.0)));
             }
             State::Factored { plan, numbers } => {
-                // Rows and columns, both sums of squares, the step: gradients are read four times.
-                let moved = [p, p, p, g, g, g, g, copy.unwrap_or(p)];
-                let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
-                let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
-                factored_step(parameters, gradients, (plan, numbers), &update)?;
-                return Ok(Reading::one(norm.unwrap_or(0.0)));
+                let Device::Cuda(cuda) = parameters.device() else {
+                    // Rows and columns, both sums of squares, the step: gradients are read four times.
+                    let moved = [p, p, p, g, g, g, g, copy.unwrap_or(p)];
+                    let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
+                    let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
+                    factored_step(parameters, gradients, (plan, numbers), &update)?;
+                    return Ok(Reading::one(norm.unwrap_or(0.0)));
+                };
+                // Rows and columns in one pass, which is the norm's, too.
+                let moved = [p, p, p, g, g, g, copy.unwrap_or(p)];
+                let _timer =
+                    parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 7 } else { 6 }]);
+                if self.factored_on_gpu.is_none() {
+                    self.factored_on_gpu = Some(FactoredOnGpu::new(parameters.device(), cuda, plan)?);
+                }
+                let Some(on_gpu) = &self.factored_on_gpu else { unreachable!("made above") };
+                on_gpu.step([p, g, &numbers.view(0, [plan.state_len()].into())], copy, &update, clip)?;
+                return parameters.device().read_later(&[&on_gpu.factors.view(NORM, [1].into())]);
             }
         };
         let moved = [p, p, g, first, first, second, second, copy.unwrap_or(p)];
@@ -310,7 +330,7 @@ fn on_cpu(parameters: &Parameters, operation: &'static str) -> Result<()> {
     match parameters.device() {
         Device::Cpu(_) => Ok(()),
         Device::Cuda(_) => {
-            let why = "it is computed on a CPU alone so far: use adamw, stable-adamw or lamb on a GPU";
+            let why = "it is computed on a CPU alone so far: use adamw, stable-adamw, lamb or adafactor on a GPU";
             Err(TensorError::Unsupported { operation, why })
         }
     }
@@ -355,16 +375,14 @@ fn tensor_of<'p>(plan: &'p adafactor::Plan, entry: &Entry) -> Option<&'p adafact
         .find(|tensor| (tensor.segment.start, tensor.segment.len) == (entry.start, entry.shape.elements()))
 }
 
-/// A step of Adafactor, whose number stands where Adam's correction has it.
+/// A step of Adafactor on a CPU, whose number stands where Adam's correction has it.
 fn factored_step(
     parameters: &Parameters,
     gradients: &Gradients,
     (plan, numbers): (&adafactor::Plan, &mut Tensor),
     update: &Update,
 ) -> Result<()> {
-    let Device::Cpu(cpu) = parameters.device() else {
-        return Err(TensorError::Unsupported { operation: "adafactor", why: "it is computed on a CPU alone" });
-    };
+    let Device::Cpu(cpu) = parameters.device() else { return on_cpu(parameters, "optimizer") };
     let settings = adafactor::Settings {
         learning_rate: update.learning_rate,
         step: update.bias_correction.unwrap_or(1),
@@ -417,5 +435,38 @@ impl OnGpu {
         };
         let (p, g, first, second) = (p.on_gpu(), g.on_gpu(), first.on_gpu(), second.on_gpu());
         Ok(kernel(gpu, &self.plan, p, g, first, second, factors, copy.map(Tensor::on_gpu))?)
+    }
+}
+
+impl FactoredOnGpu {
+    fn new(device: &Device, cuda: &Arc<CudaDevice>, plan: &adafactor::Plan) -> Result<Self> {
+        Ok(Self {
+            cuda: Arc::clone(cuda),
+            plan: cuda_adafactor::Plan::new(&cuda.gpu, plan)?,
+            control: cuda.gpu.empty(4, cuda::DType::F64)?,
+            factors: Tensor::zeros(device, [FACTORS], DType::F32)?,
+        })
+    }
+
+    /// As on a CPU, the step's number stands where Adam's correction has it.
+    fn step(
+        &self,
+        [p, g, state]: [&Tensor; 3],
+        copy: Option<&Tensor>,
+        update: &Update,
+        clip: Option<f64>,
+    ) -> Result<()> {
+        let gpu = &self.cuda.gpu;
+        let control = Control {
+            learning_rate: update.learning_rate,
+            bias_correction: Some(update.bias_correction.unwrap_or(1)),
+            clip,
+            gradient_scale: update.gradient_scale,
+        };
+        rows::set(gpu, self.control.view(), &control.numbers())?;
+        let [p, g, state, factors] = [p, g, state, &self.factors].map(Tensor::on_gpu);
+        let numbers = (self.control.view(), factors);
+        let copy = copy.map(Tensor::on_gpu);
+        Ok(cuda_adafactor::adafactor(gpu, &self.plan, p, g, state, update.weight_decay, numbers, copy)?)
     }
 }

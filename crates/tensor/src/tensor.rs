@@ -179,6 +179,43 @@ impl Tensor {
         }
     }
 
+    /// Rows of several matrices in one of `rows` rows of f32, where they are: row i of each becomes the row that stands at its i-th
+    /// place, or none where that is [`Device::NOWHERE`]. Each row must be named once.
+    pub fn of_rows(device: &Device, [rows, columns]: [usize; 2], parts: &[(&Tensor, Vec<u32>)]) -> Result<Self> {
+        let mut out = Self::empty(device, [rows, columns], DType::F32)?;
+        let mut named = vec![false; rows];
+        // Nothing may have any width.
+        let parts = parts.iter().filter(|(_, places)| !places.is_empty());
+        for (part, places) in parts.clone() {
+            part.check_shape("rows", "a part", [places.len(), columns])?;
+            let mut each = places.iter().filter(|place| **place != Device::NOWHERE);
+            if !each.all(|place| named.get_mut(*place as usize).is_some_and(|named| !std::mem::replace(named, true))) {
+                let why = "a row is named twice, or lies behind the end";
+                return Err(TensorError::Unsupported { operation: "rows", why });
+            }
+        }
+        if named.contains(&false) {
+            return Err(TensorError::Unsupported { operation: "rows", why: "a row is not named" });
+        }
+        for (part, places) in parts {
+            match device {
+                Device::Cpu(_) => {
+                    let (to, from) = (out.slice_mut::<f32>(), part.to_f32()?);
+                    for (row, place) in from.chunks_exact(columns).zip(places) {
+                        if *place != Device::NOWHERE {
+                            to[*place as usize * columns..][..columns].copy_from_slice(row);
+                        }
+                    }
+                }
+                Device::Cuda(cuda) => {
+                    let places = Self::from_slice(device, [places.len()], places)?;
+                    cuda::rows::put(&cuda.gpu, part.on_gpu(), columns, places.on_gpu(), out.on_gpu())?;
+                }
+            }
+        }
+        Ok(out)
+    }
+
     /// The numbers one by one, on the CPU.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = f64> {
         (0..self.shape.elements()).map(|i| match self.dtype {

@@ -64,7 +64,7 @@ pub enum OptimizerKind {
     /// Adagrad, as ELMo is trained: gradients over the root of the sum of all their squares so far, which begins at 1; on a CPU alone.
     Adagrad,
     /// Adafactor: no first moment, and of large matrices only the means of rows and columns of the second, as T5 is trained. Its
-    /// constants are those of `adafactor`; on a CPU alone.
+    /// constants are those of `adafactor`.
     Adafactor,
 }
 

@@ -243,6 +243,17 @@ impl Plan {
         plan
     }
 
+    /// What is fixed over a run.
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
+    /// Elements of the buffers.
+    #[allow(clippy::len_without_is_empty, reason = "a plan is no collection")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The tensors, in the order that they were given in.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

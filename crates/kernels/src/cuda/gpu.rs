@@ -195,6 +195,11 @@ impl<'a> Dropout<'a> {
         (threshold > 0).then_some(Self { seed, step_address, step, site, threshold, scale, owner: PhantomData })
     }
 
+    /// What is kept is multiplied by it.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
     /// Philox' keys of its seven rounds, two each, for kernels that have them at hand instead of adding them up.
     pub(crate) fn keys(&self) -> [u32; 2 * DROPOUT_ROUNDS] {
         let (low, high) = (self.seed as u32, (self.seed >> 32) as u32);
@@ -359,7 +364,9 @@ pub(crate) enum Purpose {
     Attention,
     /// Products of contents with positions, and their gradients.
     Positions,
-    /// Gradients of scores.
+    /// Queries next to their biases, and gradients of them.
+    Relative,
+    /// What is as large as scores: their gradients, or what is added to them.
     Scores,
     /// States of recurrent layers between two steps.
     Recurrent,

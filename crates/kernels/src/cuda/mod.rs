@@ -9,6 +9,7 @@
 //! sizes alone, and no floating-point number is added atomically.
 
 pub mod activation;
+pub mod adafactor;
 pub mod attention;
 pub mod cast;
 pub mod compile;
@@ -36,8 +37,9 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 21] = [
+pub static SOURCES: [&Source; 23] = [
     &activation::SOURCE,
+    &adafactor::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
     &attention::backward_hopper::SOURCE,
@@ -47,6 +49,7 @@ pub static SOURCES: [&Source; 21] = [
     &attention::hopper::FORWARD,
     &attention::general::TILED,
     &attention::general::PLAIN,
+    &attention::xl::SOURCE,
     &layer_norm::SOURCE,
     &loss::SOURCE,
     &optimizer::SOURCE,

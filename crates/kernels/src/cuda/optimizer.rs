@@ -10,9 +10,12 @@ use super::compile::Source;
 use super::error::Result;
 use super::gpu::{Argument, Buffer, DType, Gpu, Launch, Purpose, View, address};
 
-/// All optimizers.
-pub static SOURCE: Source =
-    Source { name: "optimizer.cu", text: include_str!("kernels/optimizer.cu"), variants: &[&[]] };
+/// All optimizers but Adafactor.
+pub static SOURCE: Source = Source {
+    name: "optimizer.cu",
+    text: concat!(include_str!("kernels/flat.cuh"), include_str!("kernels/optimizer.cu")),
+    variants: &[&[]],
+};
 
 /// What stays the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]

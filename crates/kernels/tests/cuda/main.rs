@@ -5,6 +5,7 @@
 //! [--cache DIR] [--choices FILE]`, by default the suite. `--small` leaves out the large shapes, for tools that slow everything down.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
 
+mod adafactor;
 mod attention;
 mod bench;
 mod check;
@@ -16,6 +17,7 @@ mod product_hopper;
 mod products;
 mod recurrent;
 mod training;
+mod xl;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -93,6 +95,9 @@ fn run(settings: &Settings) -> Result<bool> {
         if only.is_none_or(|only| only == "disentangled") {
             disentangled::bench(&gpu)?;
         }
+        if only.is_none_or(|only| only == "xl") {
+            xl::bench(&gpu)?;
+        }
         if only.is_none_or(|only| only == "recurrent") {
             recurrent::bench(&gpu)?;
         }
@@ -103,7 +108,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 29] = [
+const GROUPS: [(&str, Group); 31] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -120,6 +125,7 @@ const GROUPS: [(&str, Group); 29] = [
     ("sample", training::sample),
     ("replace", training::replace),
     ("optimizer", training::optimizer),
+    ("adafactor", adafactor::all),
     ("faults", training::faults),
     ("products", products::products),
     ("choices", products::choices),
@@ -132,6 +138,7 @@ const GROUPS: [(&str, Group); 29] = [
     ("described_f32", described::described_f32),
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
+    ("xl", xl::xl),
     ("recurrent", recurrent::recurrent),
 ];
 

@@ -1,11 +1,12 @@
 //! XLNet against `transformers`: hidden states, logits, two streams in an order of prediction, and a memory; then what holds for any
-//! weights: company changes nothing, a token that is predicted is not seen, memory is what stood before, and wrong input is an error.
+//! weights: company changes nothing, a token that is predicted is not seen, memory is what stood before, and wrong input is an error. With HENSON_TEST_CUDA set, on the GPU as well.
 
 use std::path::{Path, PathBuf};
 
 use henson_models::{
     Batch, Capture, Head, InputError, Memory, MemorySettings, Model, ModelConfig, Permutation, Sequence,
 };
+use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{Builder, DType, Device, Parameters, Pass, Shape, Tape, Tensor};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -15,6 +16,12 @@ const TOLERANCE: f32 = 1e-4;
 
 fn device() -> Device {
     Device::cpu(None, Some(2)).unwrap()
+}
+
+/// The processor; with HENSON_TEST_CUDA set, the GPU too.
+fn devices() -> Vec<Device> {
+    let gpu = std::env::var_os("HENSON_TEST_CUDA").map(|_| Device::cuda(&CudaOptions::default()).unwrap());
+    [device()].into_iter().chain(gpu).collect()
 }
 
 fn directory() -> PathBuf {
@@ -113,71 +120,78 @@ fn sequences(cases: &[Case]) -> Vec<Sequence<'_>> {
 
 #[test]
 fn states_and_logits_are_those_of_transformers() {
-    let (device, cases) = (device(), cases());
-    let opened = open(&device, &config(json!({})));
-    // Both at once: neither sees the other.
-    let batch = Batch::new(&device, opened.0.config(), &sequences(&cases), 0).unwrap();
-    let given = run(&opened, &batch, ALL);
-    let mut first = 0;
-    for case in &cases {
-        let rows = first..first + case.ids.len();
-        for (layer, expected) in case.golden["hidden"].as_array().unwrap().iter().enumerate() {
-            let got = &given.hidden[layer][rows.start * 16..rows.end * 16];
-            assert_close(&format!("hidden {layer}"), got, &numbers(expected));
+    for device in devices() {
+        let cases = cases();
+        let opened = open(&device, &config(json!({})));
+        // Both at once: neither sees the other.
+        let batch = Batch::new(&device, opened.0.config(), &sequences(&cases), 0).unwrap();
+        let given = run(&opened, &batch, ALL);
+        let mut first = 0;
+        for case in &cases {
+            let rows = first..first + case.ids.len();
+            for (layer, expected) in case.golden["hidden"].as_array().unwrap().iter().enumerate() {
+                let got = &given.hidden[layer][rows.start * 16..rows.end * 16];
+                assert_close(&format!("hidden {layer}"), got, &numbers(expected));
+            }
+            assert_close("logits", &given.logits[rows.clone()].concat(), &numbers(&case.golden["logits"]));
+            first = rows.end;
         }
-        assert_close("logits", &given.logits[rows.clone()].concat(), &numbers(&case.golden["logits"]));
-        first = rows.end;
     }
 }
 
 #[test]
 fn two_streams_are_those_of_transformers() {
-    let (device, cases) = (device(), cases());
-    let opened = open(&device, &config(json!({})));
-    // Token 2 first, then the last, which sees it.
-    let orders: Vec<Vec<u32>> = cases
-        .iter()
-        .map(|case| {
-            (0..case.ids.len()).map(|i| if i == 2 { 1 } else { 2 * u32::from(i + 1 == case.ids.len()) }).collect()
-        })
-        .collect();
-    let targets: Vec<Vec<u32>> = cases.iter().map(|case| ids(&case.golden["two_stream"]["targets"])).collect();
-    let permutations: Vec<Permutation<'_>> =
-        orders.iter().zip(&targets).map(|(orders, targets)| Permutation { orders, targets }).collect();
-    let batch = Batch::in_order(&device, opened.0.config(), &sequences(&cases), Some(&permutations), None, 0).unwrap();
-    let given = run(&opened, &batch, ALL);
-    for (case, got) in cases.iter().zip(given.logits.chunks(2)) {
-        assert_close("two streams", &got.concat(), &numbers(&case.golden["two_stream"]["logits"]));
+    for device in devices() {
+        let cases = cases();
+        let opened = open(&device, &config(json!({})));
+        // Token 2 first, then the last, which sees it.
+        let orders: Vec<Vec<u32>> = cases
+            .iter()
+            .map(|case| {
+                (0..case.ids.len()).map(|i| if i == 2 { 1 } else { 2 * u32::from(i + 1 == case.ids.len()) }).collect()
+            })
+            .collect();
+        let targets: Vec<Vec<u32>> = cases.iter().map(|case| ids(&case.golden["two_stream"]["targets"])).collect();
+        let permutations: Vec<Permutation<'_>> =
+            orders.iter().zip(&targets).map(|(orders, targets)| Permutation { orders, targets }).collect();
+        let batch =
+            Batch::in_order(&device, opened.0.config(), &sequences(&cases), Some(&permutations), None, 0).unwrap();
+        let given = run(&opened, &batch, ALL);
+        for (case, got) in cases.iter().zip(given.logits.chunks(2)) {
+            assert_close("two streams", &got.concat(), &numbers(&case.golden["two_stream"]["logits"]));
+        }
     }
 }
 
 #[test]
 fn memory_is_that_of_transformers() {
-    let (device, cases) = (device(), cases());
-    let opened = open(&device, &config(json!({})));
-    let config = opened.0.config();
-    let settings = config.memory().unwrap();
-    assert_eq!(settings, MemorySettings { most: Some(512), reused: None });
-    // Both at once, with memories of unequal lengths; the golden file's have no segments.
-    let batch = Batch::new(&device, config, &sequences(&cases), 0).unwrap().without_segments();
-    let memory = run(&opened, &batch, settings).memory;
-    assert_eq!([memory.length(0), memory.length(1)], [8, 4]);
-    let batch =
-        Batch::in_order(&device, config, &sequences(&cases), None, Some(&memory), 0).unwrap().without_segments();
-    let given = run(&opened, &batch, settings);
-    let mut first = 0;
-    for case in &cases {
-        let rows = first..first + case.ids.len();
-        let expected = numbers(&case.golden["with_memory"]["second_pass_logits"]);
-        assert_close("with memory", &given.logits[rows.clone()].concat(), &expected);
-        first = rows.end;
+    for device in devices() {
+        let cases = cases();
+        let opened = open(&device, &config(json!({})));
+        let config = opened.0.config();
+        let settings = config.memory().unwrap();
+        assert_eq!(settings, MemorySettings { most: Some(512), reused: None });
+        // Both at once, with memories of unequal lengths; the golden file's have no segments.
+        let batch = Batch::new(&device, config, &sequences(&cases), 0).unwrap().without_segments();
+        let memory = run(&opened, &batch, settings).memory;
+        assert_eq!([memory.length(0), memory.length(1)], [8, 4]);
+        let batch =
+            Batch::in_order(&device, config, &sequences(&cases), None, Some(&memory), 0).unwrap().without_segments();
+        let given = run(&opened, &batch, settings);
+        let mut first = 0;
+        for case in &cases {
+            let rows = first..first + case.ids.len();
+            let expected = numbers(&case.golden["with_memory"]["second_pass_logits"]);
+            assert_close("with memory", &given.logits[rows.clone()].concat(), &expected);
+            first = rows.end;
+        }
+        assert_eq!([given.memory.length(0), given.memory.length(1)], [16, 8]);
+        // So many at most, of the beginning of each text: the memory's own tokens are the oldest.
+        let given = run(&opened, &batch, MemorySettings { most: Some(5), reused: Some(3) });
+        assert_eq!([given.memory.length(0), given.memory.length(1)], [5, 5]);
+        let kept = run(&opened, &batch, MemorySettings { most: Some(2), reused: Some(3) }).memory;
+        assert_eq!([kept.length(0), kept.length(1)], [2, 2]);
     }
-    assert_eq!([given.memory.length(0), given.memory.length(1)], [16, 8]);
-    // So many at most, of the beginning of each text: the memory's own tokens are the oldest.
-    let given = run(&opened, &batch, MemorySettings { most: Some(5), reused: Some(3) });
-    assert_eq!([given.memory.length(0), given.memory.length(1)], [5, 5]);
-    let kept = run(&opened, &batch, MemorySettings { most: Some(2), reused: Some(3) }).memory;
-    assert_eq!([kept.length(0), kept.length(1)], [2, 2]);
 }
 
 #[test]
@@ -244,55 +258,57 @@ fn masks_are_not_seen() {
 /// earlier tokens as they were, and distances counted through.
 #[test]
 fn memory_is_what_stood_before() {
-    let device = device();
-    let full = config(json!({}));
-    let (model, parameters) = open(&device, &full);
-    // One layer: the second half's states then depend on embeddings alone, which are the same in both.
-    let mut one = full.clone();
-    one.set_layers(1);
-    let mut builder = Builder::new();
-    let first = Model::build(&mut builder, &one, Head::MaskedLm).unwrap();
-    let mut weights = builder.finish(&device, DType::F32).unwrap();
-    for i in 0..weights.entries().len() {
-        let name = weights.entries()[i].name.clone();
-        let from = parameters.entries().iter().position(|entry| entry.name == name).unwrap();
-        weights.write(i, &parameters.read(from).unwrap()).unwrap();
+    for device in devices() {
+        let full = config(json!({}));
+        let (model, parameters) = open(&device, &full);
+        // One layer: the second half's states then depend on embeddings alone, which are the same in both.
+        let mut one = full.clone();
+        one.set_layers(1);
+        let mut builder = Builder::new();
+        let first = Model::build(&mut builder, &one, Head::MaskedLm).unwrap();
+        let mut weights = builder.finish(&device, DType::F32).unwrap();
+        for i in 0..weights.entries().len() {
+            let name = weights.entries()[i].name.clone();
+            let from = parameters.entries().iter().position(|entry| entry.name == name).unwrap();
+            weights.write(i, &parameters.read(from).unwrap()).unwrap();
+        }
+        weights.refresh().unwrap();
+        drop(model);
+        let opened = (first, weights);
+        let (ids, zeros) = ([5, 9, 21, 33, 8, 47, 13, 50, 6], [0; 9]);
+        let batch = |ids: &[u32], memory: Option<&Memory>| {
+            let sequence = Sequence { ids, segments: &zeros[..ids.len()] };
+            Batch::in_order(&device, &one, &[sequence], None, memory, 0).unwrap()
+        };
+        let whole = run(&opened, &batch(&ids, None), ALL).logits;
+        let memory = run(&opened, &batch(&ids[..5], None), ALL).memory;
+        let rest = run(&opened, &batch(&ids[5..], Some(&memory)), ALL).logits;
+        assert_close("the second half", &rest.concat(), &whole[5..].concat());
     }
-    weights.refresh().unwrap();
-    drop(model);
-    let opened = (first, weights);
-    let (ids, zeros) = ([5, 9, 21, 33, 8, 47, 13, 50, 6], [0; 9]);
-    let batch = |ids: &[u32], memory: Option<&Memory>| {
-        let sequence = Sequence { ids, segments: &zeros[..ids.len()] };
-        Batch::in_order(&device, &one, &[sequence], None, memory, 0).unwrap()
-    };
-    let whole = run(&opened, &batch(&ids, None), ALL).logits;
-    let memory = run(&opened, &batch(&ids[..5], None), ALL).memory;
-    let rest = run(&opened, &batch(&ids[5..], Some(&memory)), ALL).logits;
-    assert_close("the second half", &rest.concat(), &whole[5..].concat());
 }
 
 #[test]
 fn wrong_orders_and_memories_are_errors() {
-    let device = device();
-    let config = config(json!({}));
-    let sequence = Sequence { ids: &[5, 6, 7], segments: &[0, 0, 2] };
-    let wrong = |orders: &[u32], targets: &[u32]| {
-        let permutation = Permutation { orders, targets };
-        Batch::in_order(&device, &config, &[sequence], Some(&[permutation]), None, 0).unwrap_err().to_string()
-    };
-    assert!(wrong(&[0, 1], &[1]).contains("3 tokens but 2 orders"));
-    assert!(wrong(&[0, 1, 2], &[3]).contains("token 3 of 3"));
-    assert!(wrong(&[0, 1, 2], &[0]).contains("sees itself"));
-    assert!(wrong(&[1, 1, 1], &[2]).contains("sees no key"));
-    let opened = open(&device, &config);
-    let batch = Batch::new(&device, &config, &[sequence, sequence], 0).unwrap();
-    let memory = run(&opened, &batch, ALL).memory;
-    let error = Batch::in_order(&device, &config, &[sequence], None, Some(&memory), 0).unwrap_err();
-    assert!(matches!(error, InputError::Memory { sequences: 1, remembered: 2 }), "{error}");
-    let bert = henson_models::Family::config_of_size("bert-tiny").unwrap();
-    let error = Batch::in_order(&device, &bert, &[Sequence { ids: &[1], segments: &[0] }], None, Some(&memory), 0);
-    assert!(matches!(error.unwrap_err(), InputError::NoStreams(name) if name == "bert"));
+    for device in devices() {
+        let config = config(json!({}));
+        let sequence = Sequence { ids: &[5, 6, 7], segments: &[0, 0, 2] };
+        let wrong = |orders: &[u32], targets: &[u32]| {
+            let permutation = Permutation { orders, targets };
+            Batch::in_order(&device, &config, &[sequence], Some(&[permutation]), None, 0).unwrap_err().to_string()
+        };
+        assert!(wrong(&[0, 1], &[1]).contains("3 tokens but 2 orders"));
+        assert!(wrong(&[0, 1, 2], &[3]).contains("token 3 of 3"));
+        assert!(wrong(&[0, 1, 2], &[0]).contains("sees itself"));
+        assert!(wrong(&[1, 1, 1], &[2]).contains("sees no key"));
+        let opened = open(&device, &config);
+        let batch = Batch::new(&device, &config, &[sequence, sequence], 0).unwrap();
+        let memory = run(&opened, &batch, ALL).memory;
+        let error = Batch::in_order(&device, &config, &[sequence], None, Some(&memory), 0).unwrap_err();
+        assert!(matches!(error, InputError::Memory { sequences: 1, remembered: 2 }), "{error}");
+        let bert = henson_models::Family::config_of_size("bert-tiny").unwrap();
+        let error = Batch::in_order(&device, &bert, &[Sequence { ids: &[1], segments: &[0] }], None, Some(&memory), 0);
+        assert!(matches!(error.unwrap_err(), InputError::NoStreams(name) if name == "bert"));
+    }
 }
 
 #[test]

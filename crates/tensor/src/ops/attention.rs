@@ -137,7 +137,7 @@ impl QueryKeyValue {
     }
 
     /// The tensors themselves: one, two or three.
-    fn tensors(&self) -> [Option<&Tensor>; 3] {
+    pub(super) fn tensors(&self) -> [Option<&Tensor>; 3] {
         match self {
             Self::Fused(all) => [Some(all.tensor()), None, None],
             Self::Cross { query, key_value } => [Some(query.tensor()), Some(key_value.tensor()), None],
@@ -270,7 +270,7 @@ pub(super) fn check(attention: &Attention, device: &Device) -> Result<()> {
 
 /// Query, key and value as a GPU's kernels take them: one tensor that holds all three, two of which the second holds keys and values,
 /// or one for each.
-fn columns<'a>(attention: &Attention, tensors: [Option<&'a Tensor>; 3]) -> [Columns<'a>; 3] {
+pub(super) fn columns<'a>(attention: &Attention, tensors: [Option<&'a Tensor>; 3]) -> [Columns<'a>; 3] {
     let [hq, hk, _] = attention.fused_widths();
     let view = |x: &'a Tensor| x.on_gpu();
     match tensors {

@@ -3,8 +3,8 @@
 
 use crate::common::*;
 use henson_tensor::{
-    Activation, Builder, DType, Init, Layout, Param, Pass, QueryKeyValue, Relations, Tape, Tensor, UNSEEN, Var, Xl,
-    XlRelations, XlTables,
+    Activation, Builder, DType, Device, Init, Layout, Param, Pass, QueryKeyValue, Recordings, Relations, Sinusoids,
+    Tape, Tensor, TensorError, UNSEEN, Var, Xl, XlRelations, XlTables,
 };
 
 /// Queries, and keys of which those in front are earlier tokens.
@@ -127,6 +127,70 @@ fn distances_are_dropped_alike_in_any_company() {
         out.tensor().to_f32().unwrap()[..7 * 16].to_vec()
     };
     assert_eq!(of(&[7]), of(&[7, 33]));
+}
+
+/// A pass that is recorded with sequences of some lengths and played with others; on a GPU, tokens are added that fill the batch up.
+#[test]
+fn recorded_passes_are_those_of_the_cpu() {
+    let batches: [&[usize]; 4] = [&[20, 7, 33], &[33, 20, 7], &[1, 30, 29], &[20, 20, 20]];
+    let run = |device: &Device, dtype: DType| {
+        let mut b = Builder::new();
+        let (project, distances) =
+            (b.matrix("qkv", 48, 16, Init::Normal(0.5)), b.matrix("r", 16, 16, Init::Normal(0.5)));
+        let (biases, segments) =
+            (b.vector("biases", 48, Init::Normal(0.5)), Some(b.matrix("segments", 2, 16, Init::Normal(0.5))));
+        let mut parameters = b.finish(device, dtype).unwrap();
+        parameters.initialise(1).unwrap();
+        let (mut gradients, mut tape, mut recordings) =
+            (parameters.gradients().unwrap(), Tape::new(), Recordings::default());
+        let mut all = Vec::new();
+        for (step, lengths) in batches.iter().enumerate() {
+            let tokens: usize = lengths.iter().sum();
+            let ((x, targets, relations, far), signature) = device
+                .feed(|| {
+                    let layout = Layout::new(device, lengths, 3)?;
+                    let padded = |seed: u64| {
+                        let mut numbers = numbers(seed, tokens * 16);
+                        numbers.resize(layout.tokens() * 16, 0.0);
+                        numbers
+                    };
+                    let x = Tensor::from_slice(device, [layout.tokens(), 16], &padded(step as u64 + 40))?;
+                    let targets = Tensor::from_slice(device, [layout.tokens() * 16], &padded(step as u64 + 70))?;
+                    let of: Vec<u32> = (0..tokens as u32).map(|i| i / 5 % 3).collect();
+                    let orders: Vec<u32> = (0..tokens as u32).map(|i| 1 + i * 7 % 11).collect();
+                    let numbers =
+                        Relations { places: None, segments: Some([&of, &of]), orders: Some([&orders, &orders]) };
+                    let relations = XlRelations::new(device, (&layout, &layout), numbers)?;
+                    let longest = Sinusoids::distances_for(device, *lengths.iter().max().unwrap());
+                    // What a pass reads of it is its size.
+                    let far = Tensor::from_slice(device, [longest], &vec![0u32; longest])?;
+                    Ok::<_, TensorError>((x, targets, relations, far))
+                })
+                .unwrap();
+            gradients.zero();
+            let losses = recordings.run(device, &signature, &(), || {
+                let mut pass = Pass::training(&mut tape, &parameters, TRAINING);
+                let x = pass.input(&x)?;
+                let table = pass.sinusoids(far.shape().elements(), 20, 16, (0.2, 2))?;
+                let positions = pass.linear(&table.table, distances, None, Activation::None)?;
+                let from = QueryKeyValue::Fused(pass.linear(&x, project, None, Activation::None)?);
+                let tables = XlTables { positions, first: table.first, biases, segments };
+                let y = pass.xl_attention(&Xl::new(2, 8), from, tables, &relations, (0.1, 1))?;
+                let loss = pass.squared_error(y, &targets, 1.0)?;
+                pass.backward(&mut gradients)?;
+                Ok::<_, TensorError>((vec![loss], tape.trace()))
+            });
+            gradients.played();
+            all.push(losses.unwrap()[0].to_f32().unwrap());
+            all.extend((0..parameters.entries().len()).map(|i| gradients.read(&parameters, i).unwrap()));
+        }
+        all
+    };
+    let expected = run(&device(2), DType::F32);
+    if let Some(gpu) = gpu() {
+        assert_similar("f32 on the GPU", &run(&gpu, DType::F32), &expected, TOLERANCE_DEVICES);
+        assert_similar("bf16 on the GPU", &run(&gpu, DType::Bf16), &expected, 2.0 * TOLERANCE_BF16);
+    }
 }
 
 #[test]

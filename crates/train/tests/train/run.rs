@@ -1499,6 +1499,54 @@ fn cpu_and_gpu_follow_each_other() {
     }
 }
 
+/// Adafactor, whose state is kept by rows and columns, of smaller tensors as a whole.
+#[test]
+fn cpu_and_gpu_follow_each_other_with_adafactor() {
+    if gpu().is_none() {
+        return;
+    }
+    for (dtype, tolerance) in [("dtype=f32", 1e-3), ("dtype=bf16", 2e-2)] {
+        let plan = plan(&["steps=8", "optimizer=adafactor", "adafactor.min_side=16", dtype]);
+        follow(dtype, &plan, tolerance);
+    }
+}
+
+/// Runs a plan on both, and on the GPU also with a stop: losses are near, and the same bits in legs.
+fn follow(name: &str, plan: &Plan, tolerance: f64) {
+    let directory = tempfile::tempdir().unwrap();
+    let [cpu, cuda, legs] = ["cpu", "cuda", "legs"].map(|name| directory.path().join(name));
+    run(plan, &cpu, 2, None).unwrap();
+    run_on(&gpu().unwrap(), plan, &cuda, None).unwrap();
+    for stop_at in [Some(2), None] {
+        run_on(&gpu().unwrap(), plan, &legs, stop_at).unwrap();
+    }
+    let worst = losses(&cpu).iter().zip(losses(&cuda)).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
+    assert!(losses(&cuda).len() as u64 == plan.steps() && worst <= tolerance, "{name}: {worst}");
+    assert!(losses(&cuda) == losses(&legs) && weights(&cuda) == weights(&legs), "{name}: legs differ");
+}
+
+/// XLNet in the order of a permutation, alone and behind what it remembers: a GPU follows the CPU, and goes on with the same bits.
+#[test]
+fn cpu_and_gpu_follow_each_other_in_permutations() {
+    if gpu().is_none() {
+        return;
+    }
+    let stream = ["packing=stream", "config.mem_len=20", "sequence_length=24", "batch_size=4"];
+    for (name, sets, tolerance) in [
+        ("f32", &["steps=6"][..], 1e-3),
+        ("bf16", &["steps=6", "dtype=bf16"], 2e-2),
+        ("stream", &[&stream[..], &["steps=6"]].concat(), 1e-3),
+        ("stream in bf16", &[&stream[..], &["steps=6", "dtype=bf16"]].concat(), 2e-2),
+    ] {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let recipe = Recipe::parse(PERMUTATION, "test", &sets).unwrap();
+        let tokenizer = tokenizer(300, &[]);
+        let (corpus, held_out) = corpora(&tokenizer);
+        let plan = Plan::on(corpus, held_out, tokenizer, recipe, 2).unwrap();
+        follow(name, &plan, tolerance);
+    }
+}
+
 #[test]
 fn a_gpu_gives_the_same_bits_twice_and_in_legs() {
     if gpu().is_none() {

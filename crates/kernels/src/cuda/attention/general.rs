@@ -28,6 +28,8 @@ pub static SOURCE: Source = Source {
         &[&[HOPPER_SIZES[0], HOPPER_SIZES[1]], &[DROPOUTS[1]], &[BIASES[1]]],
         &[HEAD_SIZES, &[DROPOUTS[1]], &[POSITIONS]],
         &[&[HOPPER_SIZES[0], HOPPER_SIZES[1]], &[DROPOUTS[1]], &[POSITIONS]],
+        &[HEAD_SIZES, &[DROPOUTS[1]], &[MATRIX]],
+        &[&[HOPPER_SIZES[0], HOPPER_SIZES[1]], &[DROPOUTS[1]], &[MATRIX]],
     ],
 };
 
@@ -52,7 +54,7 @@ pub static PLAIN: Source = Source {
         include_str!("../kernels/described.cuh"),
         include_str!("../kernels/attention_plain.cu")
     ),
-    variants: &[&[STORES, BIASES], &[STORES, &[POSITIONS]]],
+    variants: &[&[STORES, BIASES], &[STORES, &[POSITIONS, MATRIX]]],
 };
 
 /// What heads are filled up to.
@@ -64,6 +66,8 @@ pub(super) const DROPOUTS: &[&str] = &["DROPOUT=false", "DROPOUT=true"];
 const BIASES: &[&str] = &["BIAS=false", "BIAS=true"];
 /// Contents are scored against positions: see disentangled.rs.
 pub(super) const POSITIONS: &str = "BIAS=true POSITIONS";
+/// A matrix is added to scores: see xl.rs.
+pub(super) const MATRIX: &str = "BIAS=true MATRIX";
 
 /// Heads with more numbers do not fit the registers of a warp.
 pub const LARGEST_HEAD: usize = 256;
@@ -220,7 +224,7 @@ pub(super) struct Arguments<'a> {
     bias: u64,
     pub(super) items: u64,
     pub(super) own_offsets: u64,
-    other_offsets: u64,
+    pub(super) other_offsets: u64,
     numbers: u64,
     pub(super) pages: u64,
     pub(super) page_offsets: u64,
@@ -250,6 +254,8 @@ pub(super) struct Arguments<'a> {
     thresholds: [u32; LEVELS],
     keys: [u32; 14],
     pub(super) positions: u32,
+    pub(super) first_head: u32,
+    pub(super) matrix_heads: u32,
     dropout: Dropout<'a>,
 }
 
@@ -535,7 +541,11 @@ impl<'a> Plan<'a> {
             (None, Some(tiled)) => &tiled[..],
             (None, None) => &self.variant[..2],
         };
-        let columns = if by_keys { self.attention.key_heads * parts } else { self.attention.heads };
+        let columns = match arguments.matrix_heads as usize {
+            0 if by_keys => self.attention.key_heads * parts,
+            0 => self.attention.heads,
+            some => some * if by_keys { parts } else { 1 },
+        };
         let first_share = arguments.dbias;
         // A grid has at most 65,535 rows.
         let most = 65_535 / halves;
@@ -813,7 +823,7 @@ mod tests {
 
     #[test]
     fn the_arguments_are_as_long_as_the_kernels_take_them() {
-        assert_eq!(size_of::<Arguments<'_>>(), 24 * 8 + 18 * 4 + (LEVELS + 14 + 1) * 4 + 32);
+        assert_eq!(size_of::<Arguments<'_>>(), 24 * 8 + 18 * 4 + (LEVELS + 14 + 3) * 4 + 32);
     }
 
     /// `Described::bucket` of described.cuh.

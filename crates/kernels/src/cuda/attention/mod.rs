@@ -12,6 +12,7 @@ pub mod cache;
 pub mod disentangled;
 pub mod general;
 pub mod hopper;
+pub mod xl;
 
 use super::compile::Source;
 use super::error::Result;

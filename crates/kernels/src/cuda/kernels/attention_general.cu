@@ -6,7 +6,8 @@
 // twice, once for the queries' gradients and once for those of keys and values, so that all blocks of threads are independent.
 //
 // Compiled for a HEAD_SIZE, with DROPOUT or not, and with a BIAS or not; for 64 and 128 also for HOPPER, where products are wgmma's. With
-// a BIAS also for POSITIONS that contents are scored against: their products are there already, and are gathered by distance.
+// a BIAS also for POSITIONS that contents are scored against: their products are there already, and are gathered by distance; or for a
+// MATRIX that is added to scores.
 
 // What is for Hopper is empty for other targets.
 #if !defined(HOPPER) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -150,6 +151,67 @@ __device__ __forceinline__ void copied() {}
 
 #endif
 
+#ifdef MATRIX
+
+__device__ __forceinline__ float half_of(u32 word, int half) {
+    return __uint_as_float(half ? word & 0xffff0000u : word << 16);
+}
+
+// What a lane adds to its scores: for each of its rows of queries, neighbouring keys in pairs.
+struct Added {
+    u32 words[M][2][STEP / 8];
+
+    __device__ __forceinline__ Added(const Part &, const float *, float, u32) {}
+    __device__ __forceinline__ void load(const Arguments &a, const Part &part, u32 head, u32 query, u32 key) {
+        const u32 g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const u32 at = query + 16 * m + 8 * r + g;
+                const u16 *row = a.by_query + a.matrix_row(part.first_query + at, head);
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n += 4) {
+                    const u32 first = key + 8 * n + 8 * q;
+                    // Columns beyond the last key are never seen, whatever stands there.
+                    const bool there = at < part.queries && first < a.reach;
+                    const uint4 eight = there ? *reinterpret_cast<const uint4 *>(row + first) : make_uint4(0, 0, 0, 0);
+                    words[m][r][n] = eight.x, words[m][r][n + 1] = eight.y;
+                    words[m][r][n + 2] = eight.z, words[m][r][n + 3] = eight.w;
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ float at(float score, float factor, int m, int r, int n, int b) const {
+        return fmaf(score, factor, LOG2_E * half_of(words[m][r][n], b));
+    }
+};
+
+// The same where rows are keys: neighbouring keys of each of eight queries.
+struct AddedByKeys {
+    u32 words[4][2][M];
+
+    __device__ __forceinline__ void load(const Arguments &a, const Part &part, u32 head, u32 query, u32 key) {
+        const u32 g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, first = key + key_row_at(0, 0, g);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                const u32 at = query + 8 * n + 2 * q + b;
+                const bool there = at < part.queries && first < a.reach;
+                const u16 *row = a.by_query + a.matrix_row(part.first_query + at, head);
+#pragma unroll
+                for (int m = 0; m < M; m++) words[n][b][m] = there ? *reinterpret_cast<const u32 *>(row + first + 2 * m) : 0;
+            }
+        }
+    }
+    __device__ __forceinline__ float at(float score, float factor, int m, int r, int n, int b) const {
+        return fmaf(score, factor, LOG2_E * half_of(words[n][b][m], r));
+    }
+};
+
+#else
+
 // Adds the bias to scores and brings them into powers of two.
 struct Added {
     const Part &part;
@@ -166,6 +228,8 @@ struct Added {
     }
 };
 
+#endif
+
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
 #ifdef HOPPER
@@ -181,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
     Part part;
     // Where later queries see more keys, the last come first, so that no block begins its long work when the others are done.
     if (!part.begin(a, ROWS, false, a.right < (int)(1 << 30))) return;
-    const u32 head = blockIdx.x, d = a.head_size, width = a.heads * d;
+    const u32 head = a.begin_head() + blockIdx.x, d = a.head_size, width = a.heads * d;
     const u16 *query_from = a.query + (u64)part.first_query * a.query_stride + head * d;
     const u16 *key_from = a.key + head / a.group * d, *value_from = a.value + head / a.group * d;
     const u32 from = part.keys_from(a, part.row) / BLOCK * BLOCK;
@@ -200,7 +264,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
     load_keys(0);
     load_keys(1);
     Added added{part, by_distance, 0.0f, head};
+#ifndef MATRIX
     if (BIAS) a.fill_bias(by_distance, added.slope, head, LOG2_E);
+#endif
 
     const u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const u32 warp_row = warp_number() * 16 * M, query = part.row + warp_row;
@@ -227,6 +293,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
             const u32 slot = block % 2 * BLOCK_BYTES;
             float scores[M][STEP / 8][4];
             multiply_tiles(scores, queries, warp_row, keys + slot, STEP * step);
+#ifdef MATRIX
+            added.load(a, part, head, query, key);
+#endif
             finish(scores);
             const bool whole = seen.all(query, 16 * M, key, STEP);
             if (BIAS || !whole) {
@@ -238,7 +307,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) forward(co
                         for (int e = 0; e < 4; e++) {
                             const u32 column = key + column_at(n, e % 2, q), at = query + 16 * m + 8 * (e / 2) + g;
                             float &score = scores[m][n][e];
+#ifdef MATRIX
+                            score = added.at(score, scaled, m, e / 2, n, e % 2);
+#else
                             if (BIAS) score = added(a, score, scaled, at, column);
+#endif
                             if (!whole && !seen.one(at, column)) score = -INFINITE;
                         }
                     }
@@ -377,7 +450,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
     float *dbias = by_distance + (1 + warp) * distances;
     float *dscores = by_distance + (1 + WARPS) * distances + warp * 16 * M * PITCH;
     const bool with_dbias = BIAS && a.dbias;
-    const u32 head = blockIdx.x, d = a.head_size, width = a.heads * d;
+    const u32 head = a.begin_head() + blockIdx.x, d = a.head_size, width = a.heads * d;
     const float keep_scale = DROPOUT ? a.dropout.scale : 1.0f;
     Part part;
     if (!part.begin(a, ROWS, false, a.right < (int)(1 << 30))) {
@@ -405,7 +478,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
     load_keys(0);
     load_keys(1);
     Added added{part, by_distance, 0.0f, head};
+#ifndef MATRIX
     if (BIAS) a.fill_bias(by_distance, added.slope, head, LOG2_E);
+#endif
     const u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     if (with_dbias) {
         for (u32 i = lane; i < distances; i += 32) dbias[i] = 0.0f;
@@ -441,6 +516,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
             float scores[M][STEP / 8][4], dweights[M][STEP / 8][4];
             multiply_tiles(scores, queries, warp_row, keys + slot, STEP * step);
             multiply_tiles(dweights, gradients, warp_row, values + slot, STEP * step);
+#ifdef MATRIX
+            added.load(a, part, head, query, key);
+#endif
             finish(scores);
             finish(dweights);
             const bool whole = seen.all(query, 16 * M, key, STEP);
@@ -459,7 +537,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
                         for (int b = 0; b < 2; b++) {
                             const u32 column = key + column_at(n, b, q);
                             float score = scores[m][n][2 * r + b];
+#ifdef MATRIX
+                            score = added.at(score, scaled, m, r, n, b);
+#else
                             if (BIAS) score = added(a, score, scaled, at, column);
+#endif
                             if (!whole && !seen.one(at, column)) score = -INFINITE;
                             const float p = exp2_fast(fmaf(score, factor, terms[m][r].x));
                             const float dw = dweights[m][n][2 * r + b], delta = terms[m][r].y;
@@ -475,6 +557,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS)
                         write_dscores(a, head, part.first_query, at, part.queries, key + column_at(n, 0, q), part.keys, ds, keep_scale);
 #endif
                     }
+#ifdef MATRIX
+                    // Divided by 1/(1 − p), as they are.
+#pragma unroll
+                    for (int n = 0; n < STEP / 8; n += 4) {
+                        const u32 first = key + 8 * n + 8 * q;
+                        const u32(&low)[4] = slopes[n / 2][m], (&high)[4] = slopes[n / 2 + 1][m];
+                        if (at >= part.queries || first >= a.reach) continue;
+                        u16 *to = a.dscores + a.matrix_row(part.first_query + at, head) + first;
+                        *reinterpret_cast<uint4 *>(to) = make_uint4(low[r], low[2 + r], high[r], high[2 + r]);
+                    }
+#endif
                 }
             }
             if (with_dbias) {
@@ -526,7 +619,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
     float *by_distance = reinterpret_cast<float *>(terms + 2 * BLOCK);
     Part part;
     if (!part.begin(a, ROWS, true)) return;
-    const u32 key_head = blockIdx.x / PARTS, first_column = blockIdx.x % PARTS * N * 8;
+    const u32 key_head = a.begin_head() + blockIdx.x / PARTS, first_column = blockIdx.x % PARTS * N * 8;
     const u32 d = a.head_size, width = a.heads * d;
     const u16 *key_from = a.key + (u64)part.first_key * a.key_stride + key_head * d;
     const u16 *value_from = a.value + (u64)part.first_key * a.value_stride + key_head * d;
@@ -561,7 +654,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
     const Seen seen(a, part.shift, part.keys);
     const float scaled = a.scale * LOG2_E, factor = BIAS ? 1.0f : scaled, keep_scale = DROPOUT ? a.dropout.scale : 1.0f;
     Draws draws;
+#ifdef MATRIX
+    AddedByKeys added;
+#else
     Added added{part, by_distance, 0.0f, 0};
+#endif
     float dkeys[M][N][4], dvalues[M][N][4];
     clear(dkeys);
     clear(dvalues);
@@ -569,9 +666,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
         const u32 head = key_head * a.group + block / blocks;
         if (block % blocks == 0) {
             if (DROPOUT) draws = draws_of(a, part.number, head, part.keys);
+#ifndef MATRIX
             // All have left the last head's steps: see the end of the loop.
             if (BIAS) a.fill_bias(by_distance, added.slope, head, LOG2_E);
             added.head = head;
+#endif
         }
         copies_wait<1>();
         copied();
@@ -584,6 +683,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
             float scores[M][4][4], dweights[M][4][4];
             multiply_tiles(scores, keys, warp_row, queries + slot, 32 * step);
             multiply_tiles(dweights, values, warp_row, gradients + slot, 32 * step);
+#ifdef MATRIX
+            added.load(a, part, head, query, key);
+#endif
             finish(scores);
             finish(dweights);
             const bool whole = seen.all(query, 32, key, 16 * M);
@@ -596,7 +698,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS) backward_
                         for (int e = 0; e < 4; e++) {
                             const u32 at = key + key_row_at(m, e / 2, g), column = query + 8 * n + 2 * q + e % 2;
                             float &score = scores[m][n][e];
+#ifdef MATRIX
+                            score = added.at(score, scaled, m, e / 2, n, e % 2);
+#else
                             if (BIAS) score = added(a, score, scaled, column, at);
+#endif
                             if (!whole && !seen.one(column, at)) score = -INFINITE;
                         }
                     }

@@ -1,7 +1,8 @@
 // Attention by a description (described.cuh) for every head size up to 256, in f32 or bf16: a warp for each row, no tensor cores. The
 // measure for the fast kernels, and what runs where those do not apply.
 //
-// Compiled for a storage type STORE, and with a BIAS or not; with one also for POSITIONS that contents are scored against.
+// Compiled for a storage type STORE, and with a BIAS or not; with one also for POSITIONS that contents are scored against, and for a
+// MATRIX that is added to scores.
 
 typedef STORE E;
 typedef Described<E> Arguments;
@@ -67,11 +68,19 @@ struct Head {
 
     __device__ __forceinline__ float score(float product, u32 query, u32 key) const {
         if (!BIAS) return product * a.scale;
+#ifdef MATRIX
+        return product * a.scale + widen(a.by_query[a.matrix_row(part.first_query + query, head) + key]);
+#endif
 #ifdef POSITIONS
         return product * a.scale + part.by_position(a, by_distance, head, query, key);
 #endif
         const int distance = (int)key - (int)query - part.shift;
         return product * a.scale + fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
+    }
+
+    // The probability of a score; 0 where a query does not see the key, whatever else it sees.
+    __device__ __forceinline__ float probability(float score, float log_sum) const {
+        return score == -INFINITE ? 0.0f : expf(score - log_sum);
     }
 
     // 0 where the weight of a key for a query is dropped, else what it is multiplied by. `bits` are those of `group`.
@@ -90,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) forward(const __grid_co
     extern __shared__ float by_distance[];
     Part part;
     if (!part.begin(a, TILE, false)) return;
-    const Head head(a, part, blockIdx.x, by_distance);
+    const Head head(a, part, a.begin_head() + blockIdx.x, by_distance);
     const u32 end = min(part.queries, part.row + TILE);
     for (u32 query = part.row + threadIdx.x / 32; query < end; query += WARPS) {
         float q[OWN], k[OWN], v[OWN], sums[OWN] = {};
@@ -103,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) forward(const __grid_co
             load_row(k, a.key + head.key(key), head.d);
             load_row(v, a.value + head.value(key), head.d);
             const float score = head.score(dot(q, k), query, key), raised = fmaxf(most, score);
+            if (score == -INFINITE) continue;
             const float fade = expf(most - raised), p = expf(score - raised);
             const float weight = p * head.kept(query, key, bits, group);
             total = fmaf(total, fade, p);
@@ -127,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_queries(const 
         if (BIAS && a.dbias) a.write_dbias(nullptr, 0, 0.0f);
         return;
     }
-    const Head head(a, part, blockIdx.x, by_distance);
+    const Head head(a, part, a.begin_head() + blockIdx.x, by_distance);
     if (BIAS && a.dbias) {
         for (u32 i = threadIdx.x % 32; i < distances; i += 32) sums_by_distance[i] = 0.0f;
         __syncwarp();
@@ -146,10 +156,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_queries(const 
         for (u32 key = part.keys_from(a, query); key < keys; key++) {
             load_row(k, a.key + head.key(key), head.d);
             load_row(v, a.value + head.value(key), head.d);
-            const float p = expf(head.score(dot(q, k), query, key) - log_sum);
+            const float p = head.probability(head.score(dot(q, k), query, key), log_sum);
             const float slope = p * (dot(dout, v) * head.kept(query, key, bits, group) - delta);
 #pragma unroll
             for (int i = 0; i < OWN; i++) sums[i] = fmaf(slope, k[i], sums[i]);
+#ifdef MATRIX
+            if (threadIdx.x % 32 == 0) a.dscores[a.matrix_row(part.first_query + query, head.head) + key] = narrow<E>(slope);
+#endif
 #ifdef POSITIONS
             const u64 row = (u64)(part.first_query + query) * a.heads + head.head;
             if (threadIdx.x % 32 == 0) a.dscores[row * a.reach + key] = narrow<E>(slope);
@@ -174,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_keys(const __g
         const u32 key = first + (lane_row - part.row);
         float q[OWN], k[OWN], v[OWN], dout[OWN], dkey[OWN] = {}, dvalue[OWN] = {};
         for (u32 g = 0; g < a.group; g++) {
-            const Head head(a, part, blockIdx.x * a.group + g, by_distance);
+            const Head head(a, part, a.begin_head() + blockIdx.x * a.group + g, by_distance);
             if (key >= end) continue;
             load_row(k, a.key + head.key(key), d);
             load_row(v, a.value + head.value(key), d);
@@ -186,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_keys(const __g
                 u32 group = ~0u;
                 const float kept = head.kept(query, key, bits, group);
                 const Terms terms = a.terms[head.sums(query)];
-                const float p = expf(head.score(dot(q, k), query, key) - terms.x);
+                const float p = head.probability(head.score(dot(q, k), query, key), terms.x);
                 const float slope = p * (dot(dout, v) * kept - terms.y);
 #ifdef POSITIONS
                 const u64 row = (u64)(part.first_key + key) * a.heads + head.head;
@@ -200,8 +213,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) backward_keys(const __g
             }
         }
         if (key >= end) continue;
-        store_row(a.dkey + (u64)(part.first_key + key) * a.key_stride + blockIdx.x * d, d, dkey, a.scale);
-        store_row(a.dvalue + (u64)(part.first_key + key) * a.value_stride + blockIdx.x * d, d, dvalue, 1.0f);
+        const u32 column = (a.begin_head() + blockIdx.x) * d;
+        store_row(a.dkey + (u64)(part.first_key + key) * a.key_stride + column, d, dkey, a.scale);
+        store_row(a.dvalue + (u64)(part.first_key + key) * a.value_stride + column, d, dvalue, 1.0f);
     }
 }
 
@@ -211,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) probabilities(const __g
     extern __shared__ float by_distance[];
     Part part;
     if (!part.begin(a, TILE, false)) return;
-    const Head head(a, part, blockIdx.x, by_distance);
+    const Head head(a, part, a.begin_head() + blockIdx.x, by_distance);
     const u32 end = min(part.queries, part.row + TILE);
     for (u32 query = part.row + threadIdx.x / 32; query < end; query += WARPS) {
         float q[OWN], k[OWN];
@@ -222,9 +236,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) probabilities(const __g
         for (u32 key = from; key < to; key++) {
             load_row(k, a.key + head.key(key), head.d);
             const float score = head.score(dot(q, k), query, key), raised = fmaxf(most, score);
+            if (threadIdx.x % 32 == key % 32) row[key] = score;
+            if (score == -INFINITE) continue;
             total = fmaf(total, expf(most - raised), expf(score - raised));
             most = raised;
-            if (threadIdx.x % 32 == key % 32) row[key] = score;
         }
         // Each lane reads what it wrote.
         for (u32 key = threadIdx.x % 32; key < part.keys; key += 32) {

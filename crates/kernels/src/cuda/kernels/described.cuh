@@ -52,7 +52,23 @@ template <class E> struct Described {
     u32 thresholds[LEVELS];        // The least distance of each bucket of a side but the first.
     u32 keys[14];                  // Philox' keys of its seven rounds.
     u32 positions;
+    // Of a MATRIX that is added to scores (`by_query`: rows × some heads × reach; −∞ where a query does not see a key), the first of
+    // these heads and how many there are. Gradients of scores (`dscores`) lie as it does.
+    u32 first_head, matrix_heads;
     Dropout dropout;
+
+    // The first head of those that are worked on.
+    __device__ __forceinline__ u32 begin_head() const {
+#ifdef MATRIX
+        return first_head;
+#else
+        return 0;
+#endif
+    }
+    // Where the numbers of a query, counted among all, and a head begin in the matrix.
+    __device__ __forceinline__ u64 matrix_row(u32 query, u32 head) const {
+        return ((u64)query * matrix_heads + (head - first_head)) * reach;
+    }
 
     // The bucket of a key that stands `distance` after the query.
     __device__ __forceinline__ u32 bucket(int distance) const {
@@ -68,6 +84,8 @@ template <class E> struct Described {
     __device__ __forceinline__ void fill_bias(float *by_distance, float &slope, u32 head, float factor) const {
 #ifdef POSITIONS
         for (int i = threadIdx.x; i <= 2 * reach; i += blockDim.x) by_distance[i] = __uint_as_float(distance_rows[i]);
+        return;
+#elif defined(MATRIX)
         return;
 #endif
         slope = bias_kind == SLOPES ? -bias[head] * factor : 0.0f;

@@ -1,6 +1,5 @@
 // AdamW, StableAdamW and LAMB over flat buffers, in pieces of one tensor each. What changes from step to step is read from device
-// memory, so that a recorded graph can be played again.
-#include "common.cuh"
+// memory, so that a recorded graph can be played again. Stands behind flat.cuh.
 
 // A piece of one segment.
 struct Chunk {
@@ -56,41 +55,6 @@ __device__ __forceinline__ float direction(const Rule &rule, const Factors &f, f
     return fmaf(p, decay, __fdividef(m * f.correct_m, fmaf(root, f.correct_root, rule.epsilon)));
 }
 
-// Four numbers at a time: a warp then reads and writes whole lines.
-#define UNIT 4
-
-// Runs `body(i, count)` for units of four elements, or single ones where the chunk does not begin at a multiple of four.
-template <class F> __device__ __forceinline__ void for_chunk(const Chunk &chunk, F body) {
-    const u64 end = chunk.start + chunk.length;
-    const u64 whole = chunk.start % UNIT == 0 ? chunk.start + chunk.length / UNIT * UNIT : chunk.start;
-#pragma unroll 2
-    for (u64 i = chunk.start + threadIdx.x * UNIT; i < whole; i += blockDim.x * UNIT) body(i, UNIT);
-    for (u64 i = whole + threadIdx.x; i < end; i += blockDim.x) body(i, 1);
-}
-
-__device__ __forceinline__ void load(const float *p, u64 i, int count, float (&x)[UNIT]) {
-    if (count == UNIT) {
-        const float4 v = *(const float4 *)(p + i);
-        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-    } else {
-        x[0] = p[i];
-    }
-}
-__device__ __forceinline__ void store(float *p, u64 i, int count, const float (&x)[UNIT]) {
-    if (count == UNIT) {
-        *(float4 *)(p + i) = make_float4(x[0], x[1], x[2], x[3]);
-    } else {
-        p[i] = x[0];
-    }
-}
-__device__ __forceinline__ void store(bf16 *p, u64 i, int count, const float (&x)[UNIT]) {
-    if (count == UNIT) {
-        *(uint2 *)(p + i) = make_uint2(pack(x[0], x[1]), pack(x[2], x[3]));
-    } else {
-        p[i] = narrow<bf16>(x[0]);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(256)
     adamw(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *g, float *m,
           float *v, bf16 *copy) {
@@ -99,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const Chunk chunk = chunks[blockIdx.x];
     const Segment segment = segments[chunk.segment];
     const float rate = f.learning_rate * segment.rate;
-    for_chunk(chunk, [&](u64 i, int count) {
+    for_piece(chunk.start, chunk.length, [&](u64 i, int count) {
         float pp[UNIT], gg[UNIT], mm[UNIT], vv[UNIT];
         load(p, i, count, pp);
         load(g, i, count, gg);
@@ -128,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const Chunk chunk = chunks[blockIdx.x];
     const Segment segment = segments[chunk.segment];
     double lengths = 0.0, steps = 0.0;
-    for_chunk(chunk, [&](u64 i, int count) {
+    for_piece(chunk.start, chunk.length, [&](u64 i, int count) {
         float pp[UNIT], gg[UNIT], mm[UNIT], vv[UNIT];
         load(p, i, count, pp);
         load(g, i, count, gg);
@@ -182,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const Chunk chunk = chunks[blockIdx.x];
     const float least = fmaxf(rule.epsilon * rule.epsilon, 1.1754944e-38f), correct = f.correct_root * f.correct_root;
     double ratios = 0.0;
-    for_chunk(chunk, [&](u64 i, int count) {
+    for_piece(chunk.start, chunk.length, [&](u64 i, int count) {
         float gg[UNIT], mm[UNIT], vv[UNIT];
         load(g, i, count, gg);
         load(m, i, count, mm);
@@ -227,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (f.skip) return;
     const Chunk chunk = chunks[blockIdx.x];
     const float decay = segments[chunk.segment].decay, rate = rates[chunk.segment];
-    for_chunk(chunk, [&](u64 i, int count) {
+    for_piece(chunk.start, chunk.length, [&](u64 i, int count) {
         float pp[UNIT], mm[UNIT], vv[UNIT];
         load(p, i, count, pp);
         load(m, i, count, mm);
