@@ -25,51 +25,82 @@ pub(crate) enum Tiles {
     Model,
 }
 
-/// Tiles that are set up on this thread.
-#[derive(Default)]
-pub(crate) struct SetUp(
+/// Tiles that are set up on this thread: 32×32 sums that grow by blocks along k.
+pub(crate) struct SetUp {
+    by: Tiles,
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[allow(dead_code, reason = "held for its drop")]
-    Option<processor::Configured>,
-);
+    processor: Option<processor::Configured>,
+    model: Option<model::Sums>,
+}
+
+impl SetUp {
+    /// Sets all sums to zero.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self) {
+        match self.by {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            // SAFETY: tiles are set up as long as this lives.
+            Tiles::Processor => unsafe { processor::begin() },
+            Tiles::Model => self.model = Some(model::Sums::default()),
+        }
+    }
+
+    /// Adds `blocks` blocks to 16·`row_tiles` rows (one or two tiles) of sums, and asks for what is at `ahead` and after it,
+    /// [`AHEAD`] bytes for each block, to be brought into the second-level cache.
+    ///
+    /// # Safety
+    /// The panels hold so many more blocks of so many rows and of 32 columns.
+    #[inline(always)]
+    pub(crate) unsafe fn add(
+        &mut self,
+        row_tiles: usize,
+        blocks: usize,
+        left: *const u32,
+        right: *const u32,
+        ahead: *const u32,
+    ) {
+        if blocks == 0 {
+            return;
+        }
+        match self.by {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            // SAFETY: as for this function, and tiles are set up as long as this lives.
+            Tiles::Processor => unsafe { processor::add(row_tiles, blocks, left, right, ahead) },
+            Tiles::Model => {
+                let sums = self.model.get_or_insert_default();
+                // SAFETY: as for this function.
+                unsafe { sums.add(row_tiles, blocks, left, right) };
+            }
+        }
+    }
+
+    /// Writes `sums[r * 32 + c]` for 16·`row_tiles` rows.
+    #[inline(always)]
+    pub(crate) fn store(&mut self, row_tiles: usize, sums: &mut [f32; 2 * ROWS * COLUMNS]) {
+        match self.by {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            // SAFETY: the sums are two tiles high, and tiles are set up as long as this lives.
+            Tiles::Processor => unsafe { processor::store(row_tiles, sums.as_mut_ptr()) },
+            Tiles::Model => self.model.get_or_insert_default().store(row_tiles, sums),
+        }
+    }
+}
+
+/// Bytes that are asked for ahead with each block.
+pub(crate) const AHEAD: usize = 256;
 
 impl Tiles {
     /// Sets the processor's tiles up on this thread, until what it returns is dropped: with tiles in use, every switch to
     /// another thread has 8 KiB more to save.
     #[inline(always)]
     pub(crate) fn set_up(self) -> SetUp {
-        match self {
+        SetUp {
+            by: self,
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             // SAFETY: a `Cpu` with tiles exists only where `available` was true.
-            Tiles::Processor => SetUp(Some(unsafe { processor::Configured::new() })),
-            Tiles::Model => SetUp::default(),
-        }
-    }
-
-    /// `sums[r * 32 + c]` for 16·`row_tiles` rows (one or two tiles) over `blocks` blocks.
-    ///
-    /// # Safety
-    /// [`Tiles::set_up`] was called, and what it returned still lives; the panels hold `blocks` blocks of so many rows and of 32 columns; all of `sums` may be
-    /// written.
-    #[inline(always)]
-    pub(crate) unsafe fn multiply(
-        self,
-        row_tiles: usize,
-        blocks: usize,
-        left: *const u32,
-        right: *const u32,
-        sums: *mut f32,
-    ) {
-        // SAFETY: as for this function.
-        unsafe {
-            if blocks == 0 {
-                return sums.write_bytes(0, row_tiles * ROWS * COLUMNS);
-            }
-            match self {
-                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                Tiles::Processor => processor::multiply(row_tiles, blocks, left, right, sums),
-                Tiles::Model => model::multiply(row_tiles, blocks, left, right, sums),
-            }
+            processor: (self == Tiles::Processor).then(|| unsafe { processor::Configured::new() }),
+            model: None,
         }
     }
 
@@ -192,70 +223,103 @@ mod processor {
         }
     }
 
+    // Sums stay in the tiles 0 to 3 from one block of assembly to the next. The compiler knows no instruction that would
+    // use a tile, so that nothing else touches them; only `add` clobbers, the tiles that it reads operands into.
+
     /// # Safety
-    /// As for `Tiles::multiply`; at least one block.
+    /// Tiles are set up.
     #[inline(always)]
-    pub(super) unsafe fn multiply(
-        row_tiles: usize,
-        blocks: usize,
-        left: *const u32,
-        right: *const u32,
-        sums: *mut f32,
-    ) {
-        // SAFETY: each round reads a block of 16 units of both panels, of 64 bytes a row on the left and 128 on the right;
-        // the sums are rows of 128 bytes.
+    pub(super) unsafe fn begin() {
+        // SAFETY: registers only.
         unsafe {
-            if row_tiles == 1 {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "2:",
-                    "tileloadd tmm4, [{a} + {row}*1]",
-                    "tileloadd tmm6, [{b} + {wide}*1]",
-                    "tileloadd tmm7, [{b} + {wide}*1 + 64]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "add {a}, 1024",
-                    "add {b}, 2048",
-                    "dec {blocks}",
-                    "jnz 2b",
-                    "tilestored [{sums} + {wide}*1], tmm0",
-                    "tilestored [{sums} + {wide}*1 + 64], tmm1",
-                    a = inout(reg) left => _, b = inout(reg) right => _, blocks = inout(reg) blocks => _,
-                    sums = in(reg) sums, row = in(reg) 64_usize, wide = in(reg) 128_usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-                return;
-            }
             asm!(
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "tilezero tmm2",
                 "tilezero tmm3",
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// # Safety
+    /// As for `SetUp::add`; at least one block, and tiles are set up.
+    #[inline(always)]
+    pub(super) unsafe fn add(row_tiles: usize, blocks: usize, left: *const u32, right: *const u32, ahead: *const u32) {
+        // SAFETY: each round reads a block of 16 units of both panels, of 64 bytes a row on the left and 128 on the right. A
+        // prefetch of any address is allowed.
+        unsafe {
+            if row_tiles == 1 {
+                asm!(
+                    "2:",
+                    "tileloadd tmm4, [{a} + {row}*1]",
+                    "tileloadd tmm6, [{b} + {wide}*1]",
+                    "prefetcht1 [{ahead}]",
+                    "prefetcht1 [{ahead} + 64]",
+                    "tileloadd tmm7, [{b} + {wide}*1 + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "prefetcht1 [{ahead} + 128]",
+                    "prefetcht1 [{ahead} + 192]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "add {ahead}, 256",
+                    "add {a}, 1024",
+                    "add {b}, 2048",
+                    "dec {blocks}",
+                    "jnz 2b",
+                    a = inout(reg) left => _, b = inout(reg) right => _, blocks = inout(reg) blocks => _,
+                    ahead = inout(reg) ahead => _, row = in(reg) 64_usize, wide = in(reg) 128_usize,
+                    out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                    options(readonly, nostack),
+                );
+                return;
+            }
+            asm!(
                 "2:",
                 "tileloadd tmm4, [{a} + {row}*1]",
                 "tileloadd tmm6, [{b} + {wide}*1]",
                 "tileloadd tmm7, [{b} + {wide}*1 + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht1 [{ahead}]",
                 "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+                "prefetcht1 [{ahead} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                "prefetcht1 [{ahead} + 128]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
+                "prefetcht1 [{ahead} + 192]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {ahead}, 256",
                 "add {a}, 2048",
                 "add {b}, 2048",
                 "dec {blocks}",
                 "jnz 2b",
+                a = inout(reg) left => _, b = inout(reg) right => _, blocks = inout(reg) blocks => _,
+                ahead = inout(reg) ahead => _, row = in(reg) 64_usize, wide = in(reg) 128_usize,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(readonly, nostack),
+            );
+        }
+    }
+
+    /// # Safety
+    /// 16·`row_tiles` rows of 32 numbers may be written, and tiles are set up.
+    #[inline(always)]
+    pub(super) unsafe fn store(row_tiles: usize, sums: *mut f32) {
+        // SAFETY: the sums are rows of 128 bytes.
+        unsafe {
+            asm!(
                 "tilestored [{sums} + {wide}*1], tmm0",
                 "tilestored [{sums} + {wide}*1 + 64], tmm1",
-                "tilestored [{sums} + {wide}*1 + 2048], tmm2",
-                "tilestored [{sums} + {wide}*1 + 2112], tmm3",
-                a = inout(reg) left => _, b = inout(reg) right => _, blocks = inout(reg) blocks => _,
-                sums = in(reg) sums, row = in(reg) 64_usize, wide = in(reg) 128_usize,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
+                sums = in(reg) sums, wide = in(reg) 128_usize,
+                options(nostack, preserves_flags),
             );
+            if row_tiles == 2 {
+                asm!(
+                    "tilestored [{sums} + {wide}*1 + 2048], tmm2",
+                    "tilestored [{sums} + {wide}*1 + 2112], tmm3",
+                    sums = in(reg) sums, wide = in(reg) 128_usize,
+                    options(nostack, preserves_flags),
+                );
+            }
         }
     }
 
@@ -301,7 +365,7 @@ mod model {
 
     /// `tileloadd`: rows that begin `stride` units apart.
     unsafe fn load(from: *const u32, stride: usize) -> Tile {
-        // SAFETY: as for `Tiles::multiply`.
+        // SAFETY: as for `SetUp::add`.
         std::array::from_fn(|r| unsafe { from.add(r * stride).cast::<[u32; 16]>().read_unaligned() })
     }
 
@@ -346,31 +410,32 @@ mod model {
         if exact.abs() < least { 0.0_f32.copysign(sum) } else { sum }
     }
 
-    /// # Safety
-    /// As for `Tiles::multiply`.
-    pub(super) unsafe fn multiply(
-        row_tiles: usize,
-        blocks: usize,
-        left: *const u32,
-        right: *const u32,
-        sums: *mut f32,
-    ) {
-        // SAFETY: the same places as the processor's loop reads and writes.
-        unsafe {
-            let mut tiles = [[[0.0; 16]; ROWS]; 4];
-            for block in 0..blocks {
-                let b = right.add(block * UNITS * COLUMNS);
-                let b = [load(b, COLUMNS), load(b.add(16), COLUMNS)];
-                for i in 0..row_tiles {
-                    let a = load(left.add((block * row_tiles + i) * ROWS * UNITS), UNITS);
-                    multiply_add(&mut tiles[2 * i], &a, &b[0]);
-                    multiply_add(&mut tiles[2 * i + 1], &a, &b[1]);
+    /// Two by two tiles of sums.
+    #[derive(Default)]
+    pub(super) struct Sums([[[f32; 16]; ROWS]; 4]);
+
+    impl Sums {
+        /// # Safety
+        /// As for `SetUp::add`.
+        pub(super) unsafe fn add(&mut self, row_tiles: usize, blocks: usize, left: *const u32, right: *const u32) {
+            // SAFETY: the same places as the processor's loop reads.
+            unsafe {
+                for block in 0..blocks {
+                    let b = right.add(block * UNITS * COLUMNS);
+                    let b = [load(b, COLUMNS), load(b.add(16), COLUMNS)];
+                    for i in 0..row_tiles {
+                        let a = load(left.add((block * row_tiles + i) * ROWS * UNITS), UNITS);
+                        multiply_add(&mut self.0[2 * i], &a, &b[0]);
+                        multiply_add(&mut self.0[2 * i + 1], &a, &b[1]);
+                    }
                 }
             }
-            for row in 0..row_tiles * ROWS {
-                for half in 0..2 {
-                    let to = sums.add(row * COLUMNS + half * 16);
-                    to.cast::<[f32; 16]>().write_unaligned(tiles[row / ROWS * 2 + half][row % ROWS]);
+        }
+
+        pub(super) fn store(&self, row_tiles: usize, sums: &mut [f32]) {
+            for (row, sums) in sums.chunks_exact_mut(COLUMNS).take(row_tiles * ROWS).enumerate() {
+                for (half, sums) in sums.chunks_exact_mut(16).enumerate() {
+                    sums.copy_from_slice(&self.0[row / ROWS * 2 + half][row % ROWS]);
                 }
             }
         }
@@ -466,10 +531,19 @@ mod tests {
         for (row_tiles, blocks) in [(1, 0), (1, 1), (1, 5), (2, 0), (2, 1), (2, 7)] {
             let (left, right) = (units(blocks * row_tiles * ROWS * UNITS), units(blocks * UNITS * COLUMNS));
             let run = |tiles: Tiles| {
-                let mut sums = vec![f32::NAN; 2 * ROWS * COLUMNS];
-                let _tiles = tiles.set_up();
-                // SAFETY: the panels are as large as the numbers say.
-                unsafe { tiles.multiply(row_tiles, blocks, left.as_ptr(), right.as_ptr(), sums.as_mut_ptr()) };
+                let mut sums = [f32::NAN; 2 * ROWS * COLUMNS];
+                let mut tiles = tiles.set_up();
+                // What another product left does not show, and parts add up.
+                for blocks in [0..blocks, 0..blocks / 3, blocks / 3..blocks] {
+                    if blocks.start == 0 {
+                        tiles.begin();
+                    }
+                    let (a, b) =
+                        (&left[blocks.start * row_tiles * ROWS * UNITS..], &right[blocks.start * UNITS * COLUMNS..]);
+                    // SAFETY: the panels are as large as the numbers say.
+                    unsafe { tiles.add(row_tiles, blocks.len(), a.as_ptr(), b.as_ptr(), b.as_ptr()) };
+                }
+                tiles.store(row_tiles, &mut sums);
                 sums.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
             let expected = run(Tiles::Model);

@@ -730,11 +730,62 @@ fn bits<E: Element>(x: E) -> u32 {
     x.to_f32().to_bits() >> 16
 }
 
-/// Panels of A and of B that a task has.
-#[derive(Clone, Copy, Debug)]
+/// How the tiles of a product are divided into tasks. No result depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Division {
+    /// Panels of A that a task has.
     rows: usize,
+    /// Panels of B that it has.
     columns: usize,
+    /// Panels of A that fit into the second-level cache while those of B stream by.
+    fit_rows: usize,
+    /// The same of B.
+    fit_columns: usize,
+}
+
+impl Division {
+    /// `packed`: whether B is packed already. `cache`: bytes of the second-level cache.
+    fn new(s: &Sizes, packed: bool, threads: usize, cache: usize) -> Self {
+        let (m, n) = (s.m_panels(), s.n_panels());
+        let (a, b) = (s.depth * s.tile_rows * 4, s.right_panel() * 4);
+        let stays = (cache / 8 * 3).max(128 << 10);
+        let (fit_rows, fit_columns) = ((stays / a.max(1)).max(1), (stays / b.max(1)).max(1));
+        let by = |rows, columns| Self { rows, columns, fit_rows, fit_columns };
+        if threads == 1 {
+            // The operand with fewer panels is packed for all, the other by its tasks.
+            let many_rows = m * s.tile_rows >= n * s.tile_columns;
+            return if packed || many_rows { by(fit_rows.min(m), n) } else { by(m, fit_columns.min(n)) };
+        }
+        // Cycles that a tile takes, and that a byte takes from beyond the second-level cache; both roughly.
+        let tile =
+            if s.tiles.is_some() { s.depth as f64 * 4.0 + 200.0 } else { (s.depth * s.tile_rows) as f64 + 100.0 };
+        const BYTE: f64 = 1.0 / 8.0;
+        let mut best = (f64::INFINITY, by(1, n));
+        for rounds in 1..=4 {
+            let tasks = rounds * threads;
+            let mut parts = 1;
+            while parts <= m.min(tasks) {
+                let rows = m.div_ceil(parts);
+                let columns = n.div_ceil((tasks / parts).min(n));
+                let count = m.div_ceil(rows) * n.div_ceil(columns);
+                // What streams by is read again for each part of the other operand that stays in the cache.
+                let again = rows.div_ceil(fit_rows).min(columns.div_ceil(fit_columns)) - 1;
+                let bytes = (rows * a + columns * b + again * (rows * a).min(columns * b)) as f64;
+                let task = (rows * columns) as f64 * tile + bytes * BYTE;
+                // An operand that tasks share is written to memory first, and not by the task that reads it.
+                let left = if columns < n { m * a } else { 0 };
+                let right = if packed || rows >= m { 0 } else { n * b };
+                let shared = (left + right) as f64 * 2.0 * BYTE / threads as f64;
+                // Some thread is always late: many small tasks even that out.
+                let time = (count.div_ceil(threads) as f64 + 0.15) * task + shared;
+                if time < best.0 {
+                    best = (time, by(rows, columns));
+                }
+                parts += 1 + parts / 4;
+            }
+        }
+        best.1
+    }
 }
 
 /// Whose panels a task reads again and again, from the second-level cache, while those of the other stream by.
@@ -760,67 +811,15 @@ struct Run<'a, 'b, O> {
 }
 
 impl<O: Element> Run<'_, '_, O> {
-    /// Bytes of a panel of A, and of one of B.
-    fn panel_bytes(&self) -> (usize, usize) {
-        let s = &self.sizes;
-        (s.depth * s.tile_rows * 4, s.right_panel() * 4)
-    }
-
-    /// How many panels of so many bytes should stay in the second-level cache while those of the other operand stream by.
-    fn fit(&self, panel_bytes: usize) -> usize {
-        let cache = self.cpu.second_level_cache();
-        ((cache / 2).saturating_sub(cache / 8).max(128 << 10) / panel_bytes.max(1)).max(1)
-    }
-
-    /// How the tiles are divided into tasks; a result does not depend on it. `packed`: whether B is packed already.
     fn division(&self, packed: bool) -> Division {
-        let s = &self.sizes;
-        let (m, n, threads) = (s.m_panels(), s.n_panels(), self.cpu.threads_of_a_loop());
-        let (a, b) = self.panel_bytes();
-        if threads == 1 {
-            // The operand with fewer panels is packed for all, the other by its tasks.
-            return if packed || m * s.tile_rows >= n * s.tile_columns {
-                Division { rows: self.fit(a).min(m), columns: n }
-            } else {
-                Division { rows: m, columns: self.fit(b).min(n) }
-            };
-        }
-        // Cycles that a tile takes, and that a byte takes from beyond the second-level cache; both roughly.
-        let tile =
-            if s.tiles.is_some() { s.depth as f64 * 4.0 + 200.0 } else { (s.depth * s.tile_rows) as f64 + 100.0 };
-        const BYTE: f64 = 1.0 / 8.0;
-        let mut best = (f64::INFINITY, Division { rows: 1, columns: n });
-        for rounds in 1..=4 {
-            let tasks = rounds * threads;
-            let mut parts = 1;
-            while parts <= m.min(tasks) {
-                let rows = m.div_ceil(parts);
-                let columns = n.div_ceil((tasks / parts).min(n));
-                let count = m.div_ceil(rows) * n.div_ceil(columns);
-                // What streams by is read again for each part of the other operand that stays in the cache.
-                let again = rows.div_ceil(self.fit(a)).min(columns.div_ceil(self.fit(b))) - 1;
-                let bytes = (rows * a + columns * b + again * (rows * a).min(columns * b)) as f64;
-                // Some thread is always late: many small tasks even that out.
-                let mut time =
-                    (count.div_ceil(threads) as f64 + 0.15) * ((rows * columns) as f64 * tile + bytes * BYTE);
-                if !packed && rows < m && columns < n {
-                    // Both operands are packed for all, and not by the tasks that read them.
-                    time += (m * a).min(n * b) as f64 * 2.0 * BYTE / threads as f64;
-                }
-                if time < best.0 {
-                    best = (time, Division { rows, columns });
-                }
-                parts += 1 + parts / 4;
-            }
-        }
-        best.1
+        Division::new(&self.sizes, packed, self.cpu.threads_of_a_loop(), self.cpu.second_level_cache())
     }
 
     /// All tiles, where B is packed.
     fn with_packed<E: Element>(&self, a: Side<'_, E>, right: &[u32]) {
         let (s, division) = (&self.sizes, self.division(true));
         if division.columns >= s.n_panels() {
-            return self.tasks_by_rows(a, right, division.rows);
+            return self.tasks_by_rows(a, right, division);
         }
         self.with_left(Purpose::Shared, a, |left| self.tasks::<E>(left, right, division));
     }
@@ -829,21 +828,21 @@ impl<O: Element> Run<'_, '_, O> {
     fn with_plain<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>) {
         let (s, division) = (&self.sizes, self.division(false));
         if division.rows >= s.m_panels() {
-            return self.tasks_by_columns(a, b, division.columns);
+            return self.tasks_by_columns(a, b, division);
         }
         scratch::with(Purpose::Shared, s.n_panels() * s.right_panel(), |right: &mut [u32]| {
             pack_all(self.cpu, s, b, right);
             if division.columns >= s.n_panels() {
-                return self.tasks_by_rows(a, right, division.rows);
+                return self.tasks_by_rows(a, right, division);
             }
             self.with_left(Purpose::Left, a, |left| self.tasks::<E>(left, right, division));
         });
     }
 
     /// Each task packs some rows of A and multiplies them with all of B.
-    fn tasks_by_rows<E: Element>(&self, a: Side<'_, E>, right: &[u32], group: usize) {
+    fn tasks_by_rows<E: Element>(&self, a: Side<'_, E>, right: &[u32], division: Division) {
         let s = &self.sizes;
-        let group = group.min(self.fit(self.panel_bytes().0));
+        let group = division.rows.min(division.fit_rows);
         self.cpu.for_each(s.m_panels().div_ceil(group), |task| {
             let panels = task * group..((task + 1) * group).min(s.m_panels());
             let units = s.left_at(panels.end) - s.left_at(panels.start);
@@ -855,10 +854,10 @@ impl<O: Element> Run<'_, '_, O> {
     }
 
     /// All of A is packed first, then each task packs some columns of B and multiplies all of A with them.
-    fn tasks_by_columns<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>, group: usize) {
+    fn tasks_by_columns<E: Element>(&self, a: Side<'_, E>, b: Side<'_, E>, division: Division) {
         let s = &self.sizes;
         let panel = s.right_panel();
-        let group = group.min(self.fit(self.panel_bytes().1));
+        let group = division.columns.min(division.fit_columns);
         self.with_left(Purpose::Shared, a, |left| {
             self.cpu.for_each(s.n_panels().div_ceil(group), |task| {
                 let panels = task * group..((task + 1) * group).min(s.n_panels());
@@ -873,11 +872,10 @@ impl<O: Element> Run<'_, '_, O> {
     }
 
     /// Both operands are packed, and each task has some rows of the one and some columns of the other.
-    fn tasks<E: Element>(&self, left: &[u32], right: &[u32], Division { rows, columns }: Division) {
+    fn tasks<E: Element>(&self, left: &[u32], right: &[u32], division: Division) {
         let s = &self.sizes;
+        let Division { rows, columns, fit_rows, fit_columns } = division;
         let (down, across) = (s.m_panels().div_ceil(rows), s.n_panels().div_ceil(columns));
-        let (a, b) = self.panel_bytes();
-        let (fit_rows, fit_columns) = (self.fit(a), self.fit(b));
         // Those parts stay in the cache of which there are fewer.
         let left_stays = rows.div_ceil(fit_rows) <= columns.div_ceil(fit_columns);
         self.cpu.for_each(down * across, |task| {
@@ -1055,7 +1053,7 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
         unsafe {
             target.expect::<S>(first, end, column * sizes.tile_columns);
             multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
-            finish::<S, O>(&tile, first, end, column * sizes.tile_columns, target);
+            finish::<S, O>(&tile.0, first, end, column * sizes.tile_columns, target);
         }
     }
 }
@@ -1081,50 +1079,89 @@ unsafe fn matrix_tiles_body<S: Simd, O: Element>(
     stays: Stays,
     target: &Target<'_, O>,
 ) {
-    let (depth, start) = (sizes.depth, sizes.left_at(rows.start));
+    let start = sizes.left_at(rows.start);
     assert!(left.len() >= sizes.left_at(rows.end) - start && right.len() >= columns.len() * sizes.right_panel());
-    let mut sums = Sums([0.0; 3 * 14 * amx::COLUMNS]);
-    let _tiles = by.set_up();
-    let first_column = columns.start;
-    for (i, column) in pairs(rows, columns, stays) {
-        let (first, end) = (sizes.row(i), sizes.row(i + 1));
-        let a = left[sizes.left_at(i) - start..].as_ptr();
-        let b = right[(column - first_column) * sizes.right_panel()..].as_ptr();
-        // SAFETY: the panels have `depth` units, by the assertion above; the sums have room for 32 rows.
-        unsafe {
-            target.expect::<S>(first, end, column * sizes.tile_columns);
-            by.multiply(sizes.row_tiles(), depth / amx::UNITS, a, b, sums.0.as_mut_ptr());
-            finish_matrix::<S, O>(&sums, first, end, column * sizes.tile_columns, target);
+    let (blocks, row_tiles, first_column) = (sizes.depth / amx::UNITS, sizes.row_tiles(), columns.start);
+    // While the tiles' unit multiplies, the vectors' finishes what was multiplied before: a few rows after each part of k.
+    // Both have their instructions in flight at a time.
+    let parts = blocks.div_ceil(BLOCKS_AT_A_TIME).max(1);
+    let rows_at_a_time = (row_tiles * amx::ROWS).div_ceil(parts);
+    let mut sums = [Sums([0.0; 2 * amx::ROWS * amx::COLUMNS]), Sums([0.0; 2 * amx::ROWS * amx::COLUMNS])];
+    let mut tiles = by.set_up();
+    let mut before: Option<(usize, usize, usize)> = None;
+    for (turn, pair) in pairs(rows, columns, stays).map(Some).chain([None]).enumerate() {
+        let [even, odd] = &mut sums;
+        let (now, last) = if turn % 2 == 0 { (even, odd) } else { (odd, even) };
+        let under_way = pair.map(|(i, column)| {
+            let (first, end) = (sizes.row(i), sizes.row(i + 1));
+            // Both panels are there in whole, by the assertion above.
+            let a = left[sizes.left_at(i) - start..].as_ptr();
+            let b = right[(column - first_column) * sizes.right_panel()..].as_ptr();
+            // SAFETY: the instruction set is there.
+            unsafe { target.expect::<S>(first, end, column * sizes.tile_columns) };
+            tiles.begin();
+            // The next panel of those that stream by, a part of it with each of those that stay.
+            let ahead = match stays {
+                Stays::Left => b.wrapping_add(sizes.right_panel() + (sizes.left_at(i) - start) / row_tiles / 4),
+                Stays::Right => a
+                    .wrapping_add(row_tiles * amx::ROWS * sizes.depth)
+                    .wrapping_add((column - first_column) * sizes.depth * 4),
+            };
+            (first, end, column * sizes.tile_columns, a, b, ahead)
+        });
+        for part in 0..parts {
+            if let Some((_, _, _, a, b, ahead)) = under_way {
+                let at = part * BLOCKS_AT_A_TIME;
+                let (a, b) = (
+                    a.wrapping_add(at * row_tiles * amx::ROWS * amx::UNITS),
+                    b.wrapping_add(at * amx::UNITS * amx::COLUMNS),
+                );
+                let ahead = ahead.wrapping_add(at * amx::AHEAD / 4);
+                // SAFETY: the panels have so many blocks.
+                unsafe { tiles.add(row_tiles, BLOCKS_AT_A_TIME.min(blocks - at), a, b, ahead) };
+            }
+            if let Some((first, end, column)) = before {
+                let (from, to) = (first + part * rows_at_a_time, end.min(first + (part + 1) * rows_at_a_time));
+                if from < to {
+                    // SAFETY: the sums of these rows were stored, and no other task has the tile.
+                    unsafe {
+                        finish_matrix::<S, O>(&last.0[(from - first) * amx::COLUMNS..], from, to, column, target)
+                    };
+                }
+            }
         }
+        if under_way.is_some() {
+            tiles.store(row_tiles, &mut now.0);
+        }
+        before = under_way.map(|(first, end, column, ..)| (first, end, column));
     }
 }
 
-/// 32 rows of sums, and room to read a whole [`Tile`] from every fourteenth on.
-#[repr(align(64))]
-struct Sums([f32; 3 * 14 * amx::COLUMNS]);
+/// Blocks along k that matrix tiles multiply before some rows are finished: some 250 cycles.
+const BLOCKS_AT_A_TIME: usize = 4;
 
-/// Takes the sums of matrix tiles to the output, in parts of the size that `finish` takes.
+/// The sums of two by two tiles.
+#[repr(align(64))]
+struct Sums([f32; 2 * amx::ROWS * amx::COLUMNS]);
+
+/// Takes rows of the sums of matrix tiles to the output.
 #[inline(always)]
-unsafe fn finish_matrix<S: Simd, O: Element>(sums: &Sums, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
-    for row in (first..end).step_by(14) {
-        let rows = &sums.0[(row - first) * amx::COLUMNS..][..14 * amx::COLUMNS];
-        let until = end.min(row + 14);
-        if 2 * S::LANES == amx::COLUMNS {
-            // SAFETY: a tile is so many numbers; every fourteenth row is aligned to 64 bytes like the first.
-            unsafe { finish::<S, O>(&*rows.as_ptr().cast::<Tile>(), row, until, column, t) };
-            continue;
-        }
-        // Narrower vectors: columns in parts, and of a gated layer as many of both halves.
-        let (step, second) = if t.gated { (S::LANES, amx::COLUMNS / 2) } else { (2 * S::LANES, S::LANES) };
-        let columns = if t.gated { amx::COLUMNS / 2 } else { amx::COLUMNS };
-        for c in (0..columns.min(t.n - column)).step_by(step) {
-            let mut tile = Tile([0.0; 14 * 32]);
-            for (from, to) in rows.chunks_exact(amx::COLUMNS).zip(tile.0.chunks_exact_mut(2 * S::LANES)) {
-                to[..S::LANES].copy_from_slice(&from[c..c + S::LANES]);
-                to[S::LANES..].copy_from_slice(&from[c + second..c + second + S::LANES]);
-            }
+unsafe fn finish_matrix<S: Simd, O: Element>(sums: &[f32], first: usize, end: usize, column: usize, t: &Target<'_, O>) {
+    if 2 * S::LANES == amx::COLUMNS {
+        // SAFETY: as for the caller.
+        unsafe { finish::<S, O>(sums, first, end, column, t) };
+        return;
+    }
+    // Narrower vectors: columns in parts, and of a gated layer as many of both halves.
+    let (step, second) = if t.gated { (S::LANES, amx::COLUMNS / 2) } else { (2 * S::LANES, S::LANES) };
+    let columns = if t.gated { amx::COLUMNS / 2 } else { amx::COLUMNS };
+    for c in (0..columns.min(t.n - column)).step_by(step) {
+        let mut tile = [0.0; amx::COLUMNS];
+        for (row, from) in (first..end).zip(sums.chunks_exact(amx::COLUMNS)) {
+            tile[..S::LANES].copy_from_slice(&from[c..c + S::LANES]);
+            tile[S::LANES..2 * S::LANES].copy_from_slice(&from[c + second..c + second + S::LANES]);
             // SAFETY: as for the caller.
-            unsafe { finish::<S, O>(&tile, row, until, column + c, t) };
+            unsafe { finish::<S, O>(&tile, row, row + 1, column + c, t) };
         }
     }
 }
@@ -1179,8 +1216,9 @@ unsafe fn multiply_rows<S: Simd, E: Element, const M: usize>(
 
 /// Takes a tile of sums to the output.
 #[inline(always)]
-unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
+unsafe fn finish<S: Simd, O: Element>(tile: &[f32], first: usize, end: usize, column: usize, t: &Target<'_, O>) {
     assert!(end <= t.m && (end - 1) * t.out_stride + t.n <= t.out.len());
+    assert!(tile.len() >= (end - first) * 2 * S::LANES);
     if t.plain && column + 2 * S::LANES <= t.n {
         // SAFETY: all of the tile lies inside of the output, and no other task has it.
         unsafe { finish_plain::<S, O>(tile, first, end, column, t) };
@@ -1198,7 +1236,7 @@ unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, col
                 break;
             }
             let lanes = S::LANES.min(t.n - c);
-            let sums = tile.0[(row - first) * 2 * S::LANES + half * S::LANES..].as_ptr();
+            let sums = tile[(row - first) * 2 * S::LANES + half * S::LANES..][..S::LANES].as_ptr();
             // SAFETY: `lanes` elements from (row, c) on lie inside of every operand (checked in `product`), and no
             // other task has this tile.
             unsafe {
@@ -1239,10 +1277,10 @@ unsafe fn finish<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, col
 
 /// The same where the tile's first half is the gate of the second.
 #[inline(always)]
-unsafe fn finish_gated<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, c: usize, t: &Target<'_, O>) {
+unsafe fn finish_gated<S: Simd, O: Element>(tile: &[f32], first: usize, end: usize, c: usize, t: &Target<'_, O>) {
     let lanes = S::LANES.min(t.n - c);
     for row in first..end {
-        let sums = tile.0[(row - first) * 2 * S::LANES..].as_ptr();
+        let sums = tile[(row - first) * 2 * S::LANES..][..2 * S::LANES].as_ptr();
         let (gate_at, other_at) = (row * 2 * t.n + c, row * 2 * t.n + t.n + c);
         // SAFETY: as for `finish`; both halves of what has 2n columns are there.
         unsafe {
@@ -1278,7 +1316,7 @@ unsafe fn finish_gated<S: Simd, O: Element>(tile: &Tile, first: usize, end: usiz
 /// # Safety
 /// The tile lies inside of the output.
 #[inline(always)]
-unsafe fn finish_plain<S: Simd, O: Element>(tile: &Tile, first: usize, end: usize, column: usize, t: &Target<'_, O>) {
+unsafe fn finish_plain<S: Simd, O: Element>(tile: &[f32], first: usize, end: usize, column: usize, t: &Target<'_, O>) {
     // SAFETY: as for the caller; the bias has n elements.
     unsafe {
         let scale = S::splat(t.scale);
@@ -1286,7 +1324,7 @@ unsafe fn finish_plain<S: Simd, O: Element>(tile: &Tile, first: usize, end: usiz
             Some(bias) => (S::load(bias.as_ptr().add(column)), S::load(bias.as_ptr().add(column + S::LANES))),
             None => (S::splat(0.0), S::splat(0.0)),
         };
-        let mut sums = tile.0.as_ptr();
+        let mut sums = tile.as_ptr();
         let mut out = t.out.0.add(first * t.out_stride + column);
         for _ in first..end {
             let mut x0 = S::mul_add(S::load(sums), scale, b0);
@@ -1326,7 +1364,101 @@ unsafe fn put<S: Simd, E: Element>(out: &mut [E], v: S::V) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::philox::Stream;
     use half::bf16;
+
+    /// Tasks of whatever rows and columns, with parts that stay and parts that do not, give the same bits.
+    #[test]
+    fn no_division_changes_a_bit() {
+        let mut stream = Stream::new(3, 0, 0);
+        let mut numbers = |n: usize| -> Vec<bf16> { (0..n).map(|_| bf16::from_f32(stream.normal())).collect() };
+        let (m, n, k) = (200, 150, 40);
+        let (a, b) = (numbers(m * k), numbers(k * n));
+        for isa in Isa::available().into_iter().chain([Isa::AmxModel]) {
+            let run = |threads, division: Option<[usize; 4]>| {
+                let cpu = Cpu::new(isa, threads).unwrap();
+                let mut out = vec![f32::NAN; m * n];
+                let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+                let Some([rows, columns, fit_rows, fit_columns]) = division else {
+                    product(&cpu, a, Right::Plain(b), &mut out, n, Finish::default());
+                    return out.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                };
+                let target = Target {
+                    plain: true,
+                    carry: None,
+                    out: SharedMut::new(&mut out),
+                    out_stride: n,
+                    m,
+                    n,
+                    scale: 1.0,
+                    bias: None,
+                    activation: Activation::None,
+                    gated: false,
+                    derivative: None,
+                    factor: None,
+                    gate_factors: None,
+                    accumulate: false,
+                };
+                let sizes = Sizes::of::<bf16>(isa, m, n, k, false);
+                let run = Run { cpu: &cpu, sizes, target: &target };
+                let division = Division { rows, columns, fit_rows, fit_columns };
+                let (a, b) = (Side::left(a), Side::right(b));
+                let mut right = vec![0; sizes.n_panels() * sizes.right_panel()];
+                pack_all(&cpu, &sizes, b, &mut right);
+                if division.rows >= sizes.m_panels() {
+                    run.tasks_by_columns(a, b, division);
+                } else if division.columns >= sizes.n_panels() {
+                    run.tasks_by_rows(a, &right, division);
+                } else {
+                    run.with_left(Purpose::Left, a, |left| run.tasks::<bf16>(left, &right, division));
+                }
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let expected = run(1, None);
+            assert!(expected.iter().all(|bits| !f32::from_bits(*bits).is_nan()));
+            assert!(run(3, None) == expected, "{isa}: three threads");
+            for division in
+                [[2, 1, 1, 9], [2, 2, 9, 1], [1, 3, 1, 1], [3, 2, 2, 1], [1, 99, 9, 9], [99, 1, 9, 9], [5, 4, 2, 3]]
+            {
+                for threads in [1, 2] {
+                    assert!(run(threads, Some(division)) == expected, "{isa}: {division:?}, {threads} threads");
+                }
+            }
+        }
+    }
+
+    /// With many threads every one has work, and no task streams many bytes for what it computes.
+    #[test]
+    fn divisions_suit_the_threads_and_the_cache() {
+        let (small, large) = (1 << 20, 2 << 20);
+        for isa in [Isa::Portable, Isa::AmxModel] {
+            for (m, n, k) in [
+                (2048, 2304, 768),
+                (2048, 768, 3072),
+                (128, 3072, 768),
+                (8, 768, 768),
+                (1, 30522, 768),
+                (3072, 768, 2048),
+            ] {
+                let s = Sizes::of::<bf16>(isa, m, n, k, false);
+                for (threads, cache, packed) in
+                    [(1, small, false), (1, large, true), (4, large, false), (16, large, true), (16, large, false)]
+                {
+                    let d = Division::new(&s, packed, threads, cache);
+                    let what = format!("{isa}, {m}×{n}×{k}, {threads} threads, packed {packed}: {d:?}");
+                    assert!((1..=s.m_panels()).contains(&d.rows) && (1..=s.n_panels()).contains(&d.columns), "{what}");
+                    let tasks = s.m_panels().div_ceil(d.rows) * s.n_panels().div_ceil(d.columns);
+                    assert!(tasks >= threads.min(s.m_panels() * s.n_panels()) * 3 / 4, "{what}: {tasks} tasks");
+                    assert!(d.fit_rows * s.depth * s.tile_rows * 4 <= cache / 2 || d.fit_rows == 1, "{what}");
+                    assert!(d.fit_columns * s.right_panel() * 4 <= cache / 2 || d.fit_columns == 1, "{what}");
+                }
+            }
+        }
+        // One of many tokens in base, as 16 threads have it: blocks of both operands.
+        let s = Sizes::of::<bf16>(Isa::AmxModel, 2048, 2304, 768, false);
+        let d = Division::new(&s, true, 16, large);
+        assert!(d.rows >= 4 && d.columns >= 4, "{d:?}");
+    }
 
     /// Rows for matrix tiles, packed by every set of instructions that this machine has, against their definition. The sets
     /// with tiles are few, but what packs for them is in others as well.
