@@ -11,6 +11,7 @@
 pub mod activation;
 pub mod attention;
 pub mod cast;
+pub mod characters;
 pub mod compile;
 pub mod embedding;
 pub mod error;
@@ -20,6 +21,7 @@ pub mod library;
 pub mod loss;
 pub mod matmul;
 pub mod memory;
+pub mod mix;
 pub mod optimizer;
 pub mod product_hopper;
 pub mod recurrent;
@@ -36,7 +38,7 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 18] = [
+pub static SOURCES: [&Source; 20] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
@@ -44,8 +46,10 @@ pub static SOURCES: [&Source; 18] = [
     &attention::disentangled::SOURCE,
     &attention::general::SOURCE,
     &attention::general::PLAIN,
+    &characters::SOURCE,
     &layer_norm::SOURCE,
     &loss::SOURCE,
+    &mix::SOURCE,
     &optimizer::SOURCE,
     &product_hopper::SOURCE,
     &recurrent::SOURCE,

@@ -7,6 +7,7 @@
 
 mod attention;
 mod bench;
+mod characters;
 mod check;
 mod described;
 mod disentangled;
@@ -100,7 +101,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 26] = [
+const GROUPS: [(&str, Group); 27] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -127,6 +128,7 @@ const GROUPS: [(&str, Group); 26] = [
     ("cache", described::cache),
     ("disentangled", disentangled::disentangled),
     ("recurrent", recurrent::recurrent),
+    ("characters", characters::characters),
 ];
 
 fn suite(gpu: &Gpu, settings: &Settings) -> Result<bool> {
