@@ -9,10 +9,12 @@
 //! sizes alone, and no floating-point number is added atomically.
 
 pub mod activation;
+pub mod additive;
 pub mod attention;
 pub mod cast;
 pub mod characters;
 pub mod compile;
+pub mod crf;
 pub mod embedding;
 pub mod error;
 pub mod gpu;
@@ -38,8 +40,9 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 20] = [
+pub static SOURCES: [&Source; 22] = [
     &activation::SOURCE,
+    &additive::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
     &attention::cache::SOURCE,
@@ -47,6 +50,7 @@ pub static SOURCES: [&Source; 20] = [
     &attention::general::SOURCE,
     &attention::general::PLAIN,
     &characters::SOURCE,
+    &crf::SOURCE,
     &layer_norm::SOURCE,
     &loss::SOURCE,
     &mix::SOURCE,

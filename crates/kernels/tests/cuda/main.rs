@@ -5,10 +5,12 @@
 //! [--cache DIR] [--choices FILE]`, by default the suite. `--small` leaves out the large shapes, for tools that slow everything down.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
 
+mod additive;
 mod attention;
 mod bench;
 mod characters;
 mod check;
+mod crf;
 mod described;
 mod disentangled;
 mod elements;
@@ -101,7 +103,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 27] = [
+const GROUPS: [(&str, Group); 29] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -129,6 +131,8 @@ const GROUPS: [(&str, Group); 27] = [
     ("disentangled", disentangled::disentangled),
     ("recurrent", recurrent::recurrent),
     ("characters", characters::characters),
+    ("crf", crf::crf),
+    ("additive", additive::additive),
 ];
 
 fn suite(gpu: &Gpu, settings: &Settings) -> Result<bool> {
