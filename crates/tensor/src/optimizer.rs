@@ -14,6 +14,7 @@ pub use henson_kernels::cpu::optimizer::Settings as Update;
 use henson_ranks::Ranks;
 
 use crate::cuda::{CudaDevice, Reading};
+use crate::device::CpuDevice;
 use crate::sharing::{Sharing, alone};
 use crate::{DType, Device, Entry, Gradients, Kind, Parameters, Result, Shape, Tensor, TensorError};
 
@@ -26,9 +27,9 @@ pub enum Method {
     StableAdamW,
     /// AdamW with a trust ratio per tensor, for very large batches (You et al. 2020).
     Lamb,
-    /// Plain gradient descent, which keeps nothing. On a CPU.
+    /// Plain gradient descent, which keeps nothing.
     Sgd,
-    /// Gradients over the root of the sum of all squares so far, which begins at this number (Duchi et al. 2011). On a CPU.
+    /// Gradients over the root of the sum of all squares so far, which begins at this number (Duchi et al. 2011).
     Adagrad(f32),
     /// Adam's second moment alone, of matrices only by rows and columns (Shazeer and Stern 2018).
     Adafactor(Adafactor),
@@ -120,12 +121,8 @@ impl Optimizer {
                 let numbers = zeros([plan.state_len().max(1)].into())?;
                 State::Factored { plan, numbers }
             }
-            Method::Sgd => {
-                on_cpu(parameters, "sgd")?;
-                State::Nothing { plan: Plan::new(&segments, shape.elements()) }
-            }
+            Method::Sgd => State::Nothing { plan: Plan::new(&segments, shape.elements()) },
             Method::Adagrad(initial) => {
-                on_cpu(parameters, "adagrad")?;
                 let sums = Tensor::from_slice(parameters.device(), shape, &vec![initial; shape.elements()])?;
                 State::Squares { plan: Plan::new(&segments, shape.elements()), sums }
             }
@@ -240,110 +237,134 @@ impl Optimizer {
         if let Some(sharing) = &mut self.sharing {
             return sharing.step(self.method, parameters, gradients, update, clip);
         }
+        let cpu = match parameters.device() {
+            Device::Cpu(cpu) => cpu,
+            Device::Cuda(cuda) => return self.step_on_gpu(cuda, parameters, gradients, update, clip),
+        };
         let mut update = *update;
-        let mut norm = None;
-        if let Device::Cpu(_) = parameters.device() {
-            let found = gradients.norm()? * update.gradient_scale;
-            norm = Some(found);
-            if !found.is_finite() {
-                return Ok(Reading::one(found));
-            }
-            update.gradient_scale *= clipping(clip, found);
+        let norm = gradients.norm()? * update.gradient_scale;
+        if !norm.is_finite() {
+            return Ok(Reading::one(norm));
         }
+        update.gradient_scale *= clipping(clip, norm);
         let copy = parameters.flat_copy();
         let (p, g) = (parameters.flat(), gradients.flat());
         let (plan, first, second) = match &mut self.state {
             State::Moments { plan, first, second } => (plan, first, second),
             State::Nothing { plan } => {
-                plain_step(parameters, gradients, (plan, None), &update)?;
-                return Ok(Reading::one(norm.unwrap_or(0.0)));
+                plain_step(cpu, parameters, gradients, (plan, None), &update)?;
+                return Ok(Reading::one(norm));
             }
             State::Squares { plan, sums } => {
-                plain_step(parameters, gradients, (plan, Some(sums)), &update)?;
-                return Ok(Reading::one(norm.unwrap_or(0.0)));
+                plain_step(cpu, parameters, gradients, (plan, Some(sums)), &update)?;
+                return Ok(Reading::one(norm));
             }
             State::Factored { plan, numbers } => {
-                let Device::Cuda(cuda) = parameters.device() else {
-                    // Rows and columns, both sums of squares, the step: gradients are read four times.
-                    let moved = [p, p, p, g, g, g, g, copy.unwrap_or(p)];
-                    let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
-                    let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
-                    factored_step(parameters, gradients, (plan, numbers), &update)?;
-                    return Ok(Reading::one(norm.unwrap_or(0.0)));
-                };
-                // Rows and columns in one pass, which is the norm's, too.
-                let moved = [p, p, p, g, g, g, copy.unwrap_or(p)];
-                let _timer =
-                    parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 7 } else { 6 }]);
-                if self.factored_on_gpu.is_none() {
-                    self.factored_on_gpu = Some(FactoredOnGpu::new(parameters.device(), cuda, plan)?);
-                }
-                let Some(on_gpu) = &self.factored_on_gpu else { unreachable!("made above") };
-                on_gpu.step([p, g, &numbers.view(0, [plan.state_len()].into())], copy, &update, clip)?;
-                return parameters.device().read_later(&[&on_gpu.factors.view(NORM, [1].into())]);
+                // Rows and columns, both sums of squares, the step: gradients are read four times.
+                let moved = [p, p, p, g, g, g, g, copy.unwrap_or(p)];
+                let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
+                let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
+                factored_step(cpu, parameters, gradients, (plan, numbers), &update)?;
+                return Ok(Reading::one(norm));
             }
         };
         let moved = [p, p, g, first, first, second, second, copy.unwrap_or(p)];
         let moved = &moved[..if copy.is_some() { 8 } else { 7 }];
         let _timer = parameters.device().timer(Kind::Optimizer, 0, moved);
-        match parameters.device() {
-            Device::Cpu(cpu) => {
-                let kernel = match self.method {
-                    Method::StableAdamW => kernels::stable_adamw,
-                    Method::Lamb => kernels::lamb,
-                    Method::AdamW | Method::Sgd | Method::Adagrad(_) | Method::Adafactor(_) => kernels::adamw,
-                };
-                let (mut p, mut copy) = (p.clone(), copy.cloned());
-                kernel(
-                    &cpu.kernels,
-                    plan,
-                    p.slice_mut(),
-                    gradients.flat().slice(),
-                    first.slice_mut(),
-                    second.slice_mut(),
-                    &update,
-                    copy.as_mut().map(|copy| copy.slice_mut()),
-                );
-                Ok(Reading::one(norm.unwrap_or(0.0)))
-            }
-            Device::Cuda(cuda) => {
-                let rule = Rule {
-                    beta1: update.beta1,
-                    beta2: update.beta2,
-                    epsilon: update.epsilon,
-                    weight_decay: update.weight_decay,
-                };
-                if self.on_gpu.as_ref().is_none_or(|on_gpu| on_gpu.rule != rule) {
-                    self.on_gpu =
-                        Some(OnGpu::new(parameters.device(), cuda, rule, &self.segments, p.shape().elements())?);
-                }
-                let Some(on_gpu) = &self.on_gpu else { unreachable!("made above") };
-                on_gpu.step(self.method, [p, g, first, second], copy, &update, clip)?;
-                parameters.device().read_later(&[&on_gpu.factors.view(NORM, [1].into())])
-            }
+        let kernel = match self.method {
+            Method::StableAdamW => kernels::stable_adamw,
+            Method::Lamb => kernels::lamb,
+            Method::AdamW | Method::Sgd | Method::Adagrad(_) | Method::Adafactor(_) => kernels::adamw,
+        };
+        let (mut p, mut copy) = (p.clone(), copy.cloned());
+        kernel(
+            &cpu.kernels,
+            plan,
+            p.slice_mut(),
+            gradients.flat().slice(),
+            first.slice_mut(),
+            second.slice_mut(),
+            &update,
+            copy.as_mut().map(|copy| copy.slice_mut()),
+        );
+        Ok(Reading::one(norm))
+    }
+
+    fn factored_step_on_gpu(
+        &mut self,
+        cuda: &Arc<CudaDevice>,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        update: &Update,
+        clip: Option<f64>,
+    ) -> Result<Reading> {
+        let State::Factored { plan, numbers } = &self.state else { return Err(no_such_state()) };
+        let (p, g, copy) = (parameters.flat(), gradients.flat(), parameters.flat_copy());
+        // Rows and columns in one pass, which is the norm's, too.
+        let moved = [p, p, p, g, g, g, copy.unwrap_or(p)];
+        let _timer = parameters.device().timer(Kind::Optimizer, 0, &moved[..if copy.is_some() { 7 } else { 6 }]);
+        if self.factored_on_gpu.is_none() {
+            self.factored_on_gpu = Some(FactoredOnGpu::new(parameters.device(), cuda, plan)?);
         }
+        let Some(on_gpu) = &self.factored_on_gpu else { unreachable!("made above") };
+        on_gpu.step([p, g, &numbers.view(0, [plan.state_len()].into())], copy, update, clip)?;
+        parameters.device().read_later(&[&on_gpu.factors.view(NORM, [1].into())])
+    }
+
+    fn step_on_gpu(
+        &mut self,
+        cuda: &Arc<CudaDevice>,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        update: &Update,
+        clip: Option<f64>,
+    ) -> Result<Reading> {
+        if let State::Factored { .. } = &self.state {
+            return self.factored_step_on_gpu(cuda, parameters, gradients, update, clip);
+        }
+        let (p, g, copy) = (parameters.flat(), gradients.flat(), parameters.flat_copy());
+        let rule = Rule {
+            beta1: update.beta1,
+            beta2: update.beta2,
+            // Gradient descent has none, and any will do.
+            epsilon: if self.method == Method::Sgd { 1.0 } else { update.epsilon },
+            weight_decay: update.weight_decay,
+        };
+        if self.on_gpu.as_ref().is_none_or(|on_gpu| on_gpu.rule != rule) {
+            self.on_gpu = Some(OnGpu::new(parameters.device(), cuda, rule, &self.segments, p.shape().elements())?);
+        }
+        let Some(on_gpu) = &self.on_gpu else { unreachable!("made above") };
+        let kept = match &self.state {
+            State::Nothing { .. } => [None, None],
+            State::Squares { sums, .. } => [None, Some(sums)],
+            State::Moments { first, second, .. } => [Some(first), Some(second)],
+            State::Factored { .. } => return Err(no_such_state()),
+        };
+        let (mut moved, mut count) = ([p; 8], 3);
+        moved[2] = g;
+        for tensor in kept.into_iter().flatten().flat_map(|kept| [kept, kept]).chain(copy) {
+            moved[count] = tensor;
+            count += 1;
+        }
+        let _timer = parameters.device().timer(Kind::Optimizer, 0, &moved[..count]);
+        on_gpu.step(self.method, [p, g], kept, copy, update, clip)?;
+        parameters.device().read_later(&[&on_gpu.factors.view(NORM, [1].into())])
     }
 }
 
-/// Refuses a GPU for a method that has no kernel there.
-fn on_cpu(parameters: &Parameters, operation: &'static str) -> Result<()> {
-    match parameters.device() {
-        Device::Cpu(_) => Ok(()),
-        Device::Cuda(_) => {
-            let why = "it is computed on a CPU alone so far: use adamw, stable-adamw, lamb or adafactor on a GPU";
-            Err(TensorError::Unsupported { operation, why })
-        }
-    }
+/// A combination of method and state that is not made.
+fn no_such_state() -> TensorError {
+    TensorError::Unsupported { operation: "optimizer", why: "it does not keep what its method needs" }
 }
 
 /// A step of gradient descent, or of Adagrad where there are sums of squares.
 fn plain_step(
+    cpu: &CpuDevice,
     parameters: &Parameters,
     gradients: &Gradients,
     (plan, sums): (&Plan, Option<&mut Tensor>),
     update: &Update,
 ) -> Result<()> {
-    let Device::Cpu(cpu) = parameters.device() else { return on_cpu(parameters, "optimizer") };
     let (p, g, copy) = (parameters.flat(), gradients.flat(), parameters.flat_copy());
     // A step allocates nothing.
     let kept = sums.as_ref().map(|sums| Tensor::clone(sums));
@@ -377,12 +398,12 @@ fn tensor_of<'p>(plan: &'p adafactor::Plan, entry: &Entry) -> Option<&'p adafact
 
 /// A step of Adafactor on a CPU, whose number stands where Adam's correction has it.
 fn factored_step(
+    cpu: &CpuDevice,
     parameters: &Parameters,
     gradients: &Gradients,
     (plan, numbers): (&adafactor::Plan, &mut Tensor),
     update: &Update,
 ) -> Result<()> {
-    let Device::Cpu(cpu) = parameters.device() else { return on_cpu(parameters, "optimizer") };
     let settings = adafactor::Settings {
         learning_rate: update.learning_rate,
         step: update.bias_correction.unwrap_or(1),
@@ -411,7 +432,8 @@ impl OnGpu {
     fn step(
         &self,
         method: Method,
-        [p, g, first, second]: [&Tensor; 4],
+        [p, g]: [&Tensor; 2],
+        kept: [Option<&Tensor>; 2],
         copy: Option<&Tensor>,
         update: &Update,
         clip: Option<f64>,
@@ -427,14 +449,23 @@ impl OnGpu {
         reduce::sum_of_squares(gpu, g.on_gpu(), self.squares.view())?;
         let factors = self.factors.on_gpu();
         cuda_kernels::prepare(gpu, &self.rule, self.control.view(), Some(self.squares.view()), factors)?;
-        let kernel = match method {
-            Method::StableAdamW => cuda_kernels::stable_adamw,
-            Method::Lamb => cuda_kernels::lamb,
-            // All but the first are not made on a GPU.
-            Method::AdamW | Method::Sgd | Method::Adagrad(_) | Method::Adafactor(_) => cuda_kernels::adamw,
-        };
-        let (p, g, first, second) = (p.on_gpu(), g.on_gpu(), first.on_gpu(), second.on_gpu());
-        Ok(kernel(gpu, &self.plan, p, g, first, second, factors, copy.map(Tensor::on_gpu))?)
+        let (p, g, copy) = (p.on_gpu(), g.on_gpu(), copy.map(Tensor::on_gpu));
+        match (method, kept) {
+            (Method::Sgd, _) => cuda_kernels::sgd(gpu, &self.plan, p, g, factors, copy)?,
+            (Method::Adagrad(_), [_, Some(sums)]) => {
+                cuda_kernels::adagrad(gpu, &self.plan, p, g, sums.on_gpu(), factors, copy)?;
+            }
+            (Method::AdamW | Method::StableAdamW | Method::Lamb, [Some(first), Some(second)]) => {
+                let kernel = match method {
+                    Method::StableAdamW => cuda_kernels::stable_adamw,
+                    Method::Lamb => cuda_kernels::lamb,
+                    _ => cuda_kernels::adamw,
+                };
+                kernel(gpu, &self.plan, p, g, first.on_gpu(), second.on_gpu(), factors, copy)?;
+            }
+            _ => return Err(no_such_state()),
+        }
+        Ok(())
     }
 }
 

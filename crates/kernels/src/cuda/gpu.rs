@@ -370,6 +370,12 @@ pub(crate) enum Purpose {
     Scores,
     /// States of recurrent layers between two steps.
     Recurrent,
+    /// Windows over characters and what filters give for them.
+    Convolution,
+    /// Sums along the sequences of a conditional random field.
+    Field,
+    /// Gradients of additive attention before they are added.
+    Additive,
 }
 
 /// A GPU that computes. Shared by all that compute on it.
@@ -448,8 +454,19 @@ impl Drop for Stream {
 const TICKETS: usize = 8;
 
 /// Numbers of the operations that can meet a bad index, as kernels write them into the fault word.
-const FAULTS: [&str; 9] =
-    ["", "embedding", "gather", "scatter_add", "cross_entropy", "span", "sample", "rotary", "replace"];
+const FAULTS: [&str; 11] = [
+    "",
+    "embedding",
+    "gather",
+    "scatter_add",
+    "cross_entropy",
+    "span",
+    "sample",
+    "rotary",
+    "replace",
+    "convolution",
+    "crf",
+];
 
 impl Gpu {
     /// How many GPUs the driver sees, with their names; an error where there is no driver.

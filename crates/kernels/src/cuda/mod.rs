@@ -10,9 +10,12 @@
 
 pub mod activation;
 pub mod adafactor;
+pub mod additive;
 pub mod attention;
 pub mod cast;
+pub mod characters;
 pub mod compile;
+pub mod crf;
 pub mod embedding;
 pub mod error;
 pub mod gpu;
@@ -21,6 +24,7 @@ pub mod library;
 pub mod loss;
 pub mod matmul;
 pub mod memory;
+pub mod mix;
 pub mod optimizer;
 pub mod product_hopper;
 pub mod recurrent;
@@ -37,9 +41,10 @@ pub use memory::{Block, Pinned, Pool};
 use compile::Source;
 
 /// Every kernel source, to be compiled ahead or checked without a GPU.
-pub static SOURCES: [&Source; 23] = [
+pub static SOURCES: [&Source; 27] = [
     &activation::SOURCE,
     &adafactor::SOURCE,
+    &additive::SOURCE,
     &attention::SOURCE,
     &attention::HOPPER,
     &attention::backward_hopper::SOURCE,
@@ -50,8 +55,11 @@ pub static SOURCES: [&Source; 23] = [
     &attention::general::TILED,
     &attention::general::PLAIN,
     &attention::xl::SOURCE,
+    &characters::SOURCE,
+    &crf::SOURCE,
     &layer_norm::SOURCE,
     &loss::SOURCE,
+    &mix::SOURCE,
     &optimizer::SOURCE,
     &product_hopper::SOURCE,
     &recurrent::SOURCE,

@@ -1,8 +1,8 @@
-//! AdamW, StableAdamW and LAMB over flat buffers. The definition is [`crate::cpu::optimizer`].
+//! AdamW, StableAdamW, LAMB, Adagrad and plain gradient descent over flat buffers. The definition is [`crate::cpu::optimizer`].
 //!
 //! What changes from step to step (learning rate, the step's number, the bound on the gradients' norm) is read from device
 //! memory: a step is [`reduce::sum_of_squares`](super::reduce::sum_of_squares), [`prepare`], then [`adamw`],
-//! [`stable_adamw`] or [`lamb`], none of which waits, and a recorded graph of them can be played again.
+//! [`stable_adamw`], [`lamb`], [`adagrad`] or [`sgd`], none of which waits, and a recorded graph of them can be played again.
 
 use crate::cpu::optimizer::Segment;
 
@@ -211,6 +211,45 @@ pub fn adamw(
             &address(copy),
         ];
         gpu.launch(&SOURCE, &[], "adamw", Launch::new(plan.chunk_count, 256), &arguments)
+    }
+}
+
+/// One step of gradient descent over all segments of the plan, otherwise as [`adamw`].
+pub fn sgd(
+    gpu: &Gpu,
+    plan: &Plan,
+    parameters: View<'_>,
+    gradients: View<'_>,
+    factors: View<'_>,
+    copy: Option<View<'_>>,
+) -> Result<()> {
+    plan.check(&[parameters, gradients], copy, factors);
+    let (chunks, segments, rule) = (plan.chunks.view().address(), plan.segments.view().address(), plan.rule.argument());
+    // SAFETY: as in `adamw`.
+    unsafe {
+        let (factors, p, g, copy) = (factors.address(), parameters.address(), gradients.address(), address(copy));
+        let arguments: [&dyn Argument; 7] = [&chunks, &segments, &factors, &rule, &p, &g, &copy];
+        gpu.launch(&SOURCE, &[], "sgd", Launch::new(plan.chunk_count, 256), &arguments)
+    }
+}
+
+/// One step of Adagrad over all segments of the plan, which keeps the sums of squares of gradients, otherwise as [`adamw`].
+pub fn adagrad(
+    gpu: &Gpu,
+    plan: &Plan,
+    parameters: View<'_>,
+    gradients: View<'_>,
+    squares: View<'_>,
+    factors: View<'_>,
+    copy: Option<View<'_>>,
+) -> Result<()> {
+    plan.check(&[parameters, gradients, squares], copy, factors);
+    let (chunks, segments, rule) = (plan.chunks.view().address(), plan.segments.view().address(), plan.rule.argument());
+    // SAFETY: as in `adamw`.
+    unsafe {
+        let (factors, p, g, copy) = (factors.address(), parameters.address(), gradients.address(), address(copy));
+        let arguments: [&dyn Argument; 8] = [&chunks, &segments, &factors, &rule, &p, &g, &squares.address(), &copy];
+        gpu.launch(&SOURCE, &[], "adagrad", Launch::new(plan.chunk_count, 256), &arguments)
     }
 }
 

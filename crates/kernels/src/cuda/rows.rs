@@ -253,6 +253,82 @@ pub fn segment_mean_gradient(
     }
 }
 
+/// The gradient of [`segment_max`] at `x`: in each column the first of a sequence's largest gets that of the sequence. It is added to `dx`,
+/// or written over it, with zeros everywhere else. Offsets are a layout's, and begin with 0.
+pub fn segment_max_gradient(
+    gpu: &Gpu,
+    x: View<'_>,
+    dy: View<'_>,
+    h: usize,
+    offsets: View<'_>,
+    dx: View<'_>,
+    zero_first: bool,
+) -> Result<()> {
+    let (segments, tokens) = (dy.rows("pooling's gradient", h), dx.rows("pooling's gradient", h));
+    x.expect("pooling's gradient", "the input", dx.len(), dx.dtype());
+    offsets.expect("pooling's gradient", "the offsets", segments + 1, DType::U32);
+    let (threads, strips) = columns(h);
+    // One block more for the rows that belong to no sequence.
+    let launch = Launch { grid: (segments as u32 + 1, strips), threads, shared: 0 };
+    let sizes = (segments as u32, tokens as u32, h as u32, u32::from(!zero_first));
+    let variant = [variant(dy, dx, h)[0], variant(dy, dx, h)[1], even(h, &[x, dy, dx])];
+    // SAFETY: tokens×h numbers; offsets are the caller's promise.
+    unsafe {
+        let (x, from, offsets, to) = (x.address(), dy.address(), offsets.address(), dx.address());
+        let arguments: [&dyn Argument; 8] = [&x, &from, &offsets, &to, &sizes.0, &sizes.1, &sizes.2, &sizes.3];
+        gpu.launch(&SOURCE, &variant, "largest_gradient", launch, &arguments)
+    }
+}
+
+/// Some columns of a matrix: `count` of them from `first` on, of rows that are `stride` numbers apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns {
+    /// The first of them.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+    /// All of a row.
+    pub stride: usize,
+}
+
+impl Columns {
+    /// A whole matrix of so many columns.
+    pub fn all(count: usize) -> Self {
+        Self { first: 0, count, stride: count }
+    }
+}
+
+/// Columns of `x` become as many columns of `out`, row by row; the others stay as they are.
+pub fn copy_columns(gpu: &Gpu, x: View<'_>, from: Columns, out: View<'_>, to: Columns) -> Result<()> {
+    let rows = out.rows("columns", to.stride);
+    assert!(x.rows("columns", from.stride) == rows && from.count == to.count, "columns: sizes differ");
+    assert!(from.first + from.count <= from.stride && to.first + to.count <= to.stride, "columns: outside of the rows");
+    if rows == 0 || from.count == 0 {
+        return Ok(());
+    }
+    let (x, out) = (x.part(from.first, x.len() - from.first), out.part(to.first, out.len() - to.first));
+    // All are multiples of eight where none has a lower bit.
+    let variant = variant(x, out, from.count | from.stride | to.stride);
+    let sizes = (from.stride as u32, to.stride as u32, rows as u32, from.count as u32);
+    let launch = Launch::new((rows * from.count.div_ceil(8)).div_ceil(128), 128);
+    // SAFETY: rows and columns lie within both, as was checked.
+    unsafe {
+        let arguments: [&dyn Argument; 6] = [&x.address(), &sizes.0, &out.address(), &sizes.1, &sizes.2, &sizes.3];
+        gpu.launch(&SOURCE, &variant, "copy_columns", launch, &arguments)
+    }
+}
+
+/// Rows for [`drop`] (T×2) at which a sequence's tokens are one: the numbers of their sequences, as `tokens` (T×2) has them, and place 0.
+pub fn sequence_rows(gpu: &Gpu, tokens: View<'_>, out: View<'_>) -> Result<()> {
+    tokens.expect("sequence_rows", "the tokens", out.len(), DType::U32);
+    out.expect("sequence_rows", "the rows", tokens.len() / 2 * 2, DType::U32);
+    let count = (out.len() / 2) as u32;
+    let launch = Launch::new((count as usize).div_ceil(256), 256);
+    let variant = [STORES[0], OUTS[0], EVENS[0]];
+    // SAFETY: pairs of numbers, as many in both.
+    unsafe { gpu.launch(&SOURCE, &variant, "sequence_rows", launch, &[&tokens.address(), &out.address(), &count]) }
+}
+
 /// The most rows of a table for [`add_kinds`].
 pub const MOST_KINDS: usize = 3;
 

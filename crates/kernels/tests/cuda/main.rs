@@ -6,9 +6,12 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that talks to people")]
 
 mod adafactor;
+mod additive;
 mod attention;
 mod bench;
+mod characters;
 mod check;
+mod crf;
 mod described;
 mod disentangled;
 mod elements;
@@ -108,7 +111,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 31] = [
+const GROUPS: [(&str, Group); 34] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -140,6 +143,9 @@ const GROUPS: [(&str, Group); 31] = [
     ("disentangled", disentangled::disentangled),
     ("xl", xl::xl),
     ("recurrent", recurrent::recurrent),
+    ("characters", characters::characters),
+    ("crf", crf::crf),
+    ("additive", additive::additive),
 ];
 
 fn suite(gpu: &Gpu, settings: &Settings) -> Result<bool> {

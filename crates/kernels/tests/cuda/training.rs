@@ -422,6 +422,16 @@ pub(crate) fn optimizer(checks: &mut Checks<'_>) -> Result<()> {
                 (optimizers::stable_adamw, optimizer_reference::stable_adamw);
             steps(checks, "stable_adamw", kernel, reference, corrected, with_copy, clip)?;
             steps(checks, "lamb", optimizers::lamb, optimizer_reference::lamb, corrected, with_copy, clip)?;
+            // These keep fewer moments, or none; Adagrad's sums stand where the second one does.
+            let kernel: Kernel =
+                |gpu, plan, p, g, _, a, factors, copy| optimizers::adagrad(gpu, plan, p, g, a, factors, copy);
+            let reference: Reference =
+                |p, g, _, a, segments, settings| optimizer_reference::adagrad(p, g, a, segments, settings);
+            steps(checks, "adagrad", kernel, reference, corrected, with_copy, clip)?;
+            let kernel: Kernel = |gpu, plan, p, g, _, _, factors, copy| optimizers::sgd(gpu, plan, p, g, factors, copy);
+            let reference: Reference =
+                |p, g, _, _, segments, settings| optimizer_reference::sgd(p, g, segments, settings);
+            steps(checks, "sgd", kernel, reference, corrected, with_copy, clip)?;
         }
     }
     skipped(checks)

@@ -1,18 +1,15 @@
 //! Additive attention over flat tokens: scores are v·tanh(query + key) of what was projected already.
 //!
-//! Legend: B sequences, N queries, M keys, A columns of projections, H of values. On a GPU there is no such operation yet.
+//! Legend: B sequences, N queries, M keys, A columns of projections, H of values.
 
 use henson_kernels::cpu::additive::{self as kernels, Gradients, Inputs, Offsets};
+use henson_kernels::cuda::additive as cuda_kernels;
 
-use super::{Op, with_float};
+use super::{Op, sum_into, with_float};
 use crate::tape::{Backward, Slot};
 use crate::{DType, Device, Kind, Layout, Param, Pass, Result, Tensor, TensorError, Var};
 
 const OPERATION: &str = "additive_attention";
-const NO_GPU: TensorError = TensorError::Unsupported {
-    operation: OPERATION,
-    why: "additive attention does not run on a GPU yet: choose the device cpu",
-};
 
 impl Pass<'_> {
     /// The mean of each query's values by the softmax of v·tanh(query + key): N×H. `queries` (N×A) have a layout of their own;
@@ -25,7 +22,6 @@ impl Pass<'_> {
         values: &Var,
         layout: &Layout,
     ) -> Result<Var> {
-        let Device::Cpu(cpu) = self.device() else { return Err(NO_GPU) };
         self.reads(&v);
         let (a, h, m) = (v.shape().elements(), values.tensor().columns(), layout.tokens());
         keys.tensor().check_shape(OPERATION, "the keys", [m, a])?;
@@ -47,21 +43,31 @@ impl Pass<'_> {
             v,
             values: values.clone(),
             layout: layout.clone(),
-            probabilities: None,
+            kept: None,
             out: None,
         };
         let mut out = Tensor::empty(self.device(), [n, h], values.tensor().dtype())?;
-        let mut probabilities = Tensor::empty(self.device(), [recorded.offsets().probabilities()], DType::F32)?;
-        let timer =
-            self.device().timer(Kind::Attention, probabilities.shape().elements() * (a + h), &[keys.tensor(), &out]);
-        let v = self.parameters().slice(v);
-        with_float!(out.dtype(), E => {
-            kernels::forward(&cpu.kernels, &recorded.inputs::<E>(v), probabilities.slice_mut(), out.slice_mut());
-        });
+        let pairs = recorded.offsets().probabilities();
+        // A GPU computes probabilities again, for how many there are depends on the lengths of this very batch.
+        let numbers = if let Device::Cpu(_) = self.device() { pairs } else { n };
+        let mut kept = Tensor::empty(self.device(), [numbers], DType::F32)?;
+        let timer = self.device().timer(Kind::Attention, pairs * (a + h), &[keys.tensor(), &out]);
+        match self.device() {
+            Device::Cpu(cpu) => {
+                let v = self.parameters().slice(v);
+                with_float!(out.dtype(), E => {
+                    kernels::forward(&cpu.kernels, &recorded.inputs::<E>(v), kept.slice_mut(), out.slice_mut());
+                });
+            }
+            Device::Cuda(cuda) => {
+                let v = self.parameters().vector(v);
+                cuda_kernels::forward(&cuda.gpu, &recorded.on_gpu(&v)?, kept.on_gpu(), out.on_gpu())?;
+            }
+        }
         drop(timer);
         let y = self.var(out);
         if y.slot().is_some() {
-            self.record(Op::Additive(Recorded { probabilities: Some(probabilities), out: y.slot(), ..recorded }));
+            self.record(Op::Additive(Recorded { kept: Some(kept), out: y.slot(), ..recorded }));
         }
         Ok(y)
     }
@@ -74,8 +80,8 @@ pub(crate) struct Recorded {
     v: Param,
     values: Var,
     layout: Layout,
-    /// Those of each query's keys.
-    probabilities: Option<Tensor>,
+    /// The probabilities of each query's keys; on a GPU, the logarithm of the sum that they were divided by.
+    kept: Option<Tensor>,
     out: Option<Slot>,
 }
 
@@ -95,27 +101,54 @@ impl Recorded {
         }
     }
 
+    fn on_gpu<'a>(&'a self, v: &'a Tensor) -> Result<cuda_kernels::Inputs<'a>> {
+        let queries = match &self.queries {
+            Some((queries, layout)) => Some((queries.tensor().on_gpu(), layout.offsets_on_gpu()?.on_gpu())),
+            None => None,
+        };
+        Ok(cuda_kernels::Inputs {
+            queries,
+            keys: self.keys.tensor().on_gpu(),
+            v: v.on_gpu(),
+            values: self.values.tensor().on_gpu(),
+            offsets: self.layout.offsets_on_gpu()?.on_gpu(),
+        })
+    }
+
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
-        let (Some(out), Some(probabilities)) = (self.out, &self.probabilities) else { return Ok(()) };
+        let (Some(out), Some(kept)) = (self.out, &self.kept) else { return Ok(()) };
         let Some(dout) = back.take(out) else { return Ok(()) };
-        let Device::Cpu(cpu) = back.device() else { return Err(NO_GPU) };
         let like = |x: &Var| Tensor::empty(back.device(), x.tensor().shape(), x.tensor().dtype());
         let mut dqueries = self.queries.as_ref().map(|(queries, _)| like(queries)).transpose()?;
         let (mut dkeys, mut dvalues) = (like(&self.keys)?, like(&self.values)?);
-        let mut dv = back.gradients.sum(self.v)?;
-        let flops = 2 * probabilities.shape().elements() * (self.v.shape().elements() + dvalues.columns());
+        let flops = 2 * self.offsets().probabilities() * (self.v.shape().elements() + dvalues.columns());
         let timer = back.device().timer(Kind::AttentionGradient, flops, &[&dkeys, &dvalues, &dout]);
-        let v = back.parameters.slice(self.v);
-        with_float!(dkeys.dtype(), E => {
-            let to = Gradients {
-                queries: dqueries.as_mut().map(|x| x.slice_mut::<E>()).unwrap_or_default(),
-                keys: dkeys.slice_mut::<E>(),
-                v: dv.slice_mut(),
-                values: dvalues.slice_mut::<E>(),
-            };
-            let inputs = self.inputs::<E>(v);
-            kernels::backward(&cpu.kernels, &inputs, probabilities.slice(), dout.slice::<E>(), to);
-        });
+        match back.device() {
+            Device::Cpu(cpu) => {
+                let mut dv = back.gradients.sum(self.v)?;
+                let v = back.parameters.slice(self.v);
+                with_float!(dkeys.dtype(), E => {
+                    let to = Gradients {
+                        queries: dqueries.as_mut().map(|x| x.slice_mut::<E>()).unwrap_or_default(),
+                        keys: dkeys.slice_mut::<E>(),
+                        v: dv.slice_mut(),
+                        values: dvalues.slice_mut::<E>(),
+                    };
+                    let inputs = self.inputs::<E>(v);
+                    kernels::backward(&cpu.kernels, &inputs, kept.slice(), dout.slice::<E>(), to);
+                });
+            }
+            Device::Cuda(cuda) => {
+                let (v, dv) = (back.parameters.vector(self.v), back.gradients.target(self.v)?);
+                let to = cuda_kernels::Gradients {
+                    queries: dqueries.as_ref().map(Tensor::on_gpu),
+                    keys: dkeys.on_gpu(),
+                    v: sum_into(&dv),
+                    values: dvalues.on_gpu(),
+                };
+                cuda_kernels::backward(&cuda.gpu, &self.on_gpu(&v)?, kept.on_gpu(), dout.on_gpu(), to)?;
+            }
+        }
         drop(timer);
         if let (Some((queries, _)), Some(dqueries)) = (&self.queries, dqueries) {
             back.add(queries.slot(), dqueries)?;

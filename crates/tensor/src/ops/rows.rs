@@ -2,7 +2,7 @@
 
 use henson_kernels::cpu::rows as kernels;
 use henson_kernels::cuda::Gpu;
-use henson_kernels::cuda::rows::{self as cuda_kernels, Sorted};
+use henson_kernels::cuda::rows::{self as cuda_kernels, Columns, Sorted};
 
 use super::{Op, cast, copy, own, with_float};
 use crate::tape::{Backward, Dropout, Slot};
@@ -94,25 +94,16 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// The columns of two values side by side: T×A and T×B → T×(A + B). Not on a GPU yet.
+    /// The columns of two values side by side: T×A and T×B → T×(A + B).
     pub fn beside(&mut self, first: &Var, second: &Var) -> Result<Var> {
-        let Device::Cpu(_) = self.device() else {
-            let why = "columns are not put side by side on a GPU yet: choose the device cpu";
-            return Err(TensorError::Unsupported { operation: "beside", why });
-        };
         let (t, dtype) = (first.tensor().rows(), first.tensor().dtype());
         let [a, b] = [first, second].map(|x| x.tensor().columns());
         second.tensor().check_shape("beside", "the second", [t, b])?;
         second.tensor().check_dtype("beside", "the second", dtype)?;
         let mut out = Tensor::empty(self.device(), [t, a + b], dtype)?;
         let timer = self.device().timer(Kind::Rows, 0, &[&out, &out]);
-        with_float!(dtype, E => {
-            let rows = first.tensor().slice::<E>().chunks_exact(a).zip(second.tensor().slice::<E>().chunks_exact(b));
-            for (out, (x, y)) in out.slice_mut::<E>().chunks_exact_mut(a + b).zip(rows) {
-                out[..a].copy_from_slice(x);
-                out[a..].copy_from_slice(y);
-            }
-        });
+        put_columns(self.device(), first.tensor(), &mut out, 0)?;
+        put_columns(self.device(), second.tensor(), &mut out, a)?;
         drop(timer);
         let y = self.var(out);
         if let Some(out) = y.slot() {
@@ -147,16 +138,17 @@ impl Pass<'_> {
         Ok(Var::without_gradient(cast(self.device(), x, self.dtype())?))
     }
 
-    /// Dropout of the same columns at every token of a sequence (T×H), as in recurrent networks (Gal and Ghahramani 2016). Not on a
-    /// GPU yet.
+    /// Dropout of the same columns at every token of a sequence (T×H), as in recurrent networks (Gal and Ghahramani 2016).
     pub fn variational_dropout(&mut self, x: Var, layout: &Layout, (p, site): (f32, u32)) -> Result<Var> {
-        let Device::Cpu(_) = self.device() else {
-            let why = "variational dropout does not run on a GPU yet: choose the device cpu";
-            return Err(TensorError::Unsupported { operation: "variational_dropout", why });
-        };
         let mut rows = Tensor::empty(self.device(), [layout.tokens(), 2], DType::U32)?;
-        let pairs = rows.slice_mut::<u32>().chunks_exact_mut(2).zip(layout.token_rows().slice::<u32>().chunks_exact(2));
-        pairs.for_each(|(to, token)| to.copy_from_slice(&[token[0], 0]));
+        let tokens = layout.token_rows();
+        match self.device() {
+            Device::Cpu(_) => {
+                let pairs = rows.slice_mut::<u32>().chunks_exact_mut(2).zip(tokens.slice::<u32>().chunks_exact(2));
+                pairs.for_each(|(to, token)| to.copy_from_slice(&[token[0], 0]));
+            }
+            Device::Cuda(cuda) => cuda_kernels::sequence_rows(&cuda.gpu, tokens.on_gpu(), rows.on_gpu())?,
+        }
         self.drop_rows(x, &rows, p, site)
     }
 
@@ -211,7 +203,7 @@ impl Pass<'_> {
         Ok(y)
     }
 
-    /// The largest of each sequence's rows (T×H), column by column, in their dtype: B×H. On a GPU, for inference alone.
+    /// The largest of each sequence's rows (T×H), column by column, in their dtype: B×H.
     pub fn maxima(&mut self, x: &Var, layout: &Layout) -> Result<Var> {
         let exact = self.pooled(x, layout, Pooling::Max)?;
         let largest = cast(self.device(), &exact, x.tensor().dtype())?;
@@ -296,6 +288,45 @@ pub(super) fn check_indices(
     }
 }
 
+/// The columns of `x` become those of `out` from `first` on.
+pub(super) fn put_columns(device: &Device, x: &Tensor, out: &mut Tensor, first: usize) -> Result<()> {
+    let (count, stride) = (x.columns(), out.columns());
+    match device {
+        Device::Cpu(_) => with_float!(out.dtype(), E => {
+            let rows = x.slice::<E>().chunks_exact(count.max(1));
+            let to = out.slice_mut::<E>().chunks_exact_mut(stride.max(1));
+            to.zip(rows).for_each(|(to, row)| to[first..first + count].copy_from_slice(row));
+        }),
+        Device::Cuda(cuda) => {
+            let (from, to) = (Columns::all(count), Columns { first, count, stride });
+            cuda_kernels::copy_columns(&cuda.gpu, x.on_gpu(), from, out.on_gpu(), to)?;
+        }
+    }
+    Ok(())
+}
+
+/// The other way round: those of `x`, whose rows have `stride` numbers, become all of `out`.
+pub(super) fn take_columns(
+    device: &Device,
+    (x, stride): (&Tensor, usize),
+    first: usize,
+    out: &mut Tensor,
+) -> Result<()> {
+    let count = out.columns();
+    match device {
+        Device::Cpu(_) => with_float!(out.dtype(), E => {
+            let rows = x.slice::<E>().chunks_exact(stride.max(1));
+            let to = out.slice_mut::<E>().chunks_exact_mut(count.max(1));
+            to.zip(rows).for_each(|(to, row)| to.copy_from_slice(&row[first..first + count]));
+        }),
+        Device::Cuda(cuda) => {
+            let (from, to) = (Columns { first, count, stride }, Columns::all(count));
+            cuda_kernels::copy_columns(&cuda.gpu, x.on_gpu(), from, out.on_gpu(), to)?;
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn drop_in_place(device: &Device, x: &mut Tensor, dropout: &Dropout, rows: &Tensor) -> Result<()> {
     let h = x.columns();
     match device {
@@ -375,16 +406,20 @@ impl Maxima {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
         let Some(slot) = self.x.slot() else { return Ok(()) };
-        let Device::Cpu(cpu) = back.device() else {
-            let why = "the largest of a sequence has no gradient on a GPU yet: choose the device cpu, or the mean";
-            return Err(TensorError::Unsupported { operation: "maxima", why });
-        };
         let (mut dx, accumulate) = back.target(slot, self.x.tensor())?;
-        let _timer = back.device().timer(Kind::Rows, 0, &[self.x.tensor(), &dx]);
-        with_float!(dx.dtype(), E => {
-            let (x, dy, h, offsets) = (self.x.tensor().slice::<E>(), dy.slice::<E>(), dx.columns(), self.layout.offsets());
-            kernels::segment_max_gradient(&cpu.kernels, x, dy, h, offsets, dx.slice_mut::<E>(), !accumulate);
-        });
+        // Not the gradient's own columns: whoever used the maxima may have given them another shape.
+        let (x, h) = (self.x.tensor(), dx.columns());
+        let _timer = back.device().timer(Kind::Rows, 0, &[x, &dx]);
+        match back.device() {
+            Device::Cpu(cpu) => with_float!(dx.dtype(), E => {
+                let (x, dy, offsets) = (x.slice::<E>(), dy.slice::<E>(), self.layout.offsets());
+                kernels::segment_max_gradient(&cpu.kernels, x, dy, h, offsets, dx.slice_mut::<E>(), !accumulate);
+            }),
+            Device::Cuda(cuda) => {
+                let (x, dy, offsets) = (x.on_gpu(), dy.on_gpu(), self.layout.offsets_on_gpu()?.on_gpu());
+                cuda_kernels::segment_max_gradient(&cuda.gpu, x, dy, h, offsets, dx.on_gpu(), !accumulate)?;
+            }
+        }
         Ok(())
     }
 }
@@ -483,18 +518,14 @@ pub(crate) struct Beside {
 impl Beside {
     pub(super) fn backward(self, back: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = back.take(self.out) else { return Ok(()) };
-        let (t, both) = (dy.rows(), dy.columns());
-        let mut start = 0;
+        // Not the gradient's own columns: whoever used them may have given them another shape.
+        let both = self.terms[0].1 + self.terms[1].1;
+        let (t, mut start) = (dy.shape().elements() / both.max(1), 0);
         for (term, columns) in self.terms {
             if term.is_some() {
                 let mut dx = Tensor::empty(back.device(), [t, columns], dy.dtype())?;
                 let timer = back.device().timer(Kind::Rows, 0, &[&dx, &dx]);
-                with_float!(dy.dtype(), E => {
-                    let rows = dy.slice::<E>().chunks_exact(both);
-                    for (dx, dy) in dx.slice_mut::<E>().chunks_exact_mut(columns).zip(rows) {
-                        dx.copy_from_slice(&dy[start..start + columns]);
-                    }
-                });
+                take_columns(back.device(), (&dy, both), start, &mut dx)?;
                 drop(timer);
                 back.add(term, dx)?;
             }

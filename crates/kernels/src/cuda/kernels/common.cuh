@@ -237,6 +237,17 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 // Marks that an operation met an index outside of its table; numbers as FAULTS in gpu.rs.
-enum Fault { FAULT_EMBEDDING = 1, FAULT_GATHER, FAULT_SCATTER, FAULT_CROSS_ENTROPY, FAULT_SPAN, FAULT_SAMPLE, FAULT_ROTARY, FAULT_REPLACE };
+enum Fault {
+    FAULT_EMBEDDING = 1,
+    FAULT_GATHER,
+    FAULT_SCATTER,
+    FAULT_CROSS_ENTROPY,
+    FAULT_SPAN,
+    FAULT_SAMPLE,
+    FAULT_ROTARY,
+    FAULT_REPLACE,
+    FAULT_CONVOLUTION,
+    FAULT_CRF,
+};
 __device__ __forceinline__ void report(u32 *fault, Fault which) { atomicMax(fault, (u32)which); }
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)

@@ -1,5 +1,5 @@
-// AdamW, StableAdamW and LAMB over flat buffers, in pieces of one tensor each. What changes from step to step is read from device
-// memory, so that a recorded graph can be played again. Stands behind flat.cuh.
+// AdamW, StableAdamW, LAMB, Adagrad and plain gradient descent over flat buffers, in pieces of one tensor each. What changes from step to
+// step is read from device memory, so that a recorded graph can be played again. Stands behind flat.cuh.
 
 // A piece of one segment.
 struct Chunk {
@@ -80,6 +80,44 @@ extern "C" __global__ void __launch_bounds__(256)
         store(v, i, count, vv);
         if (copy) store(copy, i, count, pp);
     });
+}
+
+// p −= rate·(g + decay·p), or, with `sums`, Adagrad: a += g², then p −= rate·(g/(√a + ε) + decay·p).
+__device__ __forceinline__ void descend(const Chunk *chunks, const Segment *segments, const Factors *factors, const Rule &rule,
+                                        float *p, const float *g, float *sums, bf16 *copy) {
+    const Factors f = *factors;
+    if (f.skip) return;
+    const Chunk chunk = chunks[blockIdx.x];
+    const Segment segment = segments[chunk.segment];
+    const float rate = f.learning_rate * segment.rate;
+    for_chunk(chunk, [&](u64 i, int count) {
+        float pp[UNIT], gg[UNIT], aa[UNIT];
+        load(p, i, count, pp);
+        load(g, i, count, gg);
+        if (sums) load(sums, i, count, aa);
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) {
+            if (k >= count) break;
+            float step = gg[k] * f.gradient_scale;
+            if (sums) {
+                aa[k] = fmaf(step, step, aa[k]);
+                step /= sqrtf(aa[k]) + rule.epsilon;
+            }
+            pp[k] = fmaf(fmaf(pp[k], segment.decay, step), -rate, pp[k]);
+        }
+        store(p, i, count, pp);
+        if (sums) store(sums, i, count, aa);
+        if (copy) store(copy, i, count, pp);
+    });
+}
+extern "C" __global__ void __launch_bounds__(256)
+    sgd(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *g, bf16 *copy) {
+    descend(chunks, segments, factors, rule, p, g, (float *)nullptr, copy);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    adagrad(const Chunk *chunks, const Segment *segments, const Factors *factors, Rule rule, float *p, const float *g,
+            float *sums, bf16 *copy) {
+    descend(chunks, segments, factors, rule, p, g, sums, copy);
 }
 
 // Updates the moments and writes Σp² and Σdirection² of the chunk.

@@ -289,6 +289,58 @@ template <class E, bool ALIGNED> __device__ __forceinline__ void l2_normalise_gr
     }
 }
 
+// In each column the first of a sequence's largest gets its gradient: added to dx, or written over it with zeros everywhere else. The last
+// block has the rows after the last sequence, which get nothing.
+template <class E, class O, bool ALIGNED>
+__device__ __forceinline__ void largest_gradient(const O *x, const E *dy, const u32 *offsets, O *dx, u32 segments, u32 tokens, u32 h,
+                                                 u32 add) {
+    const u32 i = blockIdx.x, c = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    if (c >= h || (i == segments && add)) return;
+    const u32 start = offsets[i], end = i < segments ? offsets[i + 1] : tokens;
+    float d[8] = {}, best[8];
+    u32 at[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) at[k] = start;
+    if (i < segments && start < end) {
+        load8<ALIGNED>(dy + (u64)i * h, c, h, d);
+        load8<ALIGNED>(x + (u64)start * h, c, h, best);
+#pragma unroll 4
+        for (u32 t = start + 1; t < end; t++) {
+            float v[8];
+            load8<ALIGNED>(x + (u64)t * h, c, h, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (v[k] > best[k]) best[k] = v[k], at[k] = t;
+        }
+    }
+    for (u32 t = start; t < end; t++) {
+        float v[8] = {};
+        if (add) load8<ALIGNED>(dx + (u64)t * h, c, h, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] += at[k] == t ? d[k] : 0.0f;
+        store8<ALIGNED>(dx + (u64)t * h, c, h, v);
+    }
+}
+
+// `columns` numbers of each row: of rows that are `from` numbers apart to rows that are `to` apart. A thread has eight of them.
+template <class E, class O, bool ALIGNED>
+__device__ __forceinline__ void copy_columns(const E *x, u32 from, O *out, u32 to, u32 rows, u32 columns) {
+    const u32 units = groups(columns);
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 row = i / units;
+    if (row >= rows) return;
+    const u32 c = (u32)(i % units) * 8;
+    float v[8];
+    load8<ALIGNED>(x + row * from, c, columns, v);
+    store8<ALIGNED>(out + row * to, c, columns, v);
+}
+
+// The sequence of each token, and place 0: dropout by these rows drops the same columns at all tokens of a sequence.
+extern "C" __global__ void __launch_bounds__(256) sequence_rows(const uint2 *tokens, uint2 *out, u32 count) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = make_uint2(tokens[i].x, 0);
+}
+
 extern "C" __global__ void __launch_bounds__(128)
     gather(const STORE *x, const u32 *rows, OUT *out, u32 count, u32 limit, u32 h, u32 *fault) {
     gather<STORE, OUT, EVEN>(x, rows, out, count, limit, h, fault);
@@ -320,4 +372,12 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 extern "C" __global__ void __launch_bounds__(128) l2_normalise_gradient(const STORE *x, STORE *dy, u32 rows, u32 h) {
     l2_normalise_gradient<STORE, EVEN>(x, dy, rows, h);
+}
+extern "C" __global__ void __launch_bounds__(128)
+    largest_gradient(const OUT *x, const STORE *dy, const u32 *offsets, OUT *dx, u32 segments, u32 tokens, u32 h, u32 add) {
+    largest_gradient<STORE, OUT, EVEN>(x, dy, offsets, dx, segments, tokens, h, add);
+}
+extern "C" __global__ void __launch_bounds__(128)
+    copy_columns(const STORE *x, u32 from, OUT *out, u32 to, u32 rows, u32 columns) {
+    copy_columns<STORE, OUT, EVEN>(x, from, out, to, rows, columns);
 }
