@@ -20,6 +20,7 @@ pub mod library;
 pub mod loss;
 pub mod matmul;
 pub mod memory;
+pub mod nccl;
 pub mod optimizer;
 pub mod product_hopper;
 pub mod recurrent;

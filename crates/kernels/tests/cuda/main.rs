@@ -117,6 +117,7 @@ const GROUPS: [(&str, Group); 26] = [
     ("sample", training::sample),
     ("replace", training::replace),
     ("optimizer", training::optimizer),
+    ("shards", training::shards),
     ("faults", training::faults),
     ("products", products::products),
     ("choices", products::choices),
