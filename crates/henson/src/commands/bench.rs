@@ -22,7 +22,7 @@ use crate::{input, models, output};
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Train(flags) => train(&flags),
-        Bench::Infer(flags) => model(&flags, Mode::Infer, None),
+        Bench::Infer(flags) => model(&flags, Mode::Infer, 1, None),
         Bench::Generate(flags) => super::bench_generate::run(&flags),
         Bench::Gemm(flags) => gemm(&flags),
         Bench::Data(flags) => data(&flags),
@@ -34,9 +34,9 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
 /// Training steps, of one process or of several that share the update.
 fn train(flags: &BenchTrain) -> anyhow::Result<()> {
     match launch::start(&flags.together, &flags.model.compute.machine)? {
-        Started::Alone => model(&flags.model, Mode::Train, None),
+        Started::Alone => model(&flags.model, Mode::Train, flags.parts, None),
         Started::Together(together) => {
-            let ended = model(&flags.model, Mode::Train, Some(&together));
+            let ended = model(&flags.model, Mode::Train, flags.parts, Some(&together));
             together.end(ended)
         }
     }
@@ -120,6 +120,8 @@ struct Measured<'a> {
     device: String,
     model: &'a str,
     batch: usize,
+    /// Batches of a step of each process.
+    parts: usize,
     seq: usize,
     dtype: String,
     kernels: Option<String>,
@@ -150,7 +152,7 @@ struct Operation {
     gib_per_s: f64,
 }
 
-fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
+fn model(flags: &BenchModel, mode: Mode, parts: usize, together: Option<&Together>) -> anyhow::Result<()> {
     anyhow::ensure!(flags.batch.saturating_mul(flags.seq) <= 1 << 24, "a batch has at most {} tokens", 1 << 24);
     let device = flags.compute.machine.device_of(together)?;
     let config = config_of(&flags.model)?;
@@ -166,7 +168,7 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
     }
     let mut step = |i: u32| {
         let results = match mode {
-            Mode::Train => bench.train_step(i),
+            Mode::Train => bench.train_step(i, parts),
             Mode::Infer => bench.infer(),
         };
         // Losses and flags go around once a step.
@@ -218,6 +220,7 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
         device: device.to_string(),
         model: &flags.model,
         batch: flags.batch,
+        parts,
         seq: flags.seq,
         dtype: flags.compute.dtype.to_string(),
         kernels: device.isa().map(|isa: Isa| isa.to_string()),
@@ -225,7 +228,7 @@ fn model(flags: &BenchModel, mode: Mode, together: Option<&Together>) -> anyhow:
         ranks,
         ms: round(seconds * 1e3, 3),
         ms_alone: round(alone * 1e3, 3),
-        tokens_per_s: round((ranks * flags.batch * flags.seq) as f64 / seconds, 0),
+        tokens_per_s: round((ranks * parts * flags.batch * flags.seq) as f64 / seconds, 0),
         tflops: round(tflops, 4),
         peak_tflops: round(peak, 4),
         share_of_peak: round(tflops / peak, 3),
@@ -362,31 +365,36 @@ impl ModelBench {
         Ok(Results(vec![loss, norm]))
     }
 
-    fn train_step(&mut self, step: u32) -> anyhow::Result<Results> {
+    fn train_step(&mut self, step: u32, parts: usize) -> anyhow::Result<Results> {
         let Self { engine, joint, ids, segments, rows, labels } = self;
         if let Some(part) = joint {
+            anyhow::ensure!(parts == 1, "--parts is for models without a generator");
             return Self::joint_step(engine, part, step);
         }
         engine.gradients.zero();
-        let scales = [rows.len(), labels.len()].map(|count| Bits::from(1.0 / count as f32));
+        let scales = [rows.len(), labels.len()].map(|count| Bits::from(1.0 / (parts * count) as f32));
         let tensor = |device: &Device, numbers: &[u32]| Tensor::from_slice(device, [numbers.len()], numbers);
-        let loss = engine.learn(
-            u64::from(step),
-            scales,
-            |device, config| {
-                let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
-                let masked = Masked { rows: tensor(device, rows)?, targets: tensor(device, &targets)?, weights: None };
-                Ok((batch(device, config, ids, segments)?, masked, tensor(device, labels)?))
-            },
-            |[masked_scale, sequence], model, pass, (batch, masked, labels)| {
-                let scales = Scales { masked: masked_scale.get(), sequence: sequence.get() };
-                let labels = (model.head() == Head::PreTraining).then_some(labels);
-                let loss = objective::pre_training(model, pass, batch, masked, labels, scales)?;
-                Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
-            },
-        )?;
-        let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
-        Ok(Results(vec![loss, norm]))
+        let learn = |engine: &mut Engine| {
+            engine.learn(
+                u64::from(step),
+                scales,
+                |device, config| {
+                    let targets: Vec<u32> = rows.iter().map(|row| ids[*row as usize]).collect();
+                    let masked =
+                        Masked { rows: tensor(device, rows)?, targets: tensor(device, &targets)?, weights: None };
+                    Ok((batch(device, config, ids, segments)?, masked, tensor(device, labels)?))
+                },
+                |[masked_scale, sequence], model, pass, (batch, masked, labels)| {
+                    let scales = Scales { masked: masked_scale.get(), sequence: sequence.get() };
+                    let labels = (model.head() == Head::PreTraining).then_some(labels);
+                    let loss = objective::pre_training(model, pass, batch, masked, labels, scales)?;
+                    Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
+                },
+            )
+        };
+        let mut results = engine.in_parts(u64::from(step), parts, |engine, _| Ok(vec![learn(engine)?]))?;
+        results.push(engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?);
+        Ok(Results(results))
     }
 
     fn infer(&mut self) -> anyhow::Result<Results> {
