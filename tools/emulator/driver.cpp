@@ -492,7 +492,26 @@ VISIBLE Result cuDevicePrimaryCtxRetain(void **context, int device_number) {
     return OK;
 }
 VISIBLE Result cuDevicePrimaryCtxRelease_v2(int) { return OK; }
-VISIBLE Result cuCtxSetCurrent(void *) { return OK; }
+namespace {
+// Of each thread, as on a GPU.
+thread_local void *current = nullptr;
+}  // namespace
+VISIBLE Result cuCtxSetCurrent(void *context) {
+    current = context;
+    return OK;
+}
+VISIBLE Result cuCtxGetDevice(int *device_number) {
+    *device_number = (int)(intptr_t)current - 1;
+    return current ? OK : INVALID_VALUE;
+}
+// The same for the device of that number in all processes, as with a GPU that they share.
+VISIBLE Result cuDeviceGetUuid_v2(void *uuid, int device_number) {
+    char text[24];
+    snprintf(text, sizeof text, "emulated GPU %03u", (unsigned)device_number % 1000u);
+    memcpy(uuid, text, 16);
+    return OK;
+}
+VISIBLE Result cuDeviceGetUuid(void *uuid, int device_number) { return cuDeviceGetUuid_v2(uuid, device_number); }
 VISIBLE Result cuCtxSynchronize() { return OK; }
 VISIBLE Result cuGetErrorName(int error, const char **text) {
     *text = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : "CUDA_ERROR";

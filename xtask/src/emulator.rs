@@ -11,10 +11,11 @@ use crate::workspace::{Workspace, succeed};
 pub(crate) const WHAT: &str = "the CUDA kernels' tests on an emulated GPU; `--build` only prints where it is";
 
 /// A library, its source, and those that it needs.
-const LIBRARIES: [(&str, &str, &str); 3] = [
+const LIBRARIES: [(&str, &str, &str); 4] = [
     ("libcuda.so.1", "driver.cpp", "-ldl"),
     ("libnvrtc.so.13", "compiler.cpp", "-ldl"),
     ("libcublasLt.so.13", "products.cpp", "-l:libcuda.so.1"),
+    ("libnccl.so.2", "nccl.cpp", "-l:libcuda.so.1"),
 ];
 
 /// What runs on it: arguments of `cargo test`, and of the tests themselves.

@@ -1,6 +1,8 @@
 //! Trains with several processes under both families of MPI, and demands the bits of one process: weights, moments and every number of the
-//! log but times. Then kills a rank, stops one in its tracks, asks one to end, and demands the same from the restarts. Not a part of `ci`:
+//! log but times. `--gpus` does so with an emulated GPU for each process, over NCCL (emulated as well) and over MPI. Then kills a rank, stops one in its tracks, asks one to end, and demands the same from the restarts. Not a part of `ci`:
 //! what needs no MPI is tested with ranks that are threads (`several_ranks_give_the_bits_of_one`, and the tests of the crate `ranks`).
+
+mod on_gpus;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::Result;
 use crate::strace::install_package;
 use crate::workspace::{Workspace, succeed};
+use crate::{Result, emulator};
 
 /// For the help text.
-pub(crate) const WHAT: &str = "several processes over MPI give the bits of one: [--whole] [--binary FILE] [--kills N]";
+pub(crate) const WHAT: &str =
+    "several processes over MPI give the bits of one: [--whole] [--binary FILE] [--kills N]; over NCCL: --gpus";
 
 /// The `mpirun` of each family, and its package.
 const FAMILIES: [(&str, &str); 2] = [("mpirun.openmpi", "openmpi-bin"), ("mpirun.mpich", "mpich")];
@@ -53,16 +56,23 @@ pub(crate) fn run(workspace: &Workspace, options: &[String]) -> Result {
         println!("only Linux has the libraries that are looked for: nothing to check here");
         return Ok(());
     }
-    let (mut whole, mut kills, mut binary) = (false, 1, None);
+    let (mut whole, mut kills, mut binary, mut gpus) = (false, 1, None, false);
     let mut options = options.iter();
     while let Some(option) = options.next() {
         let mut value = || options.next().ok_or_else(|| format!("{option} needs a value"));
         match option.as_str() {
             "--whole" => whole = true,
+            "--gpus" => gpus = true,
             "--binary" => binary = Some(PathBuf::from(value()?)),
             "--kills" => kills = value()?.parse().map_err(|_| "--kills needs a number".to_owned())?,
-            _ => return Err(format!("ranks takes --whole, --binary and --kills, not `{option}`")),
+            _ => return Err(format!("ranks takes --whole, --gpus, --binary and --kills, not `{option}`")),
         }
+    }
+    if gpus {
+        install_package(FAMILIES[0].0, "--version", FAMILIES[0].1)?;
+        let bench = Bench::new(workspace, binary)?;
+        on_gpus::check(&bench, &emulator::build(workspace)?, whole, kills)?;
+        return fs::remove_dir_all(&bench.place).map_err(|error| format!("{}: {error}", bench.place.display()));
     }
     for (program, package) in FAMILIES {
         install_package(program, "--version", package)?;

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use henson_tensor::Device;
-use henson_tensor::cuda::{CudaOptions, Gpu, Library, Search};
+use henson_tensor::cuda::{CudaOptions, Gpu, Library, Nccl, Search};
 
-/// The first GPU that the driver shows.
-pub(crate) fn open() -> anyhow::Result<Device> {
-    let options = CudaOptions { ordinal: 0, search: search(), cache: cache() };
+/// A GPU by its number among those that the driver shows.
+pub(crate) fn open(ordinal: usize) -> anyhow::Result<Device> {
+    let options = CudaOptions { ordinal, search: search(), cache: cache() };
     Device::cuda(&options).context("--device cuda cannot be used here (`henson info --devices` lists what was found)")
 }
 
@@ -18,6 +18,22 @@ pub(crate) struct Found {
     pub(crate) libraries: Vec<(Library, Result<PathBuf, String>)>,
     /// Their names, or why there are none.
     pub(crate) gpus: Result<Vec<String>, String>,
+}
+
+/// How many GPUs the driver shows.
+pub(crate) fn count() -> anyhow::Result<usize> {
+    Ok(Gpu::list(&search())?.len())
+}
+
+/// NCCL, for several GPUs.
+pub(crate) fn nccl() -> anyhow::Result<Nccl> {
+    Nccl::load(&search())
+        .context("data between GPUs moves over NCCL (or, with --transport mpi, over MPI by way of the hosts)")
+}
+
+/// What NCCL takes for this machine, where somebody said so.
+pub(crate) fn nccl_host() -> Option<String> {
+    std::env::var("NCCL_HOSTID").ok().filter(|name| !name.is_empty())
 }
 
 pub(crate) fn find() -> Found {

@@ -1,17 +1,19 @@
 //! Starting as one of several processes: what the environment says, who is joined, and how it ends.
 
+mod children;
+
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use henson_ranks::{Launch, Ranks, Settings};
-use henson_tensor::Cores;
+use henson_ranks::{Launch, Launcher, Meet, Node, OWN, Place, Ranks, Settings, Transport};
+use henson_tensor::{Cores, Device};
 
-use crate::flags::ranks::RankFlags;
+use crate::flags::ranks::{RankFlags, TransportName};
 use crate::flags::{DeviceName, Machine};
-use crate::output;
+use crate::{gpu, output};
 
 /// The exit code of all others when a process is lost: EX_TEMPFAIL, start again.
 const LOST: i32 = 75;
@@ -27,56 +29,127 @@ pub(crate) enum Started {
 /// This process among others.
 pub(crate) struct Together {
     pub(crate) ranks: Arc<Ranks>,
+    /// Its number among those of this machine, where its launcher said it.
+    local_rank: Option<usize>,
 }
 
 /// Finds out whether this process is one of several, starts them where it shall, and joins them.
 pub(crate) fn start(flags: &RankFlags, machine: &Machine) -> anyhow::Result<Started> {
     // Many processes may also be started to train a model each.
-    if flags.ranks == Some(1) {
+    if flags.ranks == Some(1) && flags.transport.is_none() && flags.node.is_none() {
         return Ok(Started::Alone);
     }
-    let Some(launch) = Launch::recognise(|name| std::env::var(name).ok())? else {
-        let Some(count) = flags.ranks else { return Ok(Started::Alone) };
-        refuse_cuda(machine)?;
-        return Err(become_mpirun(count));
+    let on_gpus = machine.device != DeviceName::Cpu;
+    let transport = match flags.transport {
+        Some(TransportName::Nccl) => {
+            anyhow::ensure!(on_gpus, "--transport nccl moves data between GPUs: with --device cpu, it is mpi");
+            Transport::Nccl
+        }
+        None if on_gpus => Transport::Nccl,
+        Some(TransportName::Mpi) | None => Transport::Mpi,
     };
-    refuse_cuda(machine)?;
-    let name = launch.launcher.name();
-    anyhow::ensure!(
-        launch.launcher.is_for_mpi(),
-        "started by {name} with {} processes: on CPUs, data moves over MPI, whose processes are started by mpirun or srun. Start with \
-         `mpirun -n {0} henson …`, or with --ranks {0} on one machine",
-        launch.size
-    );
-    if let Some(count) = flags.ranks.filter(|count| *count != launch.size) {
+    let launch = match (place(flags)?, flags.ranks) {
+        (Some(Place::Process(launch)), _) => launch,
+        (Some(Place::Node(node)), count) => {
+            anyhow::ensure!(transport == Transport::Nccl, no_mpi(node.launcher, node.count));
+            let count = count.or(node.processes).map_or_else(gpu::count, Ok)?;
+            return children::run(count, (node.rank, node.count), Some(&node.meet), flags.lost_after);
+        }
+        // One process with all that belongs to several.
+        (None, None | Some(1)) if flags.transport == Some(TransportName::Nccl) => {
+            Launch { launcher: Launcher::Henson, rank: 0, size: 1, local_rank: Some(0), meet: None }
+        }
+        (None, None | Some(1)) => return Ok(Started::Alone),
+        (None, Some(count)) if transport == Transport::Mpi => return Err(become_mpirun(count)),
+        (None, Some(count)) => return children::run(count, (0, 1), None, flags.lost_after),
+    };
+    let (name, rank) = (launch.launcher.name(), launch.rank);
+    anyhow::ensure!(transport == Transport::Nccl || launch.launcher.is_for_mpi(), no_mpi(launch.launcher, launch.size));
+    if launch.launcher == Launcher::Henson {
+        children::end_with_parent();
+    } else if let Some(count) = flags.ranks.filter(|count| *count != launch.size) {
         anyhow::bail!(
             "--ranks {count}, but {name} has started {} processes: leave --ranks out, or give --ranks 1 for processes that train alone",
             launch.size
         );
     }
+    let engine = match transport {
+        Transport::Nccl => {
+            let nccl = gpu::nccl()?;
+            Some(format!("NCCL {} ({})", nccl.version, nccl.path.display()))
+        }
+        Transport::Mpi => None,
+    };
     let settings = Settings {
+        transport,
         mpi_library: flags.mpi_library.clone(),
         lost_after: Duration::from_secs(flags.lost_after),
         on_loss: Box::new(move |text| {
-            output::message(&format!(
-                "rank {} stops: {text}; start again to resume from the last checkpoint",
-                launch.rank
-            ));
-            // At once and without a last word: MPI may still be at work in other threads.
+            output::message(&format!("rank {rank} stops: {text}; start again to resume from the last checkpoint"));
+            // At once and without a last word: MPI or NCCL may still be at work in other threads, or wait for what is lost.
             signal_hook::low_level::exit(LOST)
         }),
     };
     let ranks = Arc::new(Ranks::join(&launch, settings)?);
     if ranks.rank() == 0 {
-        output::message(&format!("{} processes by {name}, data over {}", ranks.size(), ranks.engine()));
+        let by_host = if on_gpus && engine.is_none() { ", by way of the memory of hosts" } else { "" };
+        let engine = engine.unwrap_or_else(|| ranks.engine());
+        let processes = if ranks.size() == 1 { "process" } else { "processes" };
+        output::message(&format!("{} {processes} by {name}, data over {engine}{by_host}", ranks.size()));
     }
-    Ok(Started::Together(Together { ranks }))
+    Ok(Started::Together(Together { ranks, local_rank: launch.local_rank }))
+}
+
+/// What is said of processes that MPI cannot connect.
+fn no_mpi(launcher: Launcher, count: usize) -> String {
+    format!(
+        "started by {} with {count} processes: on CPUs, data moves over MPI, whose processes are started by mpirun or srun. Start with \
+         `mpirun -n {count} henson …`, or with --ranks {count} on one machine",
+        launcher.name()
+    )
+}
+
+/// This process's place by flags, or by what its launcher has set.
+fn place(flags: &RankFlags) -> anyhow::Result<Option<Place>> {
+    let meet = match (&flags.address, &flags.meet) {
+        (Some(address), _) => match Meet::parse(address) {
+            Meet::File(_) => anyhow::bail!("--address {address}: expected HOST:PORT"),
+            meet => Some(meet),
+        },
+        (None, Some(file)) => Some(Meet::File(file.clone())),
+        (None, None) => None,
+    };
+    let below = |what: &str, number: usize, count: usize| {
+        anyhow::ensure!(number < count, "--{what} {number} of {count}: they are counted from 0");
+        Ok(())
+    };
+    if let (Some(rank), Some(size)) = (flags.rank, flags.size) {
+        below("rank", rank, size)?;
+        let launch = Launch { launcher: Launcher::Hand, rank, size, local_rank: None, meet };
+        return Ok(Some(Place::Process(launch)));
+    }
+    if let (Some(rank), Some(count)) = (flags.node, flags.nodes) {
+        below("node", rank, count)?;
+        // Not for those that this program itself has started: they have the same flags.
+        let own = Place::recognise(|name| std::env::var(name).ok().filter(|_| OWN.contains(&name)))?;
+        if own.is_some() {
+            return Ok(own);
+        }
+        let Some(meet) = meet else { anyhow::bail!("--node needs --address HOST:PORT of the first, or --meet FILE") };
+        let node = Node { launcher: Launcher::Hand, rank, count, processes: None, meet };
+        return Ok(Some(Place::Node(node)));
+    }
+    Ok(Place::recognise(|name| std::env::var(name).ok())?)
 }
 
 /// Refuses several processes for what one does alone.
 pub(crate) fn refuse(flags: &RankFlags, what: &str) -> anyhow::Result<()> {
-    let launch = Launch::recognise(|name| std::env::var(name).ok())?.filter(|_| flags.ranks != Some(1));
-    let count = launch.map(|launch| launch.size).or(flags.ranks).unwrap_or(1);
+    let count = match place(flags)?.filter(|_| flags.ranks != Some(1)) {
+        Some(Place::Process(launch)) => Some(launch.size),
+        Some(Place::Node(node)) => Some(node.count * flags.ranks.or(node.processes).unwrap_or(1)),
+        None => flags.ranks,
+    };
+    let count = count.unwrap_or(1);
     anyhow::ensure!(count <= 1, "{what} is for one process alone so far, and {count} were asked for");
     Ok(())
 }
@@ -94,6 +167,40 @@ impl Together {
         let own = format!("{} {cores}", henson_ranks::host());
         let sharing = self.ranks.gather(own.as_bytes()).iter().filter(|other| **other == own.as_bytes()).count();
         (Cores::of_this_process().threads() / sharing.max(1)).max(1)
+    }
+
+    /// The GPU of this process: the one that was asked for; else the only one, or that with its number on this machine.
+    pub(crate) fn gpu(&self, number: Option<usize>) -> anyhow::Result<Device> {
+        let (host, count) = (henson_ranks::host(), gpu::count());
+        // Before anything can fail, for the others wait.
+        let hosts = self.ranks.gather(host.as_bytes());
+        let count = count?;
+        let same = || hosts[..self.ranks.rank()].iter().filter(|other| **other == host.as_bytes()).count();
+        let local = self.local_rank.unwrap_or_else(same);
+        let number = match number {
+            Some(number) => number,
+            None if count == 1 => 0,
+            None if local < count => local,
+            None => anyhow::bail!(
+                "process {local} of {host}, which has {count} GPUs: start one for each at most, or set CUDA_VISIBLE_DEVICES for each"
+            ),
+        };
+        let device = gpu::open(number)?;
+        if self.ranks.moves_host_memory() {
+            return Ok(device);
+        }
+        // NCCL says "Duplicate GPU detected" and no more. It goes by machines as NCCL_HOSTID names them.
+        let identity = device.identity().unwrap_or_default();
+        let own = [&identity[..], gpu::nccl_host().unwrap_or(host.clone()).as_bytes()].concat();
+        let all = self.ranks.gather(&own);
+        if let Some(other) = all[..self.ranks.rank()].iter().position(|other| *other == own) {
+            anyhow::bail!(
+                "ranks {other} and {} have the same GPU, number {number} of {host}, and NCCL needs one for each: start as many processes \
+                 as there are GPUs, or exchange by way of the host with --transport mpi",
+                self.ranks.rank()
+            );
+        }
+        Ok(device)
     }
 
     /// In how many parts a batch is computed: what the recipe says; where it says nothing, as many as the run was begun with, or as
@@ -120,15 +227,6 @@ impl Together {
         }
         ended
     }
-}
-
-fn refuse_cuda(machine: &Machine) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        machine.device == DeviceName::Cpu,
-        "several processes with --device cuda are not supported yet: this version does not use NCCL, over which GPUs exchange data. \
-         Train with one process on one GPU, or with several on CPUs (--device cpu)"
-    );
-    Ok(())
 }
 
 /// Makes this process the mpirun that is installed, with this command in so many processes: its signals and its exit code are then

@@ -2,7 +2,8 @@
 //! find each other, how bytes get from one to another, and how the loss of one is noticed by all. What is in the bytes, and every sum
 //! over them, is the business of others: no bit of a result depends on who moved it.
 //!
-//! Large data moves over MPI, which is loaded at run time. Small values of the host and signs of life go over TCP connections of our own.
+//! Large data in host memory moves over MPI, which is loaded at run time; that in the memory of GPUs over NCCL, which is the business of
+//! others. Small values of the host and signs of life go over TCP connections of our own.
 
 mod error;
 mod launch;
@@ -11,22 +12,33 @@ mod mpi;
 mod threads;
 
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::thread::ThreadId;
 use std::time::Duration;
 
 pub use error::{RanksError, Result};
-pub use launch::{Launch, Launcher};
+pub use launch::{Launch, Launcher, Meet, Node, OWN, Place};
 pub use meeting::OnLoss;
 use meeting::{Door, Meeting, Token};
 use mpi::Mpi;
 pub use mpi::MpiLibrary;
 use threads::Port;
 
+/// What moves large data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// MPI, from host memory to host memory.
+    Mpi,
+    /// NCCL, from the memory of GPUs to that of others. Not a part of this crate; ranks only meet here.
+    Nccl,
+}
+
 /// How ranks are joined.
 pub struct Settings {
+    /// What moves large data.
+    pub transport: Transport,
     /// The file of the MPI library; none: the one that belongs to the launcher.
     pub mpi_library: Option<PathBuf>,
     /// After how long without a sign of life a rank counts as lost.
@@ -54,13 +66,22 @@ pub struct Ranks {
 }
 
 enum Link {
-    World { mpi: Mpi, meeting: Meeting },
+    World { mpi: Option<Mpi>, meeting: Meeting },
     Threads(Port),
 }
 
 impl Ranks {
     /// Joins the others that were started with this process. Called by the thread that will move all data.
     pub fn join(launch: &Launch, settings: Settings) -> Result<Self> {
+        let (patience, owner) = (PATIENCE * settings.lost_after, std::thread::current().id());
+        // Ranks of MPI find each other by it, whatever moves their data.
+        let without_mpi = settings.transport == Transport::Nccl
+            && (launch.meet.is_some() || launch.size == 1 || !launch.launcher.is_for_mpi());
+        if without_mpi {
+            let (rank, size) = (launch.rank, launch.size);
+            let meeting = meet_at(launch, settings)?;
+            return Ok(Self { rank, size, link: Link::World { mpi: None, meeting }, patience, owner });
+        }
         let library = MpiLibrary::load(settings.mpi_library.as_deref(), Some(launch.launcher))?;
         let mpi = Mpi::start(library)?;
         if mpi.size() != launch.size {
@@ -71,9 +92,14 @@ impl Ranks {
                 found: mpi.size(),
             });
         }
-        let (rank, size, patience) = (mpi.rank(), mpi.size(), PATIENCE * settings.lost_after);
+        let (rank, size, over_mpi) = (mpi.rank(), mpi.size(), settings.transport == Transport::Mpi);
         let meeting = meet(&mpi, patience, settings)?;
-        Ok(Self { rank, size, link: Link::World { mpi, meeting }, patience, owner: std::thread::current().id() })
+        if !over_mpi {
+            // It has told them where to meet, which is all that is asked of it.
+            meeting.gather(&[], patience);
+            mpi.finish()?;
+        }
+        Ok(Self { rank, size, link: Link::World { mpi: over_mpi.then_some(mpi), meeting }, patience, owner })
     }
 
     /// Ranks that are threads of this process, for tests. Each must be used by a thread of its own.
@@ -102,8 +128,29 @@ impl Ranks {
     /// What moves the data, for people.
     pub fn engine(&self) -> String {
         match &self.link {
-            Link::World { mpi, .. } => mpi.library().version.clone(),
+            Link::World { mpi: Some(mpi), .. } => mpi.library().version.clone(),
+            Link::World { mpi: None, .. } => "NCCL".to_owned(),
             Link::Threads(_) => "threads".to_owned(),
+        }
+    }
+
+    /// Whether large data moves from host memory to host memory, by [`Ranks::exchange`]; if not, over NCCL.
+    pub fn moves_host_memory(&self) -> bool {
+        !matches!(&self.link, Link::World { mpi: None, .. })
+    }
+
+    /// How long an answer or a transfer may take.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Tells all others why the work ends, and ends this process. Where a rank was lost, it is that one's name that they are told.
+    ///
+    /// Ranks that are threads panic.
+    pub fn fail(&self, reason: &str) -> ! {
+        match &self.link {
+            Link::World { meeting, .. } => meeting.fail(reason),
+            Link::Threads(_) => panic!("ranks: rank {}: {reason}", self.rank),
         }
     }
 
@@ -122,11 +169,13 @@ impl Ranks {
     /// Sends and receives bytes, all at once; messages between two ranks keep their order. Every rank must expect what is sent to
     /// it. Returns when all is done; where that cannot be, the process ends.
     ///
-    /// Panics when another thread calls than the one that joined.
+    /// Panics when another thread calls than the one that joined, and where host memory is not moved: see
+    /// [`Ranks::moves_host_memory`].
     pub fn exchange(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) {
         match &self.link {
             Link::World { mpi, meeting } => {
                 assert_eq!(self.owner, std::thread::current().id(), "ranks: one thread moves all data");
+                let Some(mpi) = mpi else { panic!("ranks: only GPUs exchange data here") };
                 mpi.exchange(sends, receives, self.patience, &|reason| meeting.fail(&reason));
             }
             Link::Threads(port) => {
@@ -137,7 +186,16 @@ impl Ranks {
     }
 
     /// Completes a buffer of which each rank has a part: `parts` says which bytes are whose, in the order of ranks.
+    ///
+    /// Without MPI it is for small buffers alone: they go by way of rank 0.
     pub fn all_gather(&self, buffer: &mut [u8], parts: &[std::ops::Range<usize>]) {
+        if !self.moves_host_memory() {
+            let all = self.gather(&buffer[parts[self.rank].clone()]);
+            for (part, bytes) in parts.iter().zip(all) {
+                buffer[part.clone()].copy_from_slice(&bytes);
+            }
+            return;
+        }
         let (mut rest, mut at, mut own) = (buffer, 0, &[][..]);
         let mut receives: Vec<(usize, &mut [u8])> = Vec::new();
         for (rank, part) in parts.iter().enumerate() {
@@ -159,6 +217,9 @@ impl Ranks {
     pub fn broadcast(&self, buffer: &mut [u8]) {
         if buffer.is_empty() {
             return;
+        }
+        if !self.moves_host_memory() {
+            return buffer.copy_from_slice(&self.from_first(buffer));
         }
         if self.rank == 0 {
             let buffer = &*buffer;
@@ -217,7 +278,7 @@ impl Ranks {
     /// Parts from the others, when all have come this far.
     pub fn finish(&self) -> Result<()> {
         match &self.link {
-            Link::World { mpi, meeting } => meeting.finish(|| mpi.finish()),
+            Link::World { mpi, meeting } => meeting.finish(|| mpi.as_ref().map_or(Ok(()), Mpi::finish)),
             Link::Threads(_) => Ok(()),
         }
     }
@@ -245,11 +306,7 @@ fn meet(mpi: &Mpi, patience: Duration, settings: Settings) -> Result<Meeting> {
         let address = if name == host { "127.0.0.1" } else { &name };
         return Meeting::join((address, port), &token, (rank, size), &host, lost_after, on_loss);
     }
-    let token: Token = {
-        let random = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
-        let (a, b) = (random(), random());
-        std::array::from_fn(|i| if i < 8 { a[i] } else { b[i - 8] })
-    };
+    let token = random_token();
     let door = Door::open(SocketAddr::from(([0, 0, 0, 0], 0)), token)?;
     invitation[..2].copy_from_slice(&door.port()?.to_le_bytes());
     invitation[2..18].copy_from_slice(&token);
@@ -259,6 +316,91 @@ fn meet(mpi: &Mpi, patience: Duration, settings: Settings) -> Result<Meeting> {
     let sends: Vec<(usize, &[u8])> = (1..size).map(|rank| (rank, &invitation[..])).collect();
     mpi.exchange(&sends, &mut [], patience, &end);
     Meeting::host(&door, size, &host, lost_after, on_loss)
+}
+
+fn random_token() -> Token {
+    let random = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+    let (a, b) = (random(), random());
+    std::array::from_fn(|i| if i < 8 { a[i] } else { b[i - 8] })
+}
+
+/// Lets all ranks meet over TCP where they were told to.
+fn meet_at(launch: &Launch, settings: Settings) -> Result<Meeting> {
+    let Settings { lost_after, on_loss, .. } = settings;
+    let (rank, size, host) = (launch.rank, launch.size, host());
+    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+    match &launch.meet {
+        None if size == 1 => Meeting::host(&Door::open(any, random_token())?, 1, &host, lost_after, on_loss),
+        None => {
+            let reason =
+                "nobody said where: give --address HOST:PORT of rank 0, or --meet FILE on a shared disk".to_owned();
+            Err(RanksError::Meeting { action: "meet the other ranks".to_owned(), reason })
+        }
+        Some(Meet::Address(name, port, run)) => {
+            // Strangers that come by do not know it; it is not meant to keep anybody out who wants to come in.
+            let hash = |part: u64| {
+                let mut hasher = std::hash::DefaultHasher::new();
+                (part, "henson ranks", port, run).hash(&mut hasher);
+                hasher.finish().to_le_bytes()
+            };
+            let (a, b) = (hash(0), hash(1));
+            let token: Token = std::array::from_fn(|i| if i < 8 { a[i] } else { b[i - 8] });
+            if rank > 0 {
+                return Meeting::join((name, *port), &token, (rank, size), &host, lost_after, on_loss);
+            }
+            let door = Door::open(SocketAddr::from(([0, 0, 0, 0], *port)), token)?;
+            Meeting::host(&door, size, &host, lost_after, on_loss)
+        }
+        Some(Meet::File(path)) => {
+            if rank > 0 {
+                let (name, port, token) = invitation_in(path)?;
+                let name = if name == host { "127.0.0.1" } else { &name };
+                return Meeting::join((name, port), &token, (rank, size), &host, lost_after, on_loss);
+            }
+            let door = Door::open(any, random_token())?;
+            let token: String = door.token.iter().map(|byte| format!("{byte:02x}")).collect();
+            let partial = path.with_extension("partial");
+            let write = || {
+                std::fs::write(&partial, format!("{host} {} {token}\n", door.port().unwrap_or(0)))?;
+                std::fs::rename(&partial, path)
+            };
+            let failed = |error: std::io::Error| RanksError::Meeting {
+                action: format!("write {}", path.display()),
+                reason: error.to_string(),
+            };
+            write().map_err(failed)?;
+            let met = Meeting::host(&door, size, &host, lost_after, on_loss);
+            // The next start must not find it. Where it cannot be removed, the next rank 0 writes over it.
+            let _ = std::fs::remove_file(path);
+            met
+        }
+    }
+}
+
+/// Waits for what rank 0 writes into a file: its host, port and token.
+fn invitation_in(path: &std::path::Path) -> Result<(String, u16, Token)> {
+    let begin = std::time::Instant::now();
+    loop {
+        if let Ok(text) = std::fs::read_to_string(path) {
+            let mut words = text.split_whitespace();
+            let read = (|| {
+                let (host, port, token) = (words.next()?, words.next()?.parse().ok()?, words.next()?);
+                let byte = |i: usize| u8::from_str_radix(token.get(2 * i..2 * i + 2)?, 16).ok();
+                let bytes: Vec<u8> = (0..16).map(byte).collect::<Option<_>>()?;
+                Some((host.to_owned(), port, bytes.try_into().ok()?))
+            })();
+            let nonsense = || RanksError::Meeting {
+                action: format!("read {}", path.display()),
+                reason: "it does not say where rank 0 is: delete it".to_owned(),
+            };
+            return read.ok_or_else(nonsense);
+        }
+        if begin.elapsed() > meeting::PATIENCE {
+            let reason = format!("rank 0 did not write it within {} s", meeting::PATIENCE.as_secs());
+            return Err(RanksError::Meeting { action: format!("read {}", path.display()), reason });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The name of this machine.

@@ -20,7 +20,7 @@ const LONGEST: usize = 256 << 20;
 const BEATS: u32 = 6;
 
 /// How long all ranks have to find rank 0.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long a connection has to say who it is: a stranger must not keep the ranks waiting.
 const GREETING: Duration = Duration::from_secs(5);

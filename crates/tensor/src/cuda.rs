@@ -14,10 +14,14 @@ use henson_kernels::cuda::attention::Room;
 use henson_kernels::cuda::recurrent::Steps;
 use henson_kernels::cuda::{self as kernels, Block, Event, Graph, Pinned, Pool, View, matmul};
 
+use henson_ranks::Ranks;
+
 use crate::profile::Recorded;
 use crate::recording::{Signature, Sizes};
+use crate::wires::Wires;
 use crate::{DType, Kind, Result, Shape, Spent, Tensor, TensorError};
 
+pub use henson_kernels::cuda::nccl::Nccl;
 pub use henson_kernels::cuda::{CudaError, Gpu, Library, Options as CudaOptions, Search};
 
 /// Bytes of inputs that a recorded pass can have: some 350,000 tokens.
@@ -35,6 +39,7 @@ const INPUT_ALIGNMENT: usize = 256;
 /// A GPU: kernels and memory.
 pub struct CudaDevice {
     // Fields are dropped in this order: what needs the GPU goes first.
+    wires: Mutex<Option<Arc<Wires>>>,
     feed: Mutex<Option<Feed>>,
     uploads: Mutex<Option<Uploads>>,
     readings: Mutex<Vec<Slot>>,
@@ -119,8 +124,20 @@ impl CudaDevice {
             passing: Pool::default(),
             recording: AtomicBool::new(false),
             turn: Default::default(),
+            wires: Mutex::default(),
             gpu,
         })
+    }
+
+    /// The way to the GPUs of other ranks. The first call joins them, and all must make it.
+    pub(crate) fn wires(&self, ranks: &Arc<Ranks>) -> Result<Arc<Wires>> {
+        let mut wires = lock(&self.wires);
+        if let Some(wires) = &*wires {
+            return Ok(Arc::clone(wires));
+        }
+        let made = Arc::new(Wires::new(&self.gpu, ranks)?);
+        *wires = Some(Arc::clone(&made));
+        Ok(made)
     }
 
     /// The GPU itself.

@@ -116,6 +116,25 @@ impl Device {
         }
     }
 
+    /// Whether a GPU times algorithms for matrix products that it has no choice for; else the library's first proposal is taken. What
+    /// was found so far for single shapes is forgotten, and passes must be recorded again.
+    pub fn search_products(&self, on: bool) -> Result<()> {
+        if let Device::Cuda(cuda) = self {
+            let blas = cuda.gpu.blas()?;
+            blas.set_search(on);
+            blas.discard_plans();
+        }
+        Ok(())
+    }
+
+    /// What tells a GPU from all others.
+    pub fn identity(&self) -> Option<[u8; 16]> {
+        match self {
+            Device::Cpu(_) => None,
+            Device::Cuda(cuda) => Some(cuda.gpu.identity()),
+        }
+    }
+
     /// Runs `fill`, whose tensors from slices are the inputs of a pass for [`crate::Recordings`]: they go to the device
     /// together, ahead of what it computes. They are valid until the next feed.
     pub fn feed<R, E: From<crate::TensorError>>(

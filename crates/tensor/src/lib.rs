@@ -22,6 +22,7 @@ mod recording;
 mod sharing;
 mod tape;
 mod tensor;
+mod wires;
 
 pub use cuda::Reading;
 pub use device::Device;

@@ -155,10 +155,11 @@ impl Optimizer {
     }
 
     /// Gives each rank its part of what was written on rank 0. All ranks must call it.
-    pub fn distribute(&mut self) {
+    pub fn distribute(&mut self) -> Result<()> {
         if let Some(sharing) = &mut self.sharing {
-            sharing.distribute();
+            sharing.distribute()?;
         }
+        Ok(())
     }
 
     /// Brings the state of all ranks to rank 0, for [`Optimizer::read`]; [`Optimizer::release`] follows. All ranks must call it.

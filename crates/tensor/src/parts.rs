@@ -2,6 +2,7 @@
 //! branch of it can add that up alone, so that one process and several give the same bits.
 
 use henson_kernels::cpu::rows;
+use henson_kernels::cuda;
 
 use crate::{DType, Device, Gradients, Kind, Result, Tensor};
 
@@ -14,35 +15,59 @@ pub struct PartSums {
 }
 
 impl PartSums {
-    /// Whether parts have gradients of their own on this device. On a GPU, whose recorded passes write to one place, they still add
-    /// up in order where they are computed.
-    pub fn are_on(device: &Device) -> bool {
-        matches!(device, Device::Cpu(_))
-    }
-
     /// Takes the gradients of part number `part` of `parts`. After the last, `gradients` are the sum of all; before, they are there
     /// for the next part, which must begin with [`Gradients::zero`].
     pub fn end_part(&mut self, gradients: &mut Gradients, part: usize, parts: usize) -> Result<()> {
         let device = gradients.device().clone();
-        let Device::Cpu(cpu) = &device else { return Ok(()) };
         let is_last = part + 1 == parts;
         let complete = if is_last { self.waiting.len() } else { part.trailing_ones() as usize };
+        if !is_last && let Device::Cuda(cuda) = &device {
+            return self.end_part_in_place(&cuda.gpu, gradients, complete);
+        }
         for _ in 0..complete {
             let Some(other) = self.waiting.pop() else { break };
             let sum = gradients.flat_mut();
             let _timer = device.timer(Kind::AddParts, 0, &[&other, &other, &other]);
-            rows::add(&cpu.kernels, other.slice::<f32>(), sum.slice_mut());
+            match &device {
+                Device::Cpu(cpu) => rows::add(&cpu.kernels, other.slice::<f32>(), sum.slice_mut()),
+                Device::Cuda(cuda) => cuda::rows::add(&cuda.gpu, other.on_gpu(), sum.on_gpu())?,
+            }
             self.spare.push(other);
         }
         if !is_last {
-            let next = match self.spare.pop() {
-                Some(spare) => spare,
-                // Zeros, since nobody writes what lies between parameters, and the norm reads it.
-                None => Tensor::zeros(gradients.device(), gradients.flat().shape(), DType::F32)?,
-            };
+            let next = self.spare(gradients)?;
             self.waiting.push(std::mem::replace(gradients.flat_mut(), next));
         }
         Ok(())
+    }
+
+    /// The same where the gradients must stay in their place, since recorded passes write there. What waits takes the sums; a + b and
+    /// b + a are the same bits.
+    fn end_part_in_place(&mut self, gpu: &cuda::Gpu, gradients: &Gradients, complete: usize) -> Result<()> {
+        let device = gradients.device();
+        if complete == 0 {
+            let next = self.spare(gradients)?;
+            let _timer = device.timer(Kind::AddParts, 0, &[&next, &next]);
+            gpu.copy(gradients.flat().on_gpu(), next.on_gpu())?;
+            self.waiting.push(next);
+            return Ok(());
+        }
+        for number in 0..complete {
+            let later = if number > 0 { self.waiting.pop() } else { None };
+            let Some(sum) = self.waiting.last() else { break };
+            let _timer = device.timer(Kind::AddParts, 0, &[sum, sum, sum]);
+            cuda::rows::add(gpu, later.as_ref().unwrap_or(gradients.flat()).on_gpu(), sum.on_gpu())?;
+            self.spare.extend(later);
+        }
+        Ok(())
+    }
+
+    fn spare(&mut self, gradients: &Gradients) -> Result<Tensor> {
+        match self.spare.pop() {
+            Some(spare) => Ok(spare),
+            // Zeros, since nobody writes what lies between parameters, and the norm reads it.
+            None => Tensor::zeros(gradients.device(), gradients.flat().shape(), DType::F32),
+        }
     }
 
     /// Forgets what an interrupted step left.

@@ -4,6 +4,8 @@
 //! Bits do not depend on the number of ranks: every rank's gradients are a branch of the tree over the batch's parts ([`crate::PartSums`]),
 //! and shards end where chunks do, whose sums are added in order whoever gave them.
 
+mod on_gpu;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,6 +18,42 @@ use crate::{DType, Device, Gradients, Kind, Method, Parameters, Reading, Result,
 
 /// What an optimizer needs to share its work.
 pub(crate) struct Sharing {
+    place: Place,
+    /// The moments of all, where they are being written or read.
+    pub(crate) whole: Option<[Tensor; 2]>,
+}
+
+enum Place {
+    Cpu(Box<OnCpu>),
+    Cuda(Box<on_gpu::OnGpu>),
+}
+
+/// Which elements are whose, and which of the sums over chunks. Of numbers, in the order of ranks.
+struct Shards {
+    elements: Vec<Range<usize>>,
+    /// Chunks of the flat buffers: sums of squares.
+    chunks: Vec<Range<usize>>,
+    /// What rates of tensors depend on.
+    sums: Vec<Range<usize>>,
+}
+
+impl Shards {
+    fn new(segments: &[Segment], len: usize, ranks: &Ranks) -> (Self, Vec<Plan>) {
+        let chunks: Vec<Range<usize>> = (0..ranks.size()).map(|rank| ranks.share(len.div_ceil(CHUNK), rank)).collect();
+        let elements: Vec<Range<usize>> =
+            chunks.iter().map(|of| (of.start * CHUNK).min(len)..(of.end * CHUNK).min(len)).collect();
+        let plans: Vec<Plan> = elements.iter().map(|shard| Plan::of_range(segments, len, shard.clone())).collect();
+        let sums = plans.iter().map(Plan::own_sums).collect();
+        (Self { elements, chunks, sums }, plans)
+    }
+}
+
+fn in_bytes(ranges: &[Range<usize>], size: usize) -> Vec<Range<usize>> {
+    ranges.iter().map(|range| size * range.start..size * range.end).collect()
+}
+
+/// A shard in the memory of the host.
+struct OnCpu {
     ranks: Arc<Ranks>,
     /// The elements of each rank's shard.
     shards: Vec<Range<usize>>,
@@ -30,42 +68,22 @@ pub(crate) struct Sharing {
     /// What rates of tensors depend on.
     sums: Vec<f64>,
     sums_of: Vec<Range<usize>>,
-    /// The moments of all, where they are being written or read.
-    pub(crate) whole: Option<[Tensor; 2]>,
 }
 
 impl Sharing {
     pub(crate) fn new(segments: &[Segment], parameters: &Parameters, ranks: Arc<Ranks>) -> Result<Self> {
-        if let Device::Cuda(_) = parameters.device() {
-            let why = "several ranks train on CPUs alone so far: use --device cpu, or one process with one GPU";
-            return Err(TensorError::Unsupported { operation: "optimizer", why });
-        }
-        let len = parameters.flat().shape().elements();
-        let chunks = len.div_ceil(CHUNK);
-        let of_chunks: Vec<Range<usize>> = (0..ranks.size()).map(|rank| ranks.share(chunks, rank)).collect();
-        let shards: Vec<Range<usize>> =
-            of_chunks.iter().map(|of| (of.start * CHUNK).min(len)..(of.end * CHUNK).min(len)).collect();
-        let plans: Vec<Plan> = shards.iter().map(|shard| Plan::of_range(segments, len, shard.clone())).collect();
-        let in_bytes = |range: &Range<usize>| 8 * range.start..8 * range.end;
-        let sums_of = plans.iter().map(|plan| in_bytes(&plan.own_sums())).collect();
-        let plan = plans[ranks.rank()].clone();
-        let own = shards[ranks.rank()].len();
-        Ok(Self {
-            moments: [vec![0.0; own], vec![0.0; own]],
-            received: vec![0.0; own * (ranks.size() - 1)],
-            squares: vec![0.0; chunks],
-            squares_of: of_chunks.iter().map(in_bytes).collect(),
-            sums: vec![0.0; plan.sums()],
-            sums_of,
-            whole: None,
-            plan,
-            shards,
-            ranks,
-        })
+        let place = match parameters.device() {
+            Device::Cpu(_) => Place::Cpu(Box::new(OnCpu::new(segments, parameters, ranks)?)),
+            Device::Cuda(cuda) => Place::Cuda(Box::new(on_gpu::OnGpu::new(segments, parameters, cuda, ranks)?)),
+        };
+        Ok(Self { place, whole: None })
     }
 
-    fn own(&self) -> Range<usize> {
-        self.shards[self.ranks.rank()].clone()
+    fn ranks(&self) -> &Ranks {
+        match &self.place {
+            Place::Cpu(shard) => &shard.ranks,
+            Place::Cuda(shard) => shard.ranks(),
+        }
     }
 
     /// One update, which all ranks make together; see [`crate::Optimizer::step`].
@@ -77,8 +95,84 @@ impl Sharing {
         update: &Update,
         clip: Option<f64>,
     ) -> Result<Reading> {
+        match &mut self.place {
+            Place::Cpu(shard) => shard.step(method, parameters, gradients, update, clip),
+            Place::Cuda(shard) => shard.step(method, parameters, gradients, update, clip),
+        }
+    }
+
+    /// Makes room for the moments of all on rank 0, which then may be written.
+    pub(crate) fn make_whole(&mut self, parameters: &Parameters) -> Result<()> {
+        if self.ranks().rank() == 0 && self.whole.is_none() {
+            let zeros = || Tensor::zeros(parameters.device(), parameters.flat().shape(), DType::F32);
+            self.whole = Some([zeros()?, zeros()?]);
+        }
+        Ok(())
+    }
+
+    /// Brings the moments of all to rank 0.
+    pub(crate) fn collect(&mut self, parameters: &Parameters) -> Result<()> {
+        self.make_whole(parameters)?;
+        match &mut self.place {
+            Place::Cpu(shard) => shard.collect(self.whole.as_mut()),
+            Place::Cuda(shard) => shard.collect(self.whole.as_ref())?,
+        }
+        Ok(())
+    }
+
+    /// Gives each rank its moments of those that rank 0 has.
+    pub(crate) fn distribute(&mut self) -> Result<()> {
+        match &mut self.place {
+            Place::Cpu(shard) => shard.distribute(self.whole.as_ref()),
+            Place::Cuda(shard) => shard.distribute(self.whole.as_ref())?,
+        }
+        self.whole = None;
+        Ok(())
+    }
+}
+
+impl OnCpu {
+    fn new(segments: &[Segment], parameters: &Parameters, ranks: Arc<Ranks>) -> Result<Self> {
+        if !ranks.moves_host_memory() {
+            let why = "ranks on CPUs exchange data over MPI, and these have NCCL alone: start them with mpirun or srun";
+            return Err(TensorError::Unsupported { operation: "optimizer", why });
+        }
+        let len = parameters.flat().shape().elements();
+        let (Shards { elements, chunks, sums }, plans) = Shards::new(segments, len, &ranks);
+        let plan = plans[ranks.rank()].clone();
+        let own = elements[ranks.rank()].len();
+        Ok(Self {
+            moments: [vec![0.0; own], vec![0.0; own]],
+            received: vec![0.0; own * (ranks.size() - 1)],
+            squares: vec![0.0; len.div_ceil(CHUNK)],
+            squares_of: in_bytes(&chunks, 8),
+            sums: vec![0.0; plan.sums()],
+            sums_of: in_bytes(&sums, 8),
+            plan,
+            shards: elements,
+            ranks,
+        })
+    }
+
+    fn own(&self) -> Range<usize> {
+        self.shards[self.ranks.rank()].clone()
+    }
+
+    fn step(
+        &mut self,
+        method: Method,
+        parameters: &mut Parameters,
+        gradients: &Gradients,
+        update: &Update,
+        clip: Option<f64>,
+    ) -> Result<Reading> {
         let device = parameters.device().clone();
-        let Device::Cpu(cpu) = &device else { return Err(NOT_HERE) };
+        let Device::Cpu(cpu) = &device else {
+            return Err(TensorError::Unsupported {
+                operation: "optimizer",
+                why: "its shard is in the memory of the host",
+            });
+        };
         let cpu = &cpu.kernels;
         let (own, mut g, mut p) = (self.own(), gradients.flat().clone(), parameters.flat().clone());
         {
@@ -106,8 +200,7 @@ impl Sharing {
             self.update(cpu, method, &mut p.slice_mut::<f32>()[own], g, &update, copy)?;
         }
         let _timer = device.timer(Kind::AllGather, 0, &[&p]);
-        let in_bytes: Vec<Range<usize>> = self.shards.iter().map(|range| 4 * range.start..4 * range.end).collect();
-        self.ranks.all_gather(bytemuck::cast_slice_mut(p.slice_mut::<f32>()), &in_bytes);
+        self.ranks.all_gather(bytemuck::cast_slice_mut(p.slice_mut::<f32>()), &in_bytes(&self.shards, 4));
         if let Some(copy) = &mut copy {
             cast::to_bf16(cpu, p.slice(), copy.slice_mut());
         }
@@ -188,21 +281,10 @@ impl Sharing {
         Ok(())
     }
 
-    /// Makes room for the moments of all on rank 0, which then may be written.
-    pub(crate) fn make_whole(&mut self, parameters: &Parameters) -> Result<()> {
-        if self.ranks.rank() == 0 && self.whole.is_none() {
-            let zeros = || Tensor::zeros(parameters.device(), parameters.flat().shape(), DType::F32);
-            self.whole = Some([zeros()?, zeros()?]);
-        }
-        Ok(())
-    }
-
-    /// Brings the moments of all to rank 0.
-    pub(crate) fn collect(&mut self, parameters: &Parameters) -> Result<()> {
-        self.make_whole(parameters)?;
+    fn collect(&mut self, mut whole: Option<&mut [Tensor; 2]>) {
         let own = self.own();
         for (i, moment) in self.moments.iter_mut().enumerate() {
-            match &mut self.whole {
+            match &mut whole {
                 Some(whole) => {
                     let whole = whole[i].slice_mut::<f32>();
                     whole[own.clone()].copy_from_slice(moment);
@@ -213,14 +295,12 @@ impl Sharing {
                 None => self.ranks.exchange(&[(0, bytemuck::cast_slice(moment))], &mut []),
             }
         }
-        Ok(())
     }
 
-    /// Gives each rank its moments of those that rank 0 has.
-    pub(crate) fn distribute(&mut self) {
+    fn distribute(&mut self, whole: Option<&[Tensor; 2]>) {
         let own = self.own();
         for (i, moment) in self.moments.iter_mut().enumerate() {
-            match &self.whole {
+            match whole {
                 Some(whole) => {
                     let whole = whole[i].slice::<f32>();
                     moment.copy_from_slice(&whole[own.clone()]);
@@ -233,7 +313,6 @@ impl Sharing {
                 None => self.ranks.exchange(&[], &mut [(0, bytemuck::cast_slice_mut(moment))]),
             }
         }
-        self.whole = None;
     }
 }
 
@@ -252,18 +331,17 @@ fn split<'a>(mut rest: &'a mut [f32], shards: &[Range<usize>]) -> Vec<(usize, &'
 
 impl Parameters {
     /// Sets all parameters to those of rank 0.
-    pub fn take_from_first(&mut self, ranks: &Ranks) -> Result<()> {
-        if let Device::Cuda(_) = self.device() {
-            return Err(NOT_HERE);
+    pub fn take_from_first(&mut self, ranks: &Arc<Ranks>) -> Result<()> {
+        match self.device() {
+            Device::Cpu(_) => {
+                let mut values = self.flat().clone();
+                ranks.broadcast(bytemuck::cast_slice_mut(values.slice_mut::<f32>()));
+            }
+            Device::Cuda(cuda) => cuda.wires(ranks)?.broadcast(&cuda.gpu, self.flat().on_gpu())?,
         }
-        let mut values = self.flat().clone();
-        ranks.broadcast(bytemuck::cast_slice_mut(values.slice_mut::<f32>()));
         self.refresh()
     }
 }
-
-const NOT_HERE: TensorError =
-    TensorError::Unsupported { operation: "optimizer", why: "several ranks train on CPUs alone so far" };
 
 /// What is said of a rule that no ranks can share.
 pub(crate) fn alone(operation: &'static str) -> TensorError {

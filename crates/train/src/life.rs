@@ -10,7 +10,7 @@ use henson_ranks::Ranks;
 use henson_tensor::{Device, Isa, Parameters};
 
 use crate::error::{Result, TrainError};
-use crate::run::{Carried, ModelFiles, ROUNDING, RunDirectory, RunRecipe, State};
+use crate::run::{Carried, ModelFiles, RunDirectory, RunRecipe, State, rounding_on};
 use crate::together;
 use crate::trainer::{Engine, Event, Keep, LoopSettings, Outcome, PRODUCTS, Task, Watch, train};
 
@@ -88,8 +88,7 @@ impl TrainingRun {
             );
             (watch.on)(Event::Warning { text: &text });
         }
-        // On a GPU they are what they were.
-        if self.state.rounding != ROUNDING && device.isa().is_some() {
+        if self.state.rounding != rounding_on(&self.state.device) {
             let text = "this run was started by a version of henson that rounds norms and sums over parts of a batch in another \
                         order: its last bits will differ from those of a run by one version";
             (watch.on)(Event::Warning { text });
@@ -141,7 +140,7 @@ impl TrainingRun {
             take_products(directory, engine.parameters.device(), &mut warn)?;
             if !self.state.place.is_null() {
                 let state = directory.resume(&mut engine.parameters, &mut engine.updater, &mut warn)?;
-                self.state = State { device: self.device.clone(), rounding: ROUNDING, ..state };
+                self.state = State { device: self.device.clone(), rounding: rounding_on(&self.device), ..state };
                 let best = self.best_step();
                 if self.settings.keep == Keep::Best && best != self.state.step {
                     directory.verify(best).map_err(|error| directory.lost_best(best, error))?;
@@ -152,7 +151,7 @@ impl TrainingRun {
         self.state = together::from_first(Some(ranks), self.state.clone())?;
         engine.parameters.take_from_first(ranks)?;
         if !self.state.place.is_null() {
-            engine.updater.distribute(self.state.step);
+            engine.updater.distribute(self.state.step)?;
         }
         Ok(())
     }

@@ -337,10 +337,10 @@ impl Plan {
         &self.workload
     }
 
-    /// Bytes that the largest part of any step takes on a device, about.
-    pub fn memory(&self, device: &Device) -> u64 {
+    /// Bytes that the largest part of any step takes, about.
+    pub fn memory(&self) -> u64 {
         let (rank, ranks) = self.ranks.as_ref().map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
-        let rank = Rank { ranks, is_first: rank == 0, gpu: matches!(device, Device::Cuda(_)) };
+        let rank = Rank { ranks, is_first: rank == 0 };
         self.workload.memory(rank) + self.remembered() as u64
     }
 

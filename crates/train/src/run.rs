@@ -58,15 +58,17 @@ pub struct State {
     pub device: String,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// How sums over all parameters and over the parts of a batch are rounded: `ROUNDING`, or 0 of versions before
+    /// How sums over all parameters and over the parts of a batch are rounded: `rounding_on`, or 0 of versions before
     /// there was a choice.
     #[serde(default)]
     pub rounding: u32,
 }
 
-/// Raised when sums are taken in another order, so that the last bits of a run that resumes will differ. 1: norms chunk by chunk, parts of a
-/// batch in a tree.
-pub(crate) const ROUNDING: u32 = 1;
+/// Raised when sums are taken in another order, so that the last bits of a run that resumes will differ: norms chunk by chunk, parts of a
+/// batch in a tree, from 1 on CPUs, from 2 on GPUs.
+pub(crate) fn rounding_on(device: &str) -> u32 {
+    if device.starts_with("cpu") { 1 } else { 2 }
+}
 
 /// The best evaluation of a run. Of equal scores the one with the lower loss is the better, where evaluations have one: BLEU stays 0
 /// until four words in a row are right, and the model learns all the same. Otherwise the last is, whose model has learned the longest.
@@ -117,7 +119,7 @@ impl State {
     /// The beginning of a run.
     pub fn new(data: String, device: String) -> Self {
         let place = Value::Null;
-        let (version, rounding) = (STATE_VERSION, ROUNDING);
+        let (version, rounding) = (STATE_VERSION, rounding_on(&device));
         Self { version, step: 0, tokens: 0, seconds: 0.0, place, data, device, best: None, rounding }
     }
 }

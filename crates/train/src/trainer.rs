@@ -58,6 +58,8 @@ pub struct Engine<M = Model> {
     sums: PartSums,
     /// Those that train together with this process.
     ranks: Option<Arc<Ranks>>,
+    /// Whether the next step's first part tells how a GPU does its matrix products.
+    tunes: bool,
 }
 
 impl<M> Engine<M> {
@@ -66,7 +68,7 @@ impl<M> Engine<M> {
         let gradients = parameters.gradients()?;
         let updater = Updater::new(optimizer, &parameters)?;
         let (tape, recordings, sums) = (Tape::new(), Recordings::default(), PartSums::default());
-        Ok(Self { model, parameters, gradients, updater, tape, seed, recordings, sums, ranks: None })
+        Ok(Self { model, parameters, gradients, updater, tape, seed, recordings, sums, ranks: None, tunes: false })
     }
 
     /// Trains together with other ranks from here on: each computes its own parts of a batch and updates a shard of the weights.
@@ -82,6 +84,27 @@ impl<M> Engine<M> {
     /// Those that it trains together with.
     pub fn ranks(&self) -> Option<&Arc<Ranks>> {
         self.ranks.as_ref()
+    }
+
+    /// Lets all ranks do matrix products as the first does, for different algorithms give different bits: what it has no choice for
+    /// yet, the library's first proposal does, which depends on the shape alone. On one process, or on CPUs, nothing.
+    pub(crate) fn agree_on_products(&mut self) -> Result<()> {
+        let device = self.parameters.device().clone();
+        let (Some(ranks), Some(choices)) = (&self.ranks, device.product_choices()) else { return Ok(()) };
+        device.search_products(false)?;
+        let choices = ranks.from_first(choices.as_bytes());
+        if ranks.rank() > 0 && !device.choose_products(&String::from_utf8_lossy(&choices))? {
+            let text = "rank 0 has another GPU or another cuBLASLt than this one: all ranks need the same";
+            return Err(TrainError::Ranks(text.to_owned()));
+        }
+        device.search_products(false)?;
+        self.recordings = Recordings::default();
+        Ok(())
+    }
+
+    /// Lets the first rank time matrix products in the first part of the next step, before the others begin with theirs.
+    pub(crate) fn tune_products(&mut self) {
+        self.tunes = self.ranks.is_some() && matches!(self.parameters.device(), Device::Cuda(_));
     }
 
     /// The randomness of a step's dropout.
@@ -130,16 +153,23 @@ impl<M> Engine<M> {
         mut learn: impl FnMut(&mut Self, usize) -> Result<Vec<Reading>>,
     ) -> Result<Vec<Reading>> {
         let mut readings = Vec::with_capacity(parts);
-        let apart = PartSums::are_on(self.parameters.device());
         self.sums.clear();
         let own = together::own_parts(self.ranks.as_deref(), parts);
+        let tunes = std::mem::take(&mut self.tunes);
+        if tunes && own.start > 0 {
+            self.agree_on_products()?;
+        } else if tunes {
+            self.parameters.device().search_products(true)?;
+            self.recordings = Recordings::default();
+        }
         for part in own.clone() {
-            if apart {
-                self.gradients.zero();
-            }
+            self.gradients.zero();
             let losses = learn(self, part)?;
-            if losses.is_empty() && apart {
+            if losses.is_empty() {
                 self.learn_nothing(step)?;
+            }
+            if tunes && part == 0 {
+                self.agree_on_products()?;
             }
             readings.extend(losses);
             self.sums.end_part(&mut self.gradients, part - own.start, own.len())?;
@@ -395,6 +425,7 @@ pub(crate) fn train<M>(
     watch: &mut Watch<'_>,
 ) -> Result<Outcome> {
     let mut ledger = run.map(|run| Ledger::open(run, state, settings, watch)).transpose()?;
+    engine.agree_on_products()?;
     let mut saved_at = (state.step > 0).then_some(state.step);
     // Not again where a run was stopped before its first step.
     if state.place.is_null() && settings.eval_every > 0 {
@@ -404,11 +435,12 @@ pub(crate) fn train<M>(
     let ahead = engine.parameters.device().ahead();
     // Ranks agree on it once a step; one process looks at the last moment.
     let mut agreed = together::any(ranks.as_ref(), watch.stop.load(Ordering::Relaxed));
+    let mut underway = VecDeque::new();
     while state.step < settings.steps && !settings.is_over(state) {
         let stop = if ranks.is_some() { agreed } else { watch.stop.load(Ordering::Relaxed) };
         let pause = settings.stop_at.is_some_and(|at| state.step >= at);
         if stop || pause {
-            ledger.as_mut().map_or(Ok(()), |ledger| ledger.settle(0, state, watch))?;
+            settle(&mut underway, 0, ranks.as_ref(), ledger.as_mut(), state, watch)?;
             if saved_at != Some(state.step) {
                 save(engine, task, run, model, state, settings, watch)?;
             }
@@ -417,12 +449,15 @@ pub(crate) fn train<M>(
         }
         let start = Instant::now();
         let (rate, phase) = task.rate(state.step);
+        if state.step == 0 || task.rate(state.step - 1).1 != phase {
+            // Longer sequences, perhaps. Not where a run resumes: it must do as it would have done.
+            engine.tune_products();
+        }
         engine.gradients.zero();
-        let mut loss = task.step(engine, state.step)?;
+        let loss = task.step(engine, state.step)?;
         let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, rate)?;
         state.step += 1;
         if let Some(ranks) = &ranks {
-            (loss.parts, agreed) = together::share_readings(ranks, loss.parts, watch.stop.load(Ordering::Relaxed))?;
             ranks.at(state.step);
         }
         let last = state.step == settings.steps;
@@ -430,11 +465,10 @@ pub(crate) fn train<M>(
         let save_now = due(settings.checkpoint_every);
         // Checkpoints are evaluated, so that the best of them is known.
         let evaluate_now = due(settings.eval_every) || (save_now && settings.eval_every > 0);
-        if let Some(ledger) = &mut ledger {
-            ledger.queue.push_back(Queued { step: state.step, rate, phase, loss, norm, start });
-            // What is saved or logged after a step must know of it.
-            ledger.settle(if save_now || evaluate_now { 0 } else { ahead }, state, watch)?;
-        }
+        underway.push_back(Queued { step: state.step, rate, phase, loss, norm, start });
+        // What is saved or logged after a step must know of it.
+        let but = if save_now || evaluate_now { 0 } else { ahead };
+        agreed |= settle(&mut underway, but, ranks.as_ref(), ledger.as_mut(), state, watch)?;
         if evaluate_now {
             let found = evaluate(engine, task, state, settings, ledger.as_mut(), watch)?;
             if let Some(found) = found.filter(|_| save_now) {
@@ -451,6 +485,30 @@ pub(crate) fn train<M>(
         }
     }
     Ok(Outcome::Finished)
+}
+
+/// Waits for the results of all steps but the last few, which the first rank writes down; of several ranks, all must do so. Whether any
+/// of them was asked to stop.
+fn settle(
+    underway: &mut VecDeque<Queued>,
+    but: usize,
+    ranks: Option<&Arc<Ranks>>,
+    mut ledger: Option<&mut Ledger<'_>>,
+    state: &mut State,
+    watch: &mut Watch<'_>,
+) -> Result<bool> {
+    let mut stop = false;
+    while underway.len() > but {
+        let Some(mut queued) = underway.pop_front() else { break };
+        if let Some(ranks) = ranks {
+            let asked;
+            (queued.loss.parts, asked) =
+                together::share_readings(ranks, queued.loss.parts, watch.stop.load(Ordering::Relaxed))?;
+            stop |= asked;
+        }
+        ledger.as_deref_mut().map_or(Ok(()), |ledger| ledger.note(queued, state, watch))?;
+    }
+    Ok(stop)
 }
 
 /// An evaluation, by all ranks; the first writes it down.
@@ -516,7 +574,7 @@ struct Queued {
     start: Instant,
 }
 
-/// Takes the results of steps as they come, a few steps behind where a GPU is at work, and writes them down.
+/// Writes down the results of steps as they come, a few steps behind where a GPU is at work.
 struct Ledger<'a> {
     logs: Logs,
     run: &'a RunDirectory,
@@ -524,7 +582,6 @@ struct Ledger<'a> {
     saved_at: Option<u64>,
     steps: u64,
     log_every: u64,
-    queue: VecDeque<Queued>,
     guard: Guard,
     interval: Interval,
     /// Tokens and seconds of a step, moving means over some twenty.
@@ -556,7 +613,6 @@ impl<'a> Ledger<'a> {
             saved_at,
             steps: settings.steps,
             log_every: settings.log_every.max(1),
-            queue: VecDeque::new(),
             guard: Guard::default(),
             interval: Interval::default(),
             recent: (0.0, 0.0),
@@ -570,15 +626,6 @@ impl<'a> Ledger<'a> {
         let skipped = self.run.write_report()?;
         skipped.iter().skip(self.warned).for_each(|text| (watch.on)(Event::Warning { text }));
         self.warned = self.warned.max(skipped.len());
-        Ok(())
-    }
-
-    /// Waits for the results of all steps but the last few.
-    fn settle(&mut self, but: usize, state: &mut State, watch: &mut Watch<'_>) -> Result<()> {
-        while self.queue.len() > but {
-            let Some(queued) = self.queue.pop_front() else { break };
-            self.note(queued, state, watch)?;
-        }
         Ok(())
     }
 

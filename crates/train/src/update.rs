@@ -116,9 +116,10 @@ impl Updater {
     }
 
     /// After [`Updater::restore`] on rank 0: gives each rank its part, where ranks share the state. All must call it.
-    pub fn distribute(&mut self, steps: u64) {
-        self.optimizer.distribute();
+    pub fn distribute(&mut self, steps: u64) -> Result<()> {
+        self.optimizer.distribute()?;
         self.steps = steps;
+        Ok(())
     }
 
     /// Before [`Updater::read`] on rank 0: brings the state there. All ranks must call it.

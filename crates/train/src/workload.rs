@@ -35,8 +35,6 @@ pub struct Rank {
     pub ranks: usize,
     /// Whether it is the first, which writes checkpoints.
     pub is_first: bool,
-    /// Whether each has a GPU of its own.
-    pub gpu: bool,
 }
 
 impl Workload {
@@ -135,14 +133,14 @@ impl Workload {
     }
 
     /// Weights, gradients, what the optimizer keeps, and room for what is received.
-    fn of_parameters(&self, parts: usize, Rank { ranks, is_first, gpu }: Rank) -> u64 {
+    fn of_parameters(&self, parts: usize, Rank { ranks, is_first }: Rank) -> u64 {
         let (all, state) = (self.parameters() as u64, self.footprint.state(self.method));
         // Gradients of parts that wait to be added.
-        let waiting = if gpu { 0 } else { u64::from((parts / ranks).max(1).next_power_of_two().ilog2()) };
+        let waiting = u64::from((parts / ranks).max(1).next_power_of_two().ilog2());
         let numbers = (2 + waiting) * all + state.div_ceil(ranks as u64);
         let received = all - all / ranks as u64;
-        // The moments of all, while a checkpoint is written; of GPUs they go through the memory of the host.
-        let collected = if ranks > 1 && is_first && !gpu { state } else { 0 };
+        // The moments of all, while a checkpoint is written.
+        let collected = if ranks > 1 && is_first { state } else { 0 };
         4 * (numbers + received + collected) + self.footprint.copy(self.dtype)
     }
 }
@@ -179,7 +177,7 @@ mod tests {
         let own = workload(&["steps=10", "batch_size=64", "sequence_length=128"]);
         let n = 110_106_428u64;
         assert_eq!((own.parameters() as u64, own.steps()), (n, 10));
-        let rank = |ranks, is_first, gpu| own.memory(Rank { ranks, is_first, gpu });
+        let rank = |ranks, is_first| own.memory(Rank { ranks, is_first });
         // What a part of 64/R sequences keeps: 12 layers of 8·768 + 2·3072 numbers a token, 2·768, 3·3072 at work, and logits of 15%.
         let part = |ranks: u64| {
             let tokens = 64 / ranks * 128;
@@ -187,17 +185,16 @@ mod tests {
             4 * (kept + (tokens as f64 * 0.15) as u64 * 30522)
         };
         // Weights, gradients and two moments.
-        assert_eq!(rank(1, true, false), 16 * n + part(1));
+        assert_eq!(rank(1, true), 16 * n + part(1));
         // Half of the moments, and the other's gradients of the own half.
-        assert_eq!(rank(2, false, false), 8 * n + 4 * n + 2 * n + part(2));
-        assert_eq!(rank(2, true, false), 8 * n + 4 * n + 2 * n + part(2) + 8 * n);
-        assert_eq!(rank(2, true, true), rank(2, false, false));
+        assert_eq!(rank(2, false), 8 * n + 4 * n + 2 * n + part(2));
+        assert_eq!(rank(2, true), 8 * n + 4 * n + 2 * n + part(2) + 8 * n);
         let half = workload(&["steps=10", "batch_size=64", "sequence_length=128", "dtype=\"bf16\""]);
-        let (whole, copy) = (rank(1, true, false) - part(1), 2 * n);
-        assert_eq!(half.memory(Rank { ranks: 1, is_first: true, gpu: false }), whole + copy + part(1) / 2);
+        let (whole, copy) = (rank(1, true) - part(1), 2 * n);
+        assert_eq!(half.memory(Rank { ranks: 1, is_first: true }), whole + copy + part(1) / 2);
         // Two of four parts each: gradients of one wait.
         let four = workload(&["steps=10", "batch_size=64", "sequence_length=128", "accumulation=4"]);
-        assert_eq!(four.memory(Rank { ranks: 2, is_first: false, gpu: false }), 18 * n + part(4));
+        assert_eq!(four.memory(Rank { ranks: 2, is_first: false }), 18 * n + part(4));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{input, models, output};
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Train(flags) => train(&flags),
-        Bench::Infer(flags) => model(&flags, &BenchWork::default(), Mode::Infer, None),
+        Bench::Infer(flags) => model(&flags, &BenchWork::default(), Mode::Infer, 1, None),
         Bench::Generate(flags) => super::bench_generate::run(&flags),
         Bench::Gemm(flags) => gemm(&flags),
         Bench::Data(flags) => data(&flags),
@@ -34,9 +34,9 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
 /// Training steps, of one process or of several that share the update.
 fn train(flags: &BenchTrain) -> anyhow::Result<()> {
     match launch::start(&flags.together, &flags.model.compute.machine)? {
-        Started::Alone => model(&flags.model, &flags.work, Mode::Train, None),
+        Started::Alone => model(&flags.model, &flags.work, Mode::Train, flags.parts, None),
         Started::Together(together) => {
-            let ended = model(&flags.model, &flags.work, Mode::Train, Some(&together));
+            let ended = model(&flags.model, &flags.work, Mode::Train, flags.parts, Some(&together));
             together.end(ended)
         }
     }
@@ -120,6 +120,8 @@ struct Measured<'a> {
     device: String,
     model: &'a str,
     batch: usize,
+    /// Batches of a step of each process.
+    parts: usize,
     seq: usize,
     /// Of each target, where there are targets.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +158,13 @@ struct Operation {
     gib_per_s: f64,
 }
 
-fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Together>) -> anyhow::Result<()> {
+fn model(
+    flags: &BenchModel,
+    work: &BenchWork,
+    mode: Mode,
+    shares: usize,
+    together: Option<&Together>,
+) -> anyhow::Result<()> {
     let device = flags.compute.device_of(together)?;
     let config = config_of(&flags.model)?;
     let lengths = Lengths::new(flags, work, mode, &config)?;
@@ -172,7 +180,7 @@ fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Tog
     let steps = flags.steps.next_multiple_of(batches);
     let mut step = |i: u32| {
         let results = match mode {
-            Mode::Train => bench.train_step(i),
+            Mode::Train => bench.train_step(i, shares),
             Mode::Infer => bench.infer(),
         };
         // Losses and flags go around once a step.
@@ -211,7 +219,7 @@ fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Tog
         Device::Cuda(_) => device.held() as f64 / (1 << 20) as f64,
     };
     let peak = device.peak(flags.compute.dtype())? / 1e12;
-    let tflops = lengths.flops(&config, mode).map(|flops| flops / seconds / 1e12);
+    let tflops = lengths.flops(&config, mode).map(|flops| shares as f64 * flops / seconds / 1e12);
     let operations = match flags.profile {
         true => Some(profile(&device, peak * 1e12, steps, |i| step(i)?.wait())?),
         false => None,
@@ -225,6 +233,7 @@ fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Tog
         device: device.to_string(),
         model: &flags.model,
         batch: flags.batch,
+        parts: shares,
         seq: lengths.longest,
         target: lengths.target,
         dtype: flags.compute.dtype.to_string(),
@@ -233,8 +242,8 @@ fn model(flags: &BenchModel, work: &BenchWork, mode: Mode, together: Option<&Tog
         ranks,
         ms: round(seconds * 1e3, 3),
         ms_alone: round(alone * 1e3, 3),
-        tokens_per_s: round(ranks as f64 * lengths.tokens() / seconds, 0),
-        sequences_per_s: round((ranks * flags.batch) as f64 / seconds, 2),
+        tokens_per_s: round((ranks * shares) as f64 * lengths.tokens() / seconds, 0),
+        sequences_per_s: round((ranks * shares * flags.batch) as f64 / seconds, 2),
         tflops: tflops.map(|tflops| round(tflops, 4)),
         peak_tflops: round(peak, 4),
         share_of_peak: tflops.map(|tflops| round(tflops / peak, 3)),
@@ -445,40 +454,44 @@ impl ModelBench {
         Ok(Results(vec![loss, norm]))
     }
 
-    fn train_step(&mut self, step: u32) -> anyhow::Result<Results> {
+    fn train_step(&mut self, step: u32, shares: usize) -> anyhow::Result<Results> {
         let Self { engine, joint, parts, labels } = self;
         let part = &parts[step as usize % parts.len()];
         if *joint {
+            anyhow::ensure!(shares == 1, "--parts is for models without a generator");
             return Self::joint_step(engine, part, step);
         }
         engine.gradients.zero();
-        let scales = [part.rows.len(), labels.len()].map(|count| Bits::from(1.0 / count as f32));
+        let scales = [part.rows.len(), labels.len()].map(|count| Bits::from(1.0 / (shares * count) as f32));
         // Where batches differ, each prediction's share of the loss is an input, as in pre-training: recorded passes fit several batches.
         let weight = (parts.len() > 1).then(|| scales[0].get());
         let scales = [weight.map_or(scales[0], |_| Bits::from(1.0)), scales[1]];
-        let loss = engine.learn(
-            u64::from(step),
-            scales,
-            |device, config| {
-                let masked = match weight {
-                    Some(weight) => Masked::new(device, &part.rows, &part.targets, weight)?,
-                    None => Masked {
-                        rows: Tensor::from_slice(device, [part.rows.len()], &part.rows)?,
-                        targets: Tensor::from_slice(device, [part.targets.len()], &part.targets)?,
-                        weights: None,
-                    },
-                };
-                Ok((batch(device, config, part)?, masked, Tensor::from_slice(device, [labels.len()], labels)?))
-            },
-            |[masked_scale, sequence], model, pass, (batch, masked, labels)| {
-                let scales = Scales { masked: masked_scale.get(), sequence: sequence.get() };
-                let labels = (model.head() == Head::PreTraining).then_some(labels);
-                let loss = objective::pre_training(model, pass, batch, masked, labels, scales)?;
-                Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
-            },
-        )?;
-        let norm = engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?;
-        Ok(Results(vec![loss, norm]))
+        let learn = |engine: &mut Engine| {
+            engine.learn(
+                u64::from(step),
+                scales,
+                |device, config| {
+                    let masked = match weight {
+                        Some(weight) => Masked::new(device, &part.rows, &part.targets, weight)?,
+                        None => Masked {
+                            rows: Tensor::from_slice(device, [part.rows.len()], &part.rows)?,
+                            targets: Tensor::from_slice(device, [part.targets.len()], &part.targets)?,
+                            weights: None,
+                        },
+                    };
+                    Ok((batch(device, config, part)?, masked, Tensor::from_slice(device, [labels.len()], labels)?))
+                },
+                |[masked_scale, sequence], model, pass, (batch, masked, labels)| {
+                    let scales = Scales { masked: masked_scale.get(), sequence: sequence.get() };
+                    let labels = (model.head() == Head::PreTraining).then_some(labels);
+                    let loss = objective::pre_training(model, pass, batch, masked, labels, scales)?;
+                    Ok([Some(loss.masked), loss.next_sentence].into_iter().flatten().collect())
+                },
+            )
+        };
+        let mut results = engine.in_parts(u64::from(step), shares, |engine, _| Ok(vec![learn(engine)?]))?;
+        results.push(engine.updater.step(&mut engine.parameters, &engine.gradients, 1e-4)?);
+        Ok(Results(results))
     }
 
     fn infer(&mut self) -> anyhow::Result<Results> {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use henson_models::Model;
 use henson_ranks::Ranks;
+use henson_tensor::bench::Transfers;
 use henson_tensor::{Builder, Device, Kind};
 use henson_train::{OptimizerSettings, Updater};
 use serde::{Deserialize, Serialize};
@@ -97,8 +98,9 @@ fn measure(flags: &BenchExchange, device: &Device, ranks: &Arc<Ranks>) -> anyhow
     Model::build(&mut builder, &config, config.family().pretraining_head())?;
     let parameters: usize = builder.entries().iter().map(|entry| entry.shape.elements()).sum();
     let sizes = SIZES.into_iter().filter(|size| *size < 4 * parameters).chain([4 * parameters]);
-    let transfers: Vec<Transfer> = sizes.map(|bytes| transfer(ranks, bytes, flags.steps)).collect();
-    let latency = one_byte(ranks, flags.steps);
+    let transfers = sizes.map(|bytes| transfer(device, ranks, bytes, flags.steps));
+    let transfers = transfers.collect::<anyhow::Result<Vec<Transfer>>>()?;
+    let latency = one_byte(device, ranks, flags.steps)?;
     let update = update(flags, device, ranks, builder)?;
     let hosts: std::collections::BTreeSet<Vec<u8>> =
         ranks.gather(henson_ranks::host().as_bytes()).into_iter().collect();
@@ -112,23 +114,28 @@ fn measure(flags: &BenchExchange, device: &Device, ranks: &Arc<Ranks>) -> anyhow
         engine: ranks.engine(),
         parameters,
         latency_us: round(1e6 * latency, 2),
-        values_us: round(1e6 * values(ranks, flags.steps), 2),
+        values_us: round(1e6 * values(ranks, flags.steps)?, 2),
         transfers,
         update,
     })
 }
 
 /// The slowest rank's time for one of `count` repetitions, the median of some rounds. All ranks begin at once.
-fn time(ranks: &Ranks, rounds: usize, count: usize, mut act: impl FnMut()) -> f64 {
-    act();
+fn time(
+    ranks: &Ranks,
+    rounds: usize,
+    count: usize,
+    mut act: impl FnMut() -> henson_tensor::Result<()>,
+) -> anyhow::Result<f64> {
+    act()?;
     let mut times = Vec::new();
     for _ in 0..rounds {
         ranks.gather(&[]);
         let start = Instant::now();
-        (0..count).for_each(|_| act());
+        (0..count).try_for_each(|_| act())?;
         times.push(start.elapsed().as_secs_f64() / count as f64);
     }
-    slowest(ranks, median(&mut times))
+    Ok(slowest(ranks, median(&mut times)))
 }
 
 fn slowest(ranks: &Ranks, own: f64) -> f64 {
@@ -137,40 +144,36 @@ fn slowest(ranks: &Ranks, own: f64) -> f64 {
     times.fold(own, f64::max)
 }
 
-fn transfer(ranks: &Ranks, bytes: usize, rounds: usize) -> Transfer {
-    let (rank, size, count) = (ranks.rank(), ranks.size(), (AT_ONCE / bytes).max(1));
-    let shards: Vec<std::ops::Range<usize>> = (0..size).map(|rank| ranks.share(bytes, rank)).collect();
-    let (mut buffer, own) = (vec![rank as u8; bytes], shards[rank].len());
-    let mut received = vec![0; own * (size - 1)];
-    let others = || (0..size).filter(|other| *other != rank);
-    let all_to_all = time(ranks, rounds, count, || {
-        let sends: Vec<(usize, &[u8])> = others().map(|other| (other, &buffer[shards[other].clone()])).collect();
-        let mut receives: Vec<(usize, &mut [u8])> = others().zip(received.chunks_mut(own)).collect();
-        ranks.exchange(&sends, &mut receives);
-    });
-    let all_gather = time(ranks, rounds, count, || ranks.all_gather(&mut buffer, &shards));
+fn transfer(device: &Device, ranks: &Arc<Ranks>, bytes: usize, rounds: usize) -> anyhow::Result<Transfer> {
+    let count = (AT_ONCE / bytes).max(1);
+    let mut transfers = Transfers::new(device, ranks, bytes)?;
+    let all_to_all = time(ranks, rounds, count, || transfers.all_to_all())?;
+    let all_gather = time(ranks, rounds, count, || transfers.all_gather())?;
     // Shards differ by a byte at most.
-    let sent = bytes - bytes / size;
+    let sent = bytes - bytes / ranks.size();
     let rate = |seconds: f64| round(sent as f64 / 1e9 / seconds, 3);
-    Transfer {
+    Ok(Transfer {
         bytes,
         sent_bytes: sent,
         all_to_all_ms: round(1e3 * all_to_all, 4),
         all_to_all_gb_per_s: rate(all_to_all),
         all_gather_ms: round(1e3 * all_gather, 4),
         all_gather_gb_per_s: rate(all_gather),
-    }
+    })
 }
 
-/// One byte from each to each.
-fn one_byte(ranks: &Ranks, rounds: usize) -> f64 {
-    let parts: Vec<std::ops::Range<usize>> = (0..ranks.size()).map(|rank| rank..rank + 1).collect();
-    let mut buffer = vec![0; ranks.size()];
-    time(ranks, rounds, VALUES, || ranks.all_gather(&mut buffer, &parts))
+/// One byte from each to each; of a GPU, four.
+fn one_byte(device: &Device, ranks: &Arc<Ranks>, rounds: usize) -> anyhow::Result<f64> {
+    let unit = if device.isa().is_some() { 1 } else { 4 };
+    let mut transfers = Transfers::new(device, ranks, unit * ranks.size())?;
+    time(ranks, rounds, VALUES, || transfers.all_gather())
 }
 
-fn values(ranks: &Ranks, rounds: usize) -> f64 {
-    time(ranks, rounds, VALUES, || drop(ranks.gather(&[0; 64])))
+fn values(ranks: &Ranks, rounds: usize) -> anyhow::Result<f64> {
+    time(ranks, rounds, VALUES, || {
+        ranks.gather(&[0; 64]);
+        Ok(())
+    })
 }
 
 /// Whole updates with gradients of zeros, which are as many bytes as others.

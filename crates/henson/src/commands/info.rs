@@ -7,6 +7,7 @@ use henson_checkpoint::{Config, ModelDirectory, Weights};
 use henson_infer::{Ability, EmbedSettings, Layer, Model, SentenceFacts, SentenceKind};
 use henson_models::{Family, Head, ModelConfig};
 use henson_ranks::MpiLibrary;
+use henson_tensor::cuda::Library;
 use henson_tensor::{Adafactor, Builder, Choice, Cores, DType, Isa, Method};
 use henson_text::Tokenizer;
 use henson_train::{Footprint, TokenCounts};
@@ -478,6 +479,9 @@ struct CudaFacts {
 struct LibraryFacts {
     name: &'static str,
     path: Option<std::path::PathBuf>,
+    /// Of those that say it without a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
     problem: Option<String>,
 }
 
@@ -488,6 +492,11 @@ struct MpiFacts {
     path: Option<PathBuf>,
     version: Option<String>,
     problem: Option<String>,
+}
+
+/// The version of a library that says it without a GPU.
+fn version(library: Library) -> Option<String> {
+    (library == Library::Nccl).then(gpu::nccl)?.ok().map(|nccl| nccl.version)
 }
 
 fn devices(json: bool) -> anyhow::Result<()> {
@@ -508,8 +517,9 @@ fn devices(json: bool) -> anyhow::Result<()> {
         output::json(&facts)?;
         let libraries = found.libraries.into_iter().map(|(library, place)| {
             let name = library.what();
+            let version = version(library);
             let (path, problem) = (place.as_ref().ok().cloned(), place.err());
-            LibraryFacts { name, path, problem }
+            LibraryFacts { name, path, version, problem }
         });
         let (gpus, problem) = match found.gpus {
             Ok(gpus) => (gpus, None),
@@ -535,7 +545,10 @@ fn devices(json: bool) -> anyhow::Result<()> {
     }
     for (library, place) in &found.libraries {
         let place = match place {
-            Ok(path) => path.display().to_string(),
+            Ok(path) => match version(*library) {
+                Some(version) => format!("{version} ({})", path.display()),
+                None => path.display().to_string(),
+            },
             Err(_) => format!("not found. {}", library.advice()),
         };
         output::line(&format!("  {}: {place}", library.what()))?;

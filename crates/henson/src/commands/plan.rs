@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use henson_models::{Model, ModelConfig};
-use henson_tensor::{Builder, Cores, DType};
+use henson_tensor::{Builder, Cores};
 use henson_train::scaling::{Levels, Rates, Sent, Times, Work, pays_up_to};
 use henson_train::{Precision, Rank, ResolvedPhase, Workload};
 use serde::{Deserialize, Serialize};
@@ -183,7 +183,9 @@ impl Basis {
         basis.assumed.push("every process as fast as every other, nothing overlapped".to_owned());
         basis.assumed.push("making batches, evaluations and checkpoints cost nothing".to_owned());
         if gpus {
-            basis.assumed.push("training on several GPUs, which this version does not have".to_owned());
+            basis
+                .assumed
+                .push("an exchange within machines first and then between them; this version has one level".to_owned());
         }
         Ok(basis)
     }
@@ -417,7 +419,7 @@ impl Planned {
             .iter()
             .map(|ranks| match total(workload, basis, *ranks) {
                 Ok((times, sent)) => {
-                    let predicted = Some(predicted(workload, basis.gpus, *ranks, times, sent, alone));
+                    let predicted = Some(predicted(workload, *ranks, times, sent, alone));
                     Row { ranks: *ranks, predicted, problem: None }
                 }
                 Err(error) => Row { ranks: *ranks, predicted: None, problem: Some(error.to_string()) },
@@ -495,8 +497,8 @@ impl Row {
 
 /// Means over all steps of what so many ranks take and send.
 fn total(workload: &Workload, basis: &Basis, ranks: usize) -> henson_train::Result<(Times, Sent)> {
-    // Passes on GPUs may read bf16 alone; on CPUs weights come as they are kept.
-    let weight_bytes = if basis.gpus && workload.dtype == DType::Bf16 { 2 } else { 4 };
+    // Weights come as they are kept, whatever passes read.
+    let weight_bytes = 4;
     let (mut times, mut sent) = (Times::default(), Sent::default());
     for phase in &workload.phases {
         let tokens = phase.batch_size * (phase.instances.sequence_length + phase.instances.longest_target());
@@ -515,8 +517,8 @@ fn total(workload: &Workload, basis: &Basis, ranks: usize) -> henson_train::Resu
     Ok((times, sent))
 }
 
-fn predicted(workload: &Workload, gpu: bool, ranks: usize, times: Times, sent: Sent, alone: f64) -> Predicted {
-    let mib = |is_first| round(workload.memory(Rank { ranks, is_first, gpu }) as f64 / (1 << 20) as f64, 0);
+fn predicted(workload: &Workload, ranks: usize, times: Times, sent: Sent, alone: f64) -> Predicted {
+    let mib = |is_first| round(workload.memory(Rank { ranks, is_first }) as f64 / (1 << 20) as f64, 0);
     let steps = workload.steps() as f64;
     let tokens = |phase: &ResolvedPhase| {
         phase.steps as f64

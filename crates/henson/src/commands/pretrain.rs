@@ -214,7 +214,7 @@ fn check_memory(plan: &Plan, device: &Device) -> anyhow::Result<()> {
         }),
         Device::Cuda(cuda) => Some(cuda.gpu().memory() as u64),
     };
-    let needed = plan.memory(device);
+    let needed = plan.memory();
     if let Some(available) = available.filter(|available| needed > *available) {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         anyhow::bail!(
@@ -289,7 +289,7 @@ fn report_plan(plan: &Plan, device: &Device, flags: &Pretrain, speed: Option<f64
         held_out_documents: plan.held_out().map_or(0, henson_data::Corpus::documents),
         steps: plan.steps(),
         tokens: plan.most_tokens(),
-        memory_mib: (plan.memory(device) as f64 / (1 << 20) as f64).round(),
+        memory_mib: (plan.memory() as f64 / (1 << 20) as f64).round(),
         tokens_per_s: speed.map(f64::round),
         seconds: speed.map(|speed| (plan.most_tokens() as f64 / speed).round()),
     };

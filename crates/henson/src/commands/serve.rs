@@ -39,7 +39,7 @@ pub(crate) fn run(flags: &Serve) -> anyhow::Result<()> {
     // A GPU takes many more tokens at once, and leaves the processor to those who prepare them.
     let (batch_tokens, http_threads) = match flags.compute.machine.device {
         DeviceName::Cpu => (2048, 2),
-        DeviceName::Cuda => (16384, std::thread::available_parallelism().map_or(2, |cores| cores.get().min(8))),
+        DeviceName::Cuda(_) => (16384, std::thread::available_parallelism().map_or(2, |cores| cores.get().min(8))),
     };
     let mut settings = Settings {
         batch_tokens: flags.batch_tokens.unwrap_or(batch_tokens),

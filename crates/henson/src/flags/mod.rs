@@ -388,8 +388,9 @@ impl fmt::Display for Arithmetic {
 /// Where to compute.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Machine {
-    /// The device to compute on
-    #[arg(long, value_enum, default_value = "cpu")]
+    /// The device to compute on: cpu; cuda, an NVIDIA GPU (the first; of several processes on a machine each takes its own); or cuda:N,
+    /// the one with number N
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(crate) device: DeviceName,
 
     /// Threads to use [default: one per physical core that this process may use, within a container's CPU quota]
@@ -401,12 +402,28 @@ pub(crate) struct Machine {
     pub(crate) kernels: Option<Isa>,
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceName {
-    /// The processor
+    /// The processor.
     Cpu,
-    /// An NVIDIA GPU
-    Cuda,
+    /// An NVIDIA GPU, with its number where somebody said it.
+    Cuda(Option<usize>),
+}
+
+impl std::str::FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name.split_once(':') {
+            None if name == "cpu" => Ok(Self::Cpu),
+            None if name == "cuda" => Ok(Self::Cuda(None)),
+            Some(("cuda", number)) => match number.parse() {
+                Ok(number) => Ok(Self::Cuda(Some(number))),
+                Err(_) => Err(format!("`{number}` is not the number of a GPU: expected cuda:0, cuda:1, …")),
+            },
+            _ => Err("expected cpu, cuda or cuda:N".to_owned()),
+        }
+    }
 }
 
 /// The values of a flag by their names, each with its help.
@@ -474,8 +491,9 @@ impl Compute {
 impl Machine {
     /// The same for one of several processes, which share the machine's threads.
     pub(crate) fn device_of(&self, together: Option<&Together>) -> anyhow::Result<Device> {
-        match (together, self.threads) {
-            (Some(together), None) => Ok(Device::cpu(self.kernels, Some(together.threads()))?),
+        match (together, self.device, self.threads) {
+            (Some(together), DeviceName::Cpu, None) => Ok(Device::cpu(self.kernels, Some(together.threads()))?),
+            (Some(together), DeviceName::Cuda(number), _) => together.gpu(number),
             _ => self.device(),
         }
     }
@@ -484,7 +502,7 @@ impl Machine {
     pub(crate) fn device(&self) -> anyhow::Result<Device> {
         match self.device {
             DeviceName::Cpu => Ok(Device::cpu(self.kernels, self.threads)?),
-            DeviceName::Cuda => crate::gpu::open(),
+            DeviceName::Cuda(number) => crate::gpu::open(number.unwrap_or(0)),
         }
     }
 }
@@ -577,6 +595,10 @@ pub(crate) struct BenchTokenize {
 pub(crate) struct BenchTrain {
     #[command(flatten)]
     pub(crate) model: BenchModel,
+
+    /// Batches of a step, each computed alone, whose gradients are added: as `accumulation` parts of a batch are
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
+    pub(crate) parts: usize,
 
     #[command(flatten)]
     pub(crate) work: BenchWork,

@@ -27,13 +27,13 @@ fn script(directory: &TempDir, name: &str, text: &str) {
 }
 
 /// Runs the batch script with an `srun` that ends with a code; gives the script's code, srun's arguments, and scontrol's.
-fn sbatch(srun_ends: i32) -> (Option<i32>, Vec<String>, String) {
+fn sbatch(name: &str, srun_ends: i32) -> (Option<i32>, Vec<String>, String) {
     let place = TempDir::new().unwrap();
     script(&place, "srun", &format!("printf '%s\\n' \"$@\" > srun.txt; exit {srun_ends}"));
     script(&place, "scontrol", "echo \"$@\" > scontrol.txt");
     let path = format!("{}:/usr/bin:/bin", place.path().display());
     let mut command = Command::new("bash");
-    command.arg(file("henson.sbatch")).current_dir(place.path()).env_clear();
+    command.arg(file(name)).current_dir(place.path()).env_clear();
     let ended =
         command.envs([("PATH", &*path), ("SLURM_CPUS_PER_TASK", "8"), ("SLURM_JOB_ID", "41")]).output().unwrap();
     let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default();
@@ -41,32 +41,49 @@ fn sbatch(srun_ends: i32) -> (Option<i32>, Vec<String>, String) {
 }
 
 #[test]
-fn the_batch_script_runs_and_requeues_after_a_loss() {
-    let checked = Command::new("bash").arg("-n").arg(file("henson.sbatch")).output().unwrap();
+fn the_batch_scripts_run_and_requeue_after_a_loss() {
+    batch_script("henson.sbatch", &["--mpi=pmix"]);
+    batch_script("henson-gpus.sbatch", &[]);
+}
+
+fn batch_script(name: &str, of_srun: &[&str]) {
+    let checked = Command::new("bash").arg("-n").arg(file(name)).output().unwrap();
     assert!(checked.status.success() && checked.stderr.is_empty(), "{}", String::from_utf8_lossy(&checked.stderr));
-    let text = std::fs::read_to_string(file("henson.sbatch")).unwrap();
+    let text = std::fs::read_to_string(file(name)).unwrap();
     let options: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#SBATCH ")).collect();
-    let known = ["job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "requeue", "open-mode", "signal"];
+    let known = [
+        "job-name",
+        "nodes",
+        "ntasks-per-node",
+        "gpus-per-node",
+        "cpus-per-task",
+        "time",
+        "requeue",
+        "open-mode",
+        "signal",
+    ];
     assert!(!options.is_empty());
     for option in &options {
-        let name = option.strip_prefix("--").unwrap().split('=').next().unwrap();
-        assert!(known.contains(&name), "#SBATCH --{name} is not an option that was looked up");
+        let option = option.strip_prefix("--").unwrap().split('=').next().unwrap();
+        assert!(known.contains(&option), "#SBATCH --{option} is not an option that was looked up");
     }
     // Only comments and options may stand before the first command: sbatch stops reading there.
     let first = text.lines().position(|line| !line.starts_with('#')).unwrap();
     assert!(text.lines().skip(first).all(|line| !line.starts_with("#SBATCH")));
 
-    let (code, arguments, requeued) = sbatch(0);
+    let (code, arguments, requeued) = sbatch(name, 0);
     assert_eq!((code, &*requeued), (Some(0), ""));
     let program = arguments.iter().position(|argument| argument == "henson").unwrap();
-    assert_eq!(arguments[..program], ["--mpi=pmix"]);
-    // As many parts as nodes, by its own defaults.
-    let nodes = options.iter().find_map(|option| option.strip_prefix("--nodes=")).unwrap();
-    assert!(arguments.contains(&format!("accumulation={nodes}")), "{arguments:?}");
+    assert_eq!(arguments[..program], *of_srun);
+    // As many parts as processes, by its own defaults.
+    let number =
+        |name: &str| -> usize { options.iter().find_map(|option| option.strip_prefix(name)).unwrap().parse().unwrap() };
+    let processes = number("--nodes=") * number("--ntasks-per-node=");
+    assert!(arguments.contains(&format!("accumulation={processes}")), "{arguments:?}");
     understood(&arguments[program + 1..]);
     // A lost rank: again from the checkpoint. Anything else is for people to see.
-    assert_eq!((sbatch(75).0, &*sbatch(75).2), (Some(75), "requeue 41\n"));
-    assert_eq!((sbatch(1).0, &*sbatch(1).2), (Some(1), ""));
+    assert_eq!((sbatch(name, 75).0, &*sbatch(name, 75).2), (Some(75), "requeue 41\n"));
+    assert_eq!((sbatch(name, 1).0, &*sbatch(name, 1).2), (Some(1), ""));
 }
 
 /// Demands that the program knows all of the flags; the files are not here.
@@ -133,6 +150,48 @@ fn the_job_for_kubernetes_is_well_formed() {
     }
 }
 
+#[test]
+fn the_job_set_is_well_formed() {
+    let job = yaml(&std::fs::read_to_string(file("jobset.yaml")).unwrap()).unwrap();
+    assert_eq!((&job["apiVersion"], &job["kind"]), (&"jobset.x-k8s.io/v1alpha2".into(), &"JobSet".into()));
+    conventional(&job, "");
+    let (name, replicated) = (job["metadata"]["name"].as_str().unwrap(), &job["spec"]["replicatedJobs"][0]);
+    let spec = &replicated["template"]["spec"];
+    // One pod for each machine, each with its number.
+    assert_eq!((&spec["completionMode"], &spec["parallelism"]), (&"Indexed".into(), &spec["completions"]));
+    let pod = &spec["template"]["spec"];
+    let container = &pod["containers"][0];
+    let all = [&container["command"], &container["args"]].map(|list| list.as_array().unwrap().clone()).concat();
+    let all: Vec<String> = all.iter().map(|text| text.as_str().unwrap().to_owned()).collect();
+    assert_eq!(all[0], "henson");
+    let mut rest = all[1..].to_vec();
+    let mut take = |flag: &str| {
+        let place = rest.iter().position(|argument| argument == flag).unwrap_or_else(|| panic!("no {flag}"));
+        rest.drain(place..place + 2).nth(1).unwrap()
+    };
+    let [ranks, nodes, node, address] = ["--ranks", "--nodes", "--node", "--address"].map(&mut take);
+    assert_eq!(node, "$(JOB_COMPLETION_INDEX)");
+    assert_eq!(nodes, spec["parallelism"].to_string());
+    assert_eq!(ranks, container["resources"]["limits"]["nvidia.com/gpu"].to_string());
+    let parts = ranks.parse::<usize>().unwrap() * nodes.parse::<usize>().unwrap();
+    assert!(rest.contains(&format!("accumulation={parts}")), "{rest:?}");
+    // As JobSet calls its pods: the set, the job, its number, the pod's; then the set's service.
+    let subdomain = job["spec"]["network"]["subdomain"].as_str().unwrap();
+    let host = format!("{name}-{}-0-0.{subdomain}:", replicated["name"].as_str().unwrap());
+    assert!(address.starts_with(&host) && address[host.len()..].parse::<u16>().is_ok(), "{address}");
+    understood(&rest);
+    // The program knows the other flags, too: it says what is wrong with them.
+    let wrong = ["--ranks", &*ranks, "--nodes", &*nodes, "--node", &*nodes, "--address", &*address];
+    let arguments: Vec<&str> = rest.iter().map(String::as_str).chain(wrong).collect();
+    let ended = henson(&arguments, &[]);
+    let message = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{message}");
+    assert!(message.contains("they are counted from 0"), "{message}");
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        assert!(pod["volumes"].as_array().unwrap().iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+    }
+}
+
 /// Keys are lowerCamelCase but for the kinds of replicas, names are DNS labels, quantities are numbers with a unit.
 fn conventional(value: &Value, path: &str) {
     match value {
@@ -141,7 +200,9 @@ fn conventional(value: &Value, path: &str) {
                 let kinds = path.ends_with("mpiReplicaSpecs");
                 let first = if kinds { char::is_uppercase } else { char::is_lowercase };
                 let camel = key.starts_with(first) && key.chars().all(|c| c.is_ascii_alphanumeric());
-                assert!(camel, "{path}.{key}: not a key as Kubernetes has them");
+                // Kinds of devices are named like domains.
+                let device = path.ends_with("limits") && key.contains('/');
+                assert!(camel || device, "{path}.{key}: not a key as Kubernetes has them");
                 if key == "name" || key == "claimName" {
                     let name = value.as_str().unwrap();
                     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

@@ -97,6 +97,17 @@ pub enum CudaError {
         status: String,
     },
 
+    /// NCCL refused a call, or something failed that it was asked for before.
+    #[error("NCCL {version}: cannot {action}: {message}")]
+    Nccl {
+        /// The library's version.
+        version: String,
+        /// What was tried.
+        action: String,
+        /// The library's own words.
+        message: String,
+    },
+
     /// Stored choices of algorithms that do not parse.
     #[error(
         "the stored matrix-product choices, line {line}: {problem}. Delete the file: choices are then searched anew"

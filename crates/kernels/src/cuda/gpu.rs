@@ -352,6 +352,8 @@ impl Drop for Context {
 pub(crate) enum Purpose {
     /// Partial sums.
     Sums,
+    /// Learning rates of tensors.
+    Rates,
     /// The bias gradient of a product before it is added.
     Vector,
     /// Sorted indices and their counts.
@@ -401,6 +403,7 @@ pub struct Gpu {
     shared_memory: usize,
     memory: usize,
     tf32: AtomicBool,
+    identity: [u8; 16],
 }
 
 #[derive(Clone, Copy)]
@@ -503,6 +506,7 @@ impl Gpu {
         let shared_memory = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         // SAFETY: as above.
         let memory = unsafe { result::device::total_mem(device) }.doing("ask for the GPU's memory")?;
+        let identity = result::device::get_uuid(device).doing("ask which GPU it is")?.bytes.map(|byte| byte as u8);
         // SAFETY: as above; released by `Context`.
         let context = unsafe { result::primary_ctx::retain(device) }.doing("make a context on the GPU")?;
         let context = Arc::new(Context { device, context });
@@ -535,12 +539,23 @@ impl Gpu {
             shared_memory,
             memory,
             tf32: AtomicBool::new(false),
+            identity,
         })
     }
 
     /// What it calls itself.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What tells it from all other GPUs, of this machine and others.
+    pub fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    /// Where libraries are looked for.
+    pub fn search(&self) -> &Search {
+        &self.search
     }
 
     /// Its compute capability.
@@ -950,6 +965,16 @@ impl Event {
         self.synchronise()?;
         // SAFETY: both are alive and recorded.
         unsafe { result::event::elapsed(earlier.0, self.0) }.map(|ms| f64::from(ms) * 1e-3).doing("read a clock")
+    }
+
+    /// Whether the mark has come.
+    pub fn is_done(&self) -> Result<bool> {
+        self.1.bind()?;
+        // SAFETY: alive.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => answer.result().doing("ask for an event").map(|()| true),
+        }
     }
 
     /// Waits until the mark has come.

@@ -85,9 +85,14 @@ impl Search {
     ///
     /// What is on the system's path comes first, as with every other program.
     pub fn load(&self, library: Library) -> Result<PathBuf> {
+        self.open(library).map(|(path, _)| path)
+    }
+
+    /// The same, for those that look up its functions themselves.
+    pub(crate) fn open(&self, library: Library) -> Result<(PathBuf, &'static Handle)> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, path)) = loaded.iter().find(|(l, _)| *l == library) {
-            return Ok(path.clone());
+        if let Some((_, path, handle)) = loaded.iter().find(|(l, ..)| *l == library) {
+            return Ok((path.clone(), handle));
         }
         let directories = self.directories();
         let named = library.names().iter().map(PathBuf::from);
@@ -98,10 +103,10 @@ impl Search {
             }
             // SAFETY: NVIDIA's libraries run no code on loading that could break this process's memory.
             if let Ok(handle) = unsafe { Handle::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
-                // Never unloaded: function pointers into it are kept by cudarc.
-                std::mem::forget(handle);
-                loaded.push((library, path.clone()));
-                return Ok(path);
+                // Never unloaded: function pointers into it are kept by cudarc and by `nccl.rs`.
+                let handle: &'static Handle = Box::leak(Box::new(handle));
+                loaded.push((library, path.clone(), handle));
+                return Ok((path, handle));
             }
         }
         let places = directories.iter().take(6).map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -116,7 +121,7 @@ impl Search {
 }
 
 /// What was loaded, and from where. Loading is a property of the process, so this is too.
-static LOADED: Mutex<Vec<(Library, PathBuf)>> = Mutex::new(Vec::new());
+static LOADED: Mutex<Vec<(Library, PathBuf, &'static Handle)>> = Mutex::new(Vec::new());
 
 /// NVRTC looks for its built-in headers by name only, so they are loaded from beside it first.
 fn preload_builtins(compiler: &Path) {

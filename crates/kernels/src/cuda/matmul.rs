@@ -384,6 +384,9 @@ const WORTH_SEARCHING: usize = 2_000_000_000;
 /// Algorithms that are tried for a shape.
 const CANDIDATES: usize = 32;
 
+/// A line behind the first of choices that several processes share: what is not among them is the library's first proposal.
+const NO_SEARCH: &str = "no search";
+
 /// cuBLASLt with the plans that were made.
 pub struct Blas {
     handle: sys::cublasLtHandle_t,
@@ -451,22 +454,33 @@ impl Blas {
         *lock(&self.search) = on;
     }
 
-    /// The choices made so far, one a line, in a fixed order.
+    /// Forgets what was chosen for single shapes: with other choices of classes, or with a search, it may be another.
+    pub fn discard_plans(&self) {
+        lock(&self.plans).clear();
+    }
+
+    /// The choices made so far, one a line, in a fixed order; and whether nothing else is to be timed.
     pub fn choices(&self, gpu: &Gpu) -> String {
         let mut lines: Vec<String> =
             lock(&self.choices).iter().map(|(shape, algorithm)| line(shape, algorithm)).collect();
         lines.sort();
+        if !*lock(&self.search) {
+            lines.insert(0, NO_SEARCH.to_owned());
+        }
         format!("{}\n{}\n", self.header(gpu), lines.join("\n"))
     }
 
-    /// Takes choices that [`Blas::choices`] gave. Those of another library or GPU are ignored: `false`.
+    /// Takes choices that [`Blas::choices`] gave, before anything is computed. Those of another library or GPU are ignored: `false`.
     pub fn load_choices(&self, gpu: &Gpu, text: &str) -> Result<bool> {
         let mut lines = text.lines().enumerate();
         if lines.next().is_none_or(|(_, line)| line != self.header(gpu)) {
             return Ok(false);
         }
+        if text.lines().nth(1) == Some(NO_SEARCH) {
+            self.set_search(false);
+        }
         let read: Vec<_> = lines
-            .filter(|(_, line)| !line.is_empty())
+            .filter(|(_, line)| !line.is_empty() && *line != NO_SEARCH)
             .map(|(i, line)| choice(line).map_err(|problem| CudaError::Choices { line: i + 1, problem }))
             .collect::<Result<_>>()?;
         lock(&self.choices).extend(read);

@@ -86,6 +86,12 @@ impl Pinned {
         Ok(Self { start, bytes, context: Arc::clone(context) })
     }
 
+    /// How many bytes it has.
+    #[allow(clippy::len_without_is_empty, reason = "it always has some")]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
     /// Some of its bytes.
     ///
     /// # Safety

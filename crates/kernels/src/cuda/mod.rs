@@ -25,6 +25,7 @@ pub mod loss;
 pub mod matmul;
 pub mod memory;
 pub mod mix;
+pub mod nccl;
 pub mod optimizer;
 pub mod product_hopper;
 pub mod recurrent;

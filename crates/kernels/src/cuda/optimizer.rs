@@ -4,7 +4,10 @@
 //! memory: a step is [`reduce::sum_of_squares`](super::reduce::sum_of_squares), [`prepare`], then [`adamw`],
 //! [`stable_adamw`], [`lamb`], [`adagrad`] or [`sgd`], none of which waits, and a recorded graph of them can be played again.
 
-use crate::cpu::optimizer::Segment;
+use std::ops::Range;
+
+use crate::cpu::optimizer::{Segment, TwoPasses};
+use crate::cpu::reduce::CHUNK;
 
 use super::compile::Source;
 use super::error::Result;
@@ -102,51 +105,89 @@ impl Rule {
 }
 
 /// How the work on a set of segments is divided. Built once.
+///
+/// A plan may be of a part of the buffers alone, where several processes share an update: the views of a step are then that part. Rates
+/// that depend on a whole tensor need the sums of all parts between the two passes of such a step.
 pub struct Plan {
     rule: Rule,
+    /// Those of this plan's part, by their places in it.
     chunks: Buffer,
     segments: Buffer,
-    chunk_count: usize,
     segment_count: usize,
+    /// Of all buffers.
+    chunk_count: usize,
+    own: Range<usize>,
+    /// Elements of the part.
     len: usize,
 }
-
-/// Elements of a chunk: a block's work.
-const CHUNK: usize = 16384;
 
 impl Plan {
     /// A plan for buffers of `len` elements. What lies in no segment is padding and never touched.
     ///
     /// Panics when segments overlap or end outside of the buffers, and when ε is not positive.
     pub fn new(gpu: &Gpu, rule: Rule, segments: &[Segment], len: usize) -> Result<Self> {
+        Self::of_range(gpu, rule, segments, len, 0..len)
+    }
+
+    /// A plan for a part of such buffers, whose borders are multiples of [`CHUNK`] or their end.
+    ///
+    /// Panics as [`Plan::new`] does, and where a border is another.
+    pub fn of_range(gpu: &Gpu, rule: Rule, segments: &[Segment], len: usize, range: Range<usize>) -> Result<Self> {
         let mut order: Vec<(usize, usize)> = segments.iter().map(|s| (s.start, s.start + s.len)).collect();
         order.sort_unstable();
         assert!(order.windows(2).all(|w| w[0].1 <= w[1].0), "optimizer: segments overlap");
         assert!(order.iter().all(|(_, end)| *end <= len), "optimizer: a segment ends outside of {len}");
         // Without it 0/0 is the direction of an element that never had a gradient.
         assert!(rule.epsilon as f32 > 0.0, "optimizer: epsilon {} is not positive", rule.epsilon);
+        let is_border = |place: usize| place.is_multiple_of(CHUNK) || place == len;
+        assert!(is_border(range.start) && is_border(range.end) && range.end <= len, "optimizer: {range:?} of {len}");
         let mut chunks: Vec<DeviceChunk> = Vec::new();
-        let mut table: Vec<DeviceSegment> = Vec::new();
         for (i, segment) in segments.iter().enumerate() {
-            let first = chunks.len() as u32;
-            let end = segment.start + segment.len;
-            for start in (segment.start..end).step_by(CHUNK) {
-                let length = CHUNK.min(end - start) as u32;
-                chunks.push(DeviceChunk { start: start as u64, length, segment: i as u32 });
+            let (mut start, end) = (segment.start, segment.start + segment.len);
+            while start < end {
+                // As on the CPU, it ends where a chunk of the flat buffers does, so that it is one process's whoever shares them.
+                let next = end.min((start / CHUNK + 1) * CHUNK);
+                chunks.push(DeviceChunk { start: start as u64, length: (next - start) as u32, segment: i as u32 });
+                start = next;
             }
+        }
+        chunks.sort_unstable_by_key(|chunk| chunk.start);
+        let mut table: Vec<DeviceSegment> = Vec::new();
+        for segment in segments {
+            let place = |of: usize| chunks.partition_point(|chunk| (chunk.start as usize) < of) as u32;
+            let (first, end) = (place(segment.start), place(segment.start + segment.len));
             let decay = if segment.decay { rule.weight_decay as f32 } else { 0.0 };
-            let (end, trusted) = (chunks.len() as u32, u32::from(segment.decay));
-            let length = segment.len as u32;
+            let (trusted, length) = (u32::from(segment.decay), segment.len as u32);
             table.push(DeviceSegment { decay, rate: segment.rate, first, end, trusted, length });
+        }
+        let place = |of: usize| chunks.partition_point(|chunk| (chunk.start as usize) < of);
+        let own = place(range.start)..place(range.end);
+        let mut of_own: Vec<DeviceChunk> = chunks[own.clone()].to_vec();
+        of_own.iter_mut().for_each(|chunk| chunk.start -= range.start as u64);
+        if of_own.is_empty() {
+            // No block of nothing can be had; this one is never read.
+            of_own.push(DeviceChunk { start: 0, length: 0, segment: 0 });
         }
         Ok(Self {
             rule,
             chunk_count: chunks.len(),
             segment_count: table.len(),
-            chunks: gpu.upload::<u32>(bytemuck::cast_slice(&chunks))?,
+            chunks: gpu.upload::<u32>(bytemuck::cast_slice(&of_own))?,
             segments: gpu.upload::<u32>(bytemuck::cast_slice(&table))?,
-            len,
+            own,
+            len: range.len(),
         })
+    }
+
+    /// How many f64 numbers [`first_pass`] and [`second_pass`] need for their sums.
+    pub fn sums(&self) -> usize {
+        2 * self.chunk_count
+    }
+
+    /// Which of these [`first_pass`] writes. Those of the other parts of the buffers must stand before and behind them for
+    /// [`second_pass`].
+    pub fn own_sums(&self) -> Range<usize> {
+        2 * self.own.start..2 * self.own.end
     }
 
     #[track_caller]
@@ -210,7 +251,7 @@ pub fn adamw(
             &v.address(),
             &address(copy),
         ];
-        gpu.launch(&SOURCE, &[], "adamw", Launch::new(plan.chunk_count, 256), &arguments)
+        gpu.launch(&SOURCE, &[], "adamw", Launch::new(plan.own.len(), 256), &arguments)
     }
 }
 
@@ -264,7 +305,7 @@ pub fn lamb(
     factors: View<'_>,
     copy: Option<View<'_>>,
 ) -> Result<()> {
-    in_two_passes(gpu, plan, ["lamb_moments", "lamb_rates"], [parameters, gradients, m, v], factors, copy)
+    in_two_passes(gpu, plan, TwoPasses::Lamb, [parameters, gradients, m, v], factors, copy)
 }
 
 /// One step of StableAdamW over all segments of the plan, otherwise as [`adamw`].
@@ -278,7 +319,7 @@ pub fn stable_adamw(
     factors: View<'_>,
     copy: Option<View<'_>>,
 ) -> Result<()> {
-    in_two_passes(gpu, plan, ["stable_moments", "stable_rates"], [parameters, gradients, m, v], factors, copy)
+    in_two_passes(gpu, plan, TwoPasses::StableAdamW, [parameters, gradients, m, v], factors, copy)
 }
 
 /// A step whose rate depends on sums over each segment: one kernel takes those of chunks while it updates the moments, one makes the
@@ -286,25 +327,83 @@ pub fn stable_adamw(
 fn in_two_passes(
     gpu: &Gpu,
     plan: &Plan,
-    [sums, rates_of_sums]: [&'static str; 2],
+    rule: TwoPasses,
     [parameters, gradients, m, v]: [View<'_>; 4],
     factors: View<'_>,
     copy: Option<View<'_>>,
 ) -> Result<()> {
-    plan.check(&[parameters, gradients, m, v], copy, factors);
-    let squares = gpu.scratch(Purpose::Sums, plan.chunk_count * 16 + plan.segment_count * 4)?;
-    let rates = squares + (plan.chunk_count * 16) as u64;
-    let (chunks, segments, rule) = (plan.chunks.view().address(), plan.segments.view().address(), plan.rule.argument());
-    let (factors, p, m, v) = (factors.address(), parameters.address(), m.address(), v.address());
-    let each_chunk = Launch::new(plan.chunk_count, 256);
-    // SAFETY: as in `adamw`; two sums a chunk, one rate a segment.
+    assert!(plan.own.len() == plan.chunk_count, "optimizer: sums of other parts are needed");
+    // SAFETY: just asked for, with this many numbers.
+    let sums = unsafe { View::new(gpu.scratch(Purpose::Sums, plan.sums() * 8)?, plan.sums(), DType::F64) };
+    first_pass(gpu, plan, rule, [parameters, gradients, m, v], factors, sums)?;
+    second_pass(gpu, plan, rule, [parameters, m, v], factors, sums, copy)
+}
+
+fn kernels(rule: TwoPasses) -> [&'static str; 2] {
+    match rule {
+        TwoPasses::Lamb => ["lamb_moments", "lamb_rates"],
+        TwoPasses::StableAdamW => ["stable_moments", "stable_rates"],
+    }
+}
+
+/// Updates the moments of the plan's part, and writes its [`Plan::own_sums`] among `sums`, which are [`Plan::sums`] f64.
+pub fn first_pass(
+    gpu: &Gpu,
+    plan: &Plan,
+    rule: TwoPasses,
+    [parameters, gradients, m, v]: [View<'_>; 4],
+    factors: View<'_>,
+    sums: View<'_>,
+) -> Result<()> {
+    plan.check(&[parameters, gradients, m, v], None, factors);
+    sums.expect("optimizer", "the sums", plan.sums(), DType::F64);
+    let own = sums.part(plan.own_sums().start, plan.own_sums().len());
+    // SAFETY: chunks lie within the buffers, whose lengths are checked; two sums for each.
     unsafe {
-        let arguments: [&dyn Argument; 9] =
-            [&chunks, &segments, &factors, &rule, &p, &gradients.address(), &m, &v, &squares];
-        gpu.launch(&SOURCE, &[], sums, each_chunk, &arguments)?;
-        let arguments: [&dyn Argument; 4] = [&segments, &factors, &squares, &rates];
-        gpu.launch(&SOURCE, &[], rates_of_sums, Launch::new(plan.segment_count, 256), &arguments)?;
-        let arguments: [&dyn Argument; 9] = [&chunks, &segments, &factors, &rule, &p, &m, &v, &rates, &address(copy)];
-        gpu.launch(&SOURCE, &[], "apply", each_chunk, &arguments)
+        let arguments: [&dyn Argument; 9] = [
+            &plan.chunks.view().address(),
+            &plan.segments.view().address(),
+            &factors.address(),
+            &plan.rule.argument(),
+            &parameters.address(),
+            &gradients.address(),
+            &m.address(),
+            &v.address(),
+            &own.address(),
+        ];
+        gpu.launch(&SOURCE, &[], kernels(rule)[0], Launch::new(plan.own.len(), 256), &arguments)
+    }
+}
+
+/// Takes the step after [`first_pass`], with the sums of all parts; `copy`, where given, gets the new parameters in bf16.
+pub fn second_pass(
+    gpu: &Gpu,
+    plan: &Plan,
+    rule: TwoPasses,
+    [parameters, m, v]: [View<'_>; 3],
+    factors: View<'_>,
+    sums: View<'_>,
+    copy: Option<View<'_>>,
+) -> Result<()> {
+    plan.check(&[parameters, m, v], copy, factors);
+    sums.expect("optimizer", "the sums", plan.sums(), DType::F64);
+    let rates = gpu.scratch(Purpose::Rates, plan.segment_count * 4)?;
+    let (chunks, segments) = (plan.chunks.view().address(), plan.segments.view().address());
+    // SAFETY: as in `first_pass`; one rate a segment.
+    unsafe {
+        let arguments: [&dyn Argument; 4] = [&segments, &factors.address(), &sums.address(), &rates];
+        gpu.launch(&SOURCE, &[], kernels(rule)[1], Launch::new(plan.segment_count, 256), &arguments)?;
+        let arguments: [&dyn Argument; 9] = [
+            &chunks,
+            &segments,
+            &factors.address(),
+            &plan.rule.argument(),
+            &parameters.address(),
+            &m.address(),
+            &v.address(),
+            &rates,
+            &address(copy),
+        ];
+        gpu.launch(&SOURCE, &[], "apply", Launch::new(plan.own.len(), 256), &arguments)
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! Sums have two stages with fixed borders, so their bits are the same from run to run.
 
+use crate::cpu::reduce::CHUNK;
+
 use super::activation::STRIPS;
 use super::compile::Source;
 use super::error::Result;
@@ -126,16 +128,53 @@ fn ranges(n: usize) -> (usize, usize) {
 
 /// `out` (one f64) becomes Σ x² of f32 numbers; not finite where a square is not.
 pub fn sum_of_squares(gpu: &Gpu, x: View<'_>, out: View<'_>) -> Result<()> {
-    x.expect("sum_of_squares", "the input", x.len(), DType::F32);
-    out.expect("sum_of_squares", "the sum", 1, DType::F64);
-    assert!(x.is_aligned(), "sum_of_squares: the buffer does not begin at a multiple of 16 bytes");
-    let (blocks, range) = ranges(x.len());
-    let partial = gpu.scratch(Purpose::Sums, blocks * 8)?;
+    let chunks = x.len().div_ceil(CHUNK);
+    // SAFETY: just asked for, with this many numbers.
+    let sums = unsafe { View::new(gpu.scratch(Purpose::Sums, chunks * 8)?, chunks, DType::F64) };
+    squares_of_chunks(gpu, x, sums)?;
+    add_squares(gpu, sums, out)
+}
+
+/// The same for each chunk of `x` ([`CHUNK`], as on the CPU), one f64 each: [`add_squares`] of them all is [`sum_of_squares`], whoever has
+/// which chunks.
+pub fn squares_of_chunks(gpu: &Gpu, x: View<'_>, out: View<'_>) -> Result<()> {
+    x.expect("squares_of_chunks", "the input", x.len(), DType::F32);
+    let chunks = x.len().div_ceil(CHUNK);
+    out.expect("squares_of_chunks", "the sums", chunks, DType::F64);
+    assert!(x.is_aligned(), "squares_of_chunks: the buffer does not begin at a multiple of 16 bytes");
     // SAFETY: n numbers, and one sum a block.
     unsafe {
-        let (n, range) = (x.len() as u64, range as u64);
-        gpu.launch(&SOURCE, &[], "squares", Launch::new(blocks, 256), &[&x.address(), &n, &range, &partial])?;
-        gpu.launch(&SOURCE, &[], "add_squares", Launch::new(1, 1024), &[&partial, &(blocks as u32), &out.address()])
+        let (n, range) = (x.len() as u64, CHUNK as u64);
+        let arguments: [&dyn Argument; 4] = [&x.address(), &n, &range, &out.address()];
+        gpu.launch(&SOURCE, &[], "squares", Launch::new(chunks, 256), &arguments)
+    }
+}
+
+/// `out` (one f64) becomes the sum of f64 numbers, in an order that depends on their number alone.
+pub fn add_squares(gpu: &Gpu, sums: View<'_>, out: View<'_>) -> Result<()> {
+    sums.expect("add_squares", "the input", sums.len(), DType::F64);
+    out.expect("add_squares", "the sum", 1, DType::F64);
+    // SAFETY: n numbers in, one out.
+    unsafe {
+        let arguments: [&dyn Argument; 3] = [&sums.address(), &(sums.len() as u32), &out.address()];
+        gpu.launch(&SOURCE, &[], "add_squares", Launch::new(1, 1024), &arguments)
+    }
+}
+
+/// The most ranks whose shards [`add_shards`] adds.
+pub const MOST_RANKS: usize = 4096;
+
+/// Adds what `size` ranks have of a shard, in the tree over their numbers ((0+1)+(2+3))+…, to `own`, which is that of number `rank`. The
+/// others stand in `received` one after the other, in their order.
+pub fn add_shards(gpu: &Gpu, own: View<'_>, received: View<'_>, rank: usize, size: usize) -> Result<()> {
+    own.expect("add_shards", "the own shard", own.len(), DType::F32);
+    received.expect("add_shards", "what was received", own.len() * (size - 1), DType::F32);
+    assert!(rank < size && size <= MOST_RANKS, "add_shards: rank {rank} of {size}");
+    // SAFETY: n numbers of each rank.
+    unsafe {
+        let (n, rank, size) = (own.len() as u64, rank as u32, size as u32);
+        let arguments: [&dyn Argument; 5] = [&own.address(), &received.address(), &n, &rank, &size];
+        gpu.launch(&SOURCE, &[], "add_shards", Launch::new(own.len().div_ceil(256), 256), &arguments)
     }
 }
 

@@ -111,7 +111,7 @@ fn run(settings: &Settings) -> Result<bool> {
 /// A group of checks.
 type Group = fn(&mut Checks<'_>) -> Result<()>;
 
-const GROUPS: [(&str, Group); 34] = [
+const GROUPS: [(&str, Group); 35] = [
     ("memory", training::memory),
     ("dropout", normalisation::dropout),
     ("activation", elements::activation),
@@ -129,6 +129,7 @@ const GROUPS: [(&str, Group); 34] = [
     ("replace", training::replace),
     ("optimizer", training::optimizer),
     ("adafactor", adafactor::all),
+    ("shards", training::shards),
     ("faults", training::faults),
     ("products", products::products),
     ("choices", products::choices),

@@ -3,7 +3,8 @@
 use half::bf16;
 use henson_kernels::cpu::dropout::{Dropout as CpuDropout, RowId};
 use henson_kernels::cpu::loss::reference;
-use henson_kernels::cpu::optimizer::{Segment, Settings, reference as optimizer_reference};
+use henson_kernels::cpu::optimizer::{Segment, Settings, TwoPasses, reference as optimizer_reference};
+use henson_kernels::cpu::reduce::CHUNK;
 use henson_kernels::cpu::replace::reference as replace_reference;
 use henson_kernels::cpu::sample::{Sampler, reference as sample_reference};
 use henson_kernels::cpu::span::reference as span_reference;
@@ -504,6 +505,113 @@ fn steps(
     let (p, copy) = (checks.read::<f32>(what, &gp)?, checks.read::<bf16>(what, &copy)?);
     let good = |i: usize| if with_copy && inside(i) { copy[i] == bf16::from_f32(p[i]) } else { copy[i].is_nan() };
     checks.verify(|| format!("{what}: the bf16 copy"), (0..len).all(good));
+    Ok(())
+}
+
+/// An update whose buffers are divided among several, each with a part, gives the bits of one; and what they have of a part is added in
+/// the tree over their numbers.
+pub(crate) fn shards(checks: &mut Checks<'_>) -> Result<()> {
+    let gpu = checks.gpu;
+    let segments = [
+        segment(0, 100, true, 1.0),
+        segment(112, 40_000, true, 0.5),
+        segment(40_112, 7, false, 1.0),
+        segment(50_000, 9_000, true, 2.0),
+    ];
+    let len = 59_008;
+    let (p, mut g) = (numbers::<f32>(1, len), numbers::<f32>(2, len));
+    // Nothing is known of what lies between.
+    (0..len).filter(|i| !segments.iter().any(|s| (s.start..s.start + s.len).contains(i))).for_each(|i| g[i] = 0.0);
+    let (gg, control) = (
+        checks.up(&g)?,
+        Control { learning_rate: 0.1, bias_correction: Some(1), clip: Some(1.0), gradient_scale: 1.0 },
+    );
+    let (control, factors) = (checks.up(&control.numbers())?, gpu.empty(FACTORS, DType::F32)?);
+    let (whole, of_parts) = (gpu.empty(1, DType::F64)?, gpu.empty(1, DType::F64)?);
+    reduce::sum_of_squares(gpu, gg.view(), whole.view())?;
+    optimizers::prepare(gpu, &rule(), control.view(), Some(whole.view()), factors.view())?;
+    let chunks = len.div_ceil(CHUNK);
+    for ranks in [1, 2, 3, 4] {
+        let parts: Vec<std::ops::Range<usize>> = (0..ranks)
+            .map(|rank| (rank * chunks / ranks * CHUNK).min(len)..((rank + 1) * chunks / ranks * CHUNK).min(len))
+            .collect();
+        let squares = checks.up(&vec![f64::NAN; chunks])?;
+        for part in &parts {
+            let own = squares.view().part(part.start / CHUNK, part.len().div_ceil(CHUNK));
+            reduce::squares_of_chunks(gpu, gg.view().part(part.start, part.len()), own)?;
+        }
+        reduce::add_squares(gpu, squares.view(), of_parts.view())?;
+        let same = gpu.read::<f64>(whole.view())? == gpu.read::<f64>(of_parts.view())?;
+        checks.verify(|| format!("the norm of {ranks} parts"), same);
+        for (what, passes) in
+            [("adamw", None), ("lamb", Some(TwoPasses::Lamb)), ("stable_adamw", Some(TwoPasses::StableAdamW))]
+        {
+            let fresh = |checks: &mut Checks<'_>| -> Result<[Buffer; 3]> {
+                Ok([checks.up(&p)?, gpu.zeros(len, DType::F32)?, gpu.zeros(len, DType::F32)?])
+            };
+            let [p1, m1, v1] = fresh(checks)?;
+            let plan = Plan::new(gpu, rule(), &segments, len)?;
+            let kernel: Kernel = match passes {
+                None => optimizers::adamw,
+                Some(TwoPasses::Lamb) => optimizers::lamb,
+                Some(TwoPasses::StableAdamW) => optimizers::stable_adamw,
+            };
+            kernel(gpu, &plan, p1.view(), gg.view(), m1.view(), v1.view(), factors.view(), None)?;
+            let [p2, m2, v2] = fresh(checks)?;
+            let plans = parts.iter().map(|part| Plan::of_range(gpu, rule(), &segments, len, part.clone()));
+            let plans = plans.collect::<Result<Vec<Plan>>>()?;
+            let sums = checks.up(&vec![f64::NAN; plan.sums()])?;
+            // All first passes, for the second needs the sums of all.
+            for pass in 0..2 {
+                for (part, plan) in parts.iter().zip(&plans) {
+                    let [p, g, m, v] = [&p2, &gg, &m2, &v2].map(|buffer| buffer.view().part(part.start, part.len()));
+                    match (passes, pass) {
+                        (None, 0) => optimizers::adamw(gpu, plan, p, g, m, v, factors.view(), None)?,
+                        (None, _) => {}
+                        (Some(passes), 0) => {
+                            optimizers::first_pass(gpu, plan, passes, [p, g, m, v], factors.view(), sums.view())?;
+                        }
+                        (Some(passes), _) => {
+                            optimizers::second_pass(gpu, plan, passes, [p, m, v], factors.view(), sums.view(), None)?;
+                        }
+                    }
+                }
+            }
+            for (name, one, several) in [("parameters", &p1, &p2), ("m", &m1, &m2), ("v", &v1, &v2)] {
+                let same = gpu.read::<f32>(one.view())? == gpu.read::<f32>(several.view())?;
+                checks.verify(|| format!("{what}: {name} of {ranks} parts"), same);
+            }
+            let changed = gpu.read::<f32>(p1.view())? != p;
+            checks.verify(|| format!("{what} changes nothing"), changed);
+        }
+    }
+    for size in [1, 2, 3, 4, 5, 8, 11] {
+        let n = 700;
+        let all: Vec<Vec<f32>> = (0..size).map(|rank| numbers::<f32>(rank as u64, n)).collect();
+        // ((0+1)+(2+3))+…, as `PartSums` does.
+        let mut waiting: Vec<Vec<f32>> = Vec::new();
+        for (rank, own) in all.iter().enumerate() {
+            let mut sum = own.clone();
+            for _ in 0..rank.trailing_ones() {
+                let earlier = waiting.pop().unwrap_or_default();
+                sum = earlier.iter().zip(&sum).map(|(a, b)| a + b).collect();
+            }
+            waiting.push(sum);
+        }
+        let mut expected = waiting.pop().unwrap_or_default();
+        while let Some(earlier) = waiting.pop() {
+            expected = earlier.iter().zip(&expected).map(|(a, b)| a + b).collect();
+        }
+        for rank in [0, size / 2, size - 1] {
+            let others: Vec<f32> =
+                (0..size).filter(|other| *other != rank).flat_map(|other| all[other].iter().copied()).collect();
+            let (own, received) = (checks.up(&all[rank])?, checks.up(if size > 1 { &others } else { &all[0] })?);
+            let received = received.view().part(0, n * (size - 1));
+            reduce::add_shards(gpu, own.view(), received, rank, size)?;
+            let got = gpu.read::<f32>(own.view())?;
+            checks.verify(|| format!("shards of {size} ranks, added by rank {rank}"), got == expected);
+        }
+    }
     Ok(())
 }
 

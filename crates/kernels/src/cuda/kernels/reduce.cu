@@ -41,6 +41,41 @@ extern "C" __global__ void __launch_bounds__(1024) add_squares(const double *par
     if (threadIdx.x == 0) *out = sum;
 }
 
+// The most digits of a rank's number.
+#define DEPTH 12
+
+// What all ranks have of a shard, added in the tree over their numbers, as a binary counter does it: the sums that wait for their
+// other half are those of the counter's digits that are set.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_shards(float *own, const float *received, u64 n, u32 rank, u32 size) {
+    const u64 place = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (place >= n) return;
+    float waiting[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) waiting[d] = 0.0f;
+    for (u32 r = 0; r < size; r++) {
+        float sum = r == rank ? own[place] : received[(u64)(r < rank ? r : r - 1) * n + place];
+        bool carried = true;
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const bool set = r >> d & 1;
+            if (carried && set) sum = waiting[d] + sum;
+            if (carried && !set) waiting[d] = sum;
+            carried = carried && set;
+        }
+    }
+    // What is left, the last first.
+    float sum = 0.0f;
+    bool any = false;
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+        if (size >> d & 1) {
+            sum = any ? waiting[d] + sum : waiting[d];
+            any = true;
+        }
+    own[place] = sum;
+}
+
 // The largest |x| of each block's range; NaN where an element is infinite or a NaN.
 extern "C" __global__ void __launch_bounds__(THREADS) largest(const float *x, u64 n, u64 range, float *partial) {
     __shared__ float space[32];
