@@ -663,7 +663,7 @@ fn gemm(flags: &BenchGemm) -> anyhow::Result<()> {
                     m,
                     n,
                     k,
-                    dtype: dtype.to_string(),
+                    dtype: flags.compute.dtype.to_string(),
                     ms: round(seconds * 1e3, 4),
                     tflops: round(rate / 1e12, 4),
                     share_of_peak: round(rate / peak, 3),
