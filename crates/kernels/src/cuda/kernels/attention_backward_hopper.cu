@@ -42,6 +42,8 @@ constexpr u32 PANELS = D / 64;
 constexpr u32 STAGES = D == 64 ? 5 : 3, KEY_STAGES = D == 64 ? 2 : 1;
 constexpr u32 GROUP = 64, FETCHING = 64, CONSUMING_WARPS = 8, THREADS = 3 * GROUP_THREADS;
 
+// Whether there are registers for dP's product before the queries' gradients have left theirs.
+constexpr bool EARLY = D == 64;
 // Registers of a thread, of 168 that each group begins with.
 constexpr int MULTIPLY_REGISTERS = D == 128 && DROPOUT ? 240 : 232, FETCH_REGISTERS = 3 * 168 - 2 * MULTIPLY_REGISTERS;
 
@@ -395,11 +397,14 @@ __device__ __forceinline__ void add_dqueries(float (&parts)[8][4], const Argumen
 
 // ---- Multiplying ----------------------------------------------------------------------------------------------------
 //
-// In each step something is always in the tensor cores' queue while a group computes: the product for dP while it makes P, the sum of the
-// values' gradients while it makes dS, the next step's scores while it hands the queries' gradients on. The order in which products are
-// begun is the order in which they end:
+// While a group computes, the tensor cores have something to do for it: the product for dP while it makes P, the sum of the values'
+// gradients while it makes dS, that of the keys' while it waits for the other group, the next step's scores, and where registers allow the
+// product after them, while it hands the queries' gradients on. Products end in the order in which they are begun:
 //
 //     S(n) | dP(n) | dV(n) | dK(n) | dQ(n) | S(n + 1)
+//
+// All are waited for before S(n + 1): the assembler does not follow that dQ(n) is over when S(n + 1) alone is under way, and would wait
+// after every product.
 //
 // Why nothing is read or written too early, though the emulator would not show it:
 // - Rows that were copied (by copies that are no bulk copies) are awaited at a barrier, then published to the tensor cores.
@@ -407,7 +412,7 @@ __device__ __forceinline__ void add_dqueries(float (&parts)[8][4], const Argumen
 // - The scores' gradients are published before the barrier of both groups, behind which both multiply them. There are two places for
 //   them: a group that writes one of the next tile has passed the last tile's barrier, before which both had waited for the products of
 //   the tile before, which had read that place.
-// - A ring's place is given back after the wait at the end of the step: only S(n + 1) is under way, which reads the next place.
+// - A ring's place is given back after the wait at the end of the step: no more than S(n + 1) is under way, which reads the next place.
 
 template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, const Sums &all_sums, unsigned char *shared, u32 warp) {
     const u32 memory = shared_address(shared), lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -442,12 +447,16 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
             u32 head = work.key_head * a.group, tile = work.first_tile + tiles;
             Draws draws;
             if (DROPOUT) draws = draws_of(a, work.number, head, work.keys);
-            float dqueries[8][4];
+            float dqueries[8][4], dweights[8][4];
             const auto begin_scores = [&] {
                 barrier_wait(barrier_at(memory, FULL + ring.stage), ring.parity);
                 publish();
                 begin_anew(scores);
                 begin_product(scores, own_keys, memory + RING_AT + ring.stage * 2 * STEP_BYTES);
+            };
+            const auto begin_dweights = [&] {
+                begin_anew(dweights);
+                begin_product(dweights, own_keys + KEYS_BYTES, memory + RING_AT + (ring.stage * 2 + 1) * STEP_BYTES);
             };
             // What ends a step, when its products are done.
             const auto release_step = [&](u32 stage) {
@@ -466,6 +475,7 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
             };
             barrier_wait(barrier_at(memory, KEYS_FULL + key_ring.stage()), key_ring.parity());
             begin_scores();
+            if (EARLY) begin_dweights();
             u32 left = tiles * a.group, stage;
             for (;;) {
                 if (tile == work.first_tile) {
@@ -480,9 +490,7 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
                     const u32 queries = memory + RING_AT + stage * 2 * STEP_BYTES, gradients = queries + STEP_BYTES;
                     const u32 slopes_to = (parity * HALVES + half) * PANEL_KEYS;
                     const unsigned char *terms = shared + TERMS_AT + (stage * STEP + 2 * q) * sizeof(Terms);
-                    float dweights[8][4];
-                    begin_anew(dweights);
-                    begin_product(dweights, own_keys + KEYS_BYTES, gradients);
+                    if (!EARLY || half > 0) begin_dweights();
                     group_wait<1>();
                     pin(scores);
 
@@ -563,6 +571,7 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
                 release_step(stage);
                 if (--left == 0) break;
                 begin_scores();
+                if (EARLY) begin_dweights();
                 hand_on();
             }
             release(KEYS_EMPTY + key_ring.stage());
