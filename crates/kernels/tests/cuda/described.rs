@@ -7,7 +7,7 @@ use henson_kernels::cuda::attention::cache::{self as caches, Pages};
 use henson_kernels::cuda::attention::general::{self as kernels, Columns, Cross, Gradients, Inputs, Sequences};
 use henson_kernels::cuda::attention::{self as fused, Room, write_table};
 use henson_kernels::cuda::reduce::Sum;
-use henson_kernels::cuda::{Buffer, DType, Dropout, Gpu, Result, Step};
+use henson_kernels::cuda::{Buffer, DType, Dropout, Gpu, Result, Step, View};
 
 use crate::attention::time;
 use crate::check::{Checks, Number, Out, bits, exact, filled, numbers, tolerance};
@@ -539,19 +539,90 @@ pub(crate) fn bench(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// Times the backward beside that by attention_general.cu, as [`bench`] does; TFLOP/s.
+pub(crate) fn backward_bench(gpu: &Gpu) -> Result<()> {
+    println!(
+        "the backward of attention without bias, bf16, 16,384 tokens: microseconds, TFLOP/s; then those of the general kernels"
+    );
+    for d in [64, 128] {
+        for s in [256, 512, 1024, 2048, 4096, 8192] {
+            let forms = [("full", Window::FULL), ("causal", Window::CAUSAL), ("window 64+64", Window::local(64))];
+            for (name, window) in forms {
+                for p in [0.0, 0.1] {
+                    let attention = Attention { window, ..Attention::new(2048 / d, d) };
+                    let batch = Batch::new(gpu, &attention, s, p)?;
+                    let inputs = batch.inputs(&attention, None);
+                    let (dropout, out, log_sums) = (batch.dropout, batch.out.view(), batch.log_sums.view());
+                    kernels::forward(gpu, &attention, &inputs, dropout, out, log_sums)?;
+                    let time = |f: Backward| {
+                        let to = batch.gradients(&attention, None);
+                        time(gpu, || f(gpu, &attention, &inputs, dropout, out, log_sums, batch.dout.view(), to))
+                    };
+                    let (one, two) = (time(kernels::backward)?, time(kernels::backward_twice)?);
+                    let lengths: Vec<u32> = (0..=16_384 / s as u32).map(|i| i * s as u32).collect();
+                    let flops = (10 * attention.pairs(&lengths, &lengths) * 2048) as f64 * 1e-6;
+                    println!(
+                        "{name} | {d} | {s} | {p} | {one:.1} | {:.0} | {two:.1} | {:.0}",
+                        flops / one,
+                        flops / two
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// [`kernels::backward`] or one like it.
+type Backward =
+    fn(&Gpu, &Attention, &Inputs<'_>, Option<Dropout<'_>>, View<'_>, View<'_>, View<'_>, Gradients<'_>) -> Result<()>;
+
+/// What a benchmark's 16,384 tokens need.
+struct Batch {
+    side: Side,
+    qkv: Buffer,
+    dout: Buffer,
+    out: Buffer,
+    log_sums: Buffer,
+    dqkv: Buffer,
+    dropout: Option<Dropout<'static>>,
+}
+
+impl Batch {
+    fn new(gpu: &Gpu, attention: &Attention, s: usize, p: f32) -> Result<Self> {
+        let (tokens, heads) = (16_384, attention.heads);
+        let h = heads * attention.head_size;
+        Ok(Self {
+            side: Side::new(gpu, (0..tokens / s).map(|_| s), 0)?,
+            qkv: filled(gpu, 1, tokens * 3 * h, DType::Bf16, 1.0)?,
+            dout: filled(gpu, 2, tokens * h, DType::Bf16, 1.0)?,
+            out: gpu.empty(tokens * h, DType::Bf16)?,
+            log_sums: gpu.empty(heads * tokens, DType::F32)?,
+            dqkv: gpu.empty(tokens * 3 * h, DType::Bf16)?,
+            dropout: Dropout::new(p, SEED, Step::Value(STEP), SITE),
+        })
+    }
+
+    fn inputs<'a>(&'a self, attention: &Attention, bias: Option<View<'a>>) -> Inputs<'a> {
+        let [query, key, value] = Columns::split(self.qkv.view(), attention.fused_widths());
+        Inputs { query, key, value, queries: self.side.sequences(), cross: None, bias }
+    }
+
+    fn gradients<'a>(&'a self, attention: &Attention, bias: Option<Sum<'a>>) -> Gradients<'a> {
+        let [query, key, value] = Columns::split(self.dqkv.view(), attention.fused_widths());
+        Gradients { query, key, value, bias }
+    }
+}
+
 /// Microseconds of forward and backward: the kernels that fused self-attention has for itself, or the general ones.
 fn times(gpu: &Gpu, attention: &Attention, s: usize, p: f32, own: bool) -> Result<(f64, f64)> {
-    let (tokens, heads, d) = (16_384, attention.heads, attention.head_size);
-    let h = heads * d;
-    let side = Side::new(gpu, (0..tokens / s).map(|_| s), 0)?;
-    let qkv = filled(gpu, 1, tokens * 3 * h, DType::Bf16, 1.0)?;
-    let dout = filled(gpu, 2, tokens * h, DType::Bf16, 1.0)?;
-    let (out, log_sums) = (gpu.empty(tokens * h, DType::Bf16)?, gpu.empty(heads * tokens, DType::F32)?);
-    let dqkv = gpu.empty(tokens * 3 * h, DType::Bf16)?;
+    let (heads, d) = (attention.heads, attention.head_size);
+    let batch = Batch::new(gpu, attention, s, p)?;
+    let Batch { side, qkv, dout, dqkv, dropout, .. } = &batch;
+    let dropout = *dropout;
     let table = gpu.zeros(attention.bias_size().max(1), DType::F32)?;
     let dtable = gpu.zeros(attention.bias_size().max(1), DType::F32)?;
-    let dropout = Dropout::new(p, SEED, Step::Value(STEP), SITE);
-    let (o, l) = (out.view(), log_sums.view());
+    let (o, l) = (batch.out.view(), batch.log_sums.view());
     if own {
         let causal = attention.window == Window::CAUSAL;
         let Sequences { table, room, tokens } = side.sequences();
@@ -560,12 +631,9 @@ fn times(gpu: &Gpu, attention: &Attention, s: usize, p: f32, own: bool) -> Resul
         let backward = || fused::backward(gpu, qkv.view(), shape, dropout, o, l, dout.view(), dqkv.view());
         return Ok((time(gpu, forward)?, time(gpu, backward)?));
     }
-    let [query, key, value] = Columns::split(qkv.view(), [h, h, h]);
     let bias = matches!(attention.bias, Bias::Relative(_));
-    let bias_view = bias.then(|| table.view());
-    let inputs = Inputs { query, key, value, queries: side.sequences(), cross: None, bias: bias_view };
-    let [query, key, value] = Columns::split(dqkv.view(), [h, h, h]);
-    let to = Gradients { query, key, value, bias: bias.then(|| Sum { to: dtable.view(), add: false }) };
+    let inputs = batch.inputs(attention, bias.then(|| table.view()));
+    let to = batch.gradients(attention, bias.then(|| Sum { to: dtable.view(), add: false }));
     let forward = || kernels::forward(gpu, attention, &inputs, dropout, o, l);
     let backward = || kernels::backward(gpu, attention, &inputs, dropout, o, l, dout.view(), to);
     Ok((time(gpu, forward)?, time(gpu, backward)?))

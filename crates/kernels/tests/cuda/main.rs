@@ -95,6 +95,9 @@ fn run(settings: &Settings) -> Result<bool> {
         if only.is_none_or(|only| only == "described") {
             described::bench(&gpu)?;
         }
+        if only.is_none_or(|only| only == "backward") {
+            described::backward_bench(&gpu)?;
+        }
         if only.is_none_or(|only| only == "disentangled") {
             disentangled::bench(&gpu)?;
         }

@@ -42,6 +42,11 @@ constexpr u32 PANELS = D / 64;
 constexpr u32 STAGES = D == 64 ? 5 : 3, KEY_STAGES = D == 64 ? 2 : 1;
 constexpr u32 GROUP = 64, FETCHING = 64, CONSUMING_WARPS = 8, THREADS = 3 * GROUP_THREADS;
 
+// Whether there are registers for dP's product before the queries' gradients have left theirs.
+constexpr bool EARLY = D == 64;
+// Registers of a thread, of 168 that each group begins with.
+constexpr int MULTIPLY_REGISTERS = D == 128 && DROPOUT ? 240 : 232, FETCH_REGISTERS = 3 * 168 - 2 * MULTIPLY_REGISTERS;
+
 // What lies where in shared memory. Tiles are panels of 64 columns; the scores' gradients have a key in each row, 64 queries in a panel.
 constexpr u32 PANEL_KEYS = KEYS * 128, PANEL_STEP = STEP * 128;
 constexpr u32 KEYS_BYTES = PANELS * PANEL_KEYS, STEP_BYTES = PANELS * PANEL_STEP;
@@ -55,6 +60,14 @@ constexpr u32 WORK_FULL = KEYS_EMPTY + KEY_STAGES, WORK_EMPTY = WORK_FULL + 2, F
 constexpr u32 EXCHANGED = 1;
 
 __device__ __forceinline__ u32 barrier_at(u32 memory, u32 number) { return memory + BARRIERS_AT + 8 * number; }
+
+// As `Ring` for N = 1 or 2, in a single register.
+template <u32 N> struct Rounds {
+    u32 count = 0;
+    __device__ __forceinline__ u32 stage() const { return count % N; }
+    __device__ __forceinline__ u32 parity() const { return count / N % 2; }
+    __device__ __forceinline__ void next() { count++; }
+};
 
 // A tile of keys, and the tiles of queries that see some of them.
 struct Work {
@@ -164,8 +177,8 @@ __device__ __forceinline__ void claim(Work &work, const Arguments &a, const Sums
 // others may wait for what is claimed.
 __device__ __forceinline__ void claim_all(const Arguments &a, const Sums &sums, unsigned char *shared) {
     const u32 memory = shared_address(shared);
-    for (u32 count = 0;; count++) {
-        const u32 at = count % 2, phase = count / 2 % 2;
+    for (Rounds<2> works;; works.next()) {
+        const u32 at = works.stage(), phase = works.parity();
         Work &work = reinterpret_cast<Work *>(shared + WORK_AT)[at];
         barrier_wait(barrier_at(memory, WORK_EMPTY + at), phase ^ 1);
         claim(work, a, sums);
@@ -179,31 +192,28 @@ __device__ __forceinline__ void claim_all(const Arguments &a, const Sums &sums, 
 __device__ __forceinline__ void fetch(const Arguments &a, unsigned char *shared) {
     const u32 memory = shared_address(shared), thread = threadIdx.x, d = a.head_size;
     Ring<STAGES> ring;
-    Ring<KEY_STAGES> key_ring;
-    for (u32 count = 0;; count++) {
-        const u32 at = count % 2, phase = count / 2 % 2;
+    Rounds<KEY_STAGES> key_ring;
+    for (Rounds<2> works;; works.next()) {
+        const u32 at = works.stage(), phase = works.parity();
         barrier_wait(barrier_at(memory, WORK_FULL + at), phase);
         const Work &work = reinterpret_cast<const Work *>(shared + WORK_AT)[at];
         if (work.keys == 0) break;
         // The first steps' rows have places already while the last work's keys and values are in use.
-        u32 steps = work.tiles * HALVES * a.group, head = work.key_head * a.group, left = work.tiles * HALVES;
-        const u32 after = steps > STAGES - 1 ? steps - (STAGES - 1) : 0;
-        while (work.tiles > 0) {
-            if (steps == after) {
-                const u32 to = memory + key_ring.stage * 2 * KEYS_BYTES, row = work.first_key + work.row;
-                barrier_wait(barrier_at(memory, KEYS_EMPTY + key_ring.stage), key_ring.parity ^ 1);
+        for (u32 step = 0; work.tiles > 0; step++) {
+            const u32 of_head = work.tiles * HALVES, steps = of_head * a.group;
+            if (step == min(steps, STAGES - 1)) {
+                const u32 to = memory + key_ring.stage() * 2 * KEYS_BYTES, row = work.first_key + work.row;
+                barrier_wait(barrier_at(memory, KEYS_EMPTY + key_ring.stage()), key_ring.parity() ^ 1);
                 fetch_rows<ROWS_16, KEYS>(to, a.key + (u64)row * a.key_stride + work.key_head * d, a.key_stride, d, work.keys - work.row);
                 fetch_rows<ROWS_16, KEYS>(to + KEYS_BYTES, a.value + (u64)row * a.value_stride + work.key_head * d, a.value_stride, d,
                                           work.keys - work.row);
-                barrier_arrive_with_copies(barrier_at(memory, KEYS_FULL + key_ring.stage));
+                barrier_arrive_with_copies(barrier_at(memory, KEYS_FULL + key_ring.stage()));
                 key_ring.next();
             }
-            if (steps == 0) break;
-            steps--;
-            if (left == 0) head++, left = work.tiles * HALVES;
-            left--;
-            // The last tile first, its steps in order.
-            const u32 first = (work.first_tile + left / HALVES) * TILE + (HALVES - 1 - left % HALVES) * STEP;
+            if (step == steps) break;
+            // The last tile first, its steps in order. Computed anew each time, for the sake of registers.
+            const u32 head = work.key_head * a.group + step / of_head, done = step % of_head;
+            const u32 first = (work.first_tile + work.tiles - 1 - done / HALVES) * TILE + done % HALVES * STEP;
             const u32 row = work.first_query + first, width = a.heads * d;
             const int rows = (int)work.queries - (int)first;
             const u32 to = memory + RING_AT + ring.stage * 2 * STEP_BYTES;
@@ -239,8 +249,8 @@ __device__ __forceinline__ void store_release(u32 *p, u32 x) {
 __device__ __forceinline__ void keep_order(const Arguments &a, const Sums &sums, unsigned char *shared) {
     const u32 memory = shared_address(shared);
     u32 parity = 0;
-    for (u32 count = 0;; count++) {
-        const u32 at = count % 2, phase = count / 2 % 2;
+    for (Rounds<2> works;; works.next()) {
+        const u32 at = works.stage(), phase = works.parity();
         barrier_wait(barrier_at(memory, WORK_FULL + at), phase);
         const Work &work = reinterpret_cast<const Work *>(shared + WORK_AT)[at];
         if (work.keys == 0) break;
@@ -339,16 +349,14 @@ __device__ __forceinline__ void write_rows(const float (&sums)[N][4], float fact
 
 // ---- Sums in device memory ------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void add_global(float *to, const float (&x)[4]) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-                 : "memory");
+__device__ __forceinline__ void add_global(float *to, float x, float y, float z, float w) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 // From the cache that all multiprocessors share.
-__device__ __forceinline__ void load_global(float (&x)[4], const float *from) {
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                 : "l"(from)
-                 : "memory");
+__device__ __forceinline__ float4 load_global(const float *from) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+    return v;
 }
 
 // Adds the group's part of a tile's gradients (64 queries from `query` on × 64 columns from `column` on) to what others added, or writes
@@ -357,26 +365,30 @@ __device__ __forceinline__ void add_dqueries(float (&parts)[8][4], const Argumen
                                              u32 query, u32 column, bool first, bool last) {
     const u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, own = query + threadIdx.x / 32 % 4 * 16 + g;
     const bool there[2] = {own < work.queries, own + 8 < work.queries};
-    if (!(first && last)) {
-        float *home = sums.dqueries + ((u64)head * a.queries + work.first_query + own) * D + column + 4 * q;
+    float *home = sums.dqueries + ((u64)head * a.queries + work.first_query + own) * D + column + 4 * q;
+    // Four numbers of a row are neighbours there, which are two and two here.
+    const auto for_all = [&](auto each) {
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                if (!there[r]) continue;
-                float *to = home + 8 * r * D + 8 * n;
-                float x[4] = {parts[n][2 * r], parts[n][2 * r + 1], parts[n + 1][2 * r], parts[n + 1][2 * r + 1]};
-                if (first) {
-                    store_global(to, make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])));
-                } else if (!last) {
-                    add_global(to, x);
-                } else {
-                    load_global(x, to);
-                    parts[n][2 * r] += x[0], parts[n][2 * r + 1] += x[1];
-                    parts[n + 1][2 * r] += x[2], parts[n + 1][2 * r + 1] += x[3];
-                }
+                if (there[r]) each(home + 8 * r * D + 8 * n, parts[n][2 * r], parts[n][2 * r + 1], parts[n + 1][2 * r], parts[n + 1][2 * r + 1]);
             }
         }
+    };
+    if (!last) {
+        if (first) {
+            for_all([](float *to, float x, float y, float z, float w) {
+                store_global(to, make_uint4(__float_as_uint(x), __float_as_uint(y), __float_as_uint(z), __float_as_uint(w)));
+            });
+        } else {
+            for_all([](float *to, float x, float y, float z, float w) { add_global(to, x, y, z, w); });
+        }
+    } else if (!first) {
+        for_all([](float *from, float &x, float &y, float &z, float &w) {
+            const float4 before = load_global(from);
+            x += before.x, y += before.y, z += before.z, w += before.w;
+        });
     }
     if (!last) return;
     u16 *to = a.dquery + (u64)(work.first_query + own) * a.query_stride + head * a.head_size + column;
@@ -385,11 +397,14 @@ __device__ __forceinline__ void add_dqueries(float (&parts)[8][4], const Argumen
 
 // ---- Multiplying ----------------------------------------------------------------------------------------------------
 //
-// In each step something is always in the tensor cores' queue while a group computes: the product for dP while it makes P, the sum of the
-// values' gradients while it makes dS, the next step's scores while it hands the queries' gradients on. The order in which products are
-// begun is the order in which they end:
+// While a group computes, the tensor cores have something to do for it: the product for dP while it makes P, the sum of the values'
+// gradients while it makes dS, that of the keys' while it waits for the other group, the next step's scores, and where registers allow the
+// product after them, while it hands the queries' gradients on. Products end in the order in which they are begun:
 //
 //     S(n) | dP(n) | dV(n) | dK(n) | dQ(n) | S(n + 1)
+//
+// All are waited for before S(n + 1): the assembler does not follow that dQ(n) is over when S(n + 1) alone is under way, and would wait
+// after every product.
 //
 // Why nothing is read or written too early, though the emulator would not show it:
 // - Rows that were copied (by copies that are no bulk copies) are awaited at a barrier, then published to the tensor cores.
@@ -397,27 +412,28 @@ __device__ __forceinline__ void add_dqueries(float (&parts)[8][4], const Argumen
 // - The scores' gradients are published before the barrier of both groups, behind which both multiply them. There are two places for
 //   them: a group that writes one of the next tile has passed the last tile's barrier, before which both had waited for the products of
 //   the tile before, which had read that place.
-// - A ring's place is given back after the wait at the end of the step: only S(n + 1) is under way, which reads the next place.
+// - A ring's place is given back after the wait at the end of the step: no more than S(n + 1) is under way, which reads the next place.
 
-template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, const Sums &all_sums, unsigned char *shared, u32 group) {
+template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, const Sums &all_sums, unsigned char *shared, u32 warp) {
     const u32 memory = shared_address(shared), lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const u32 warp_row = warp_number() % 4 * 16 + group * GROUP;
+    const u32 warp_row = warp * 16, group = warp / 4;
     const u32 slopes_at = memory + SLOPES_AT + (warp_row + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
     const float factor = a.scale * LOG2_E;
     Ring<STAGES> ring;
-    Ring<KEY_STAGES> key_ring;
-    u32 turn_parity = 0, slopes_slot = 0;
+    Rounds<KEY_STAGES> key_ring;
+    // Of the tile's turn, and which place the gradients of its scores have.
+    u32 parity = 0;
     auto release = [&](u32 number) {
         __syncwarp();
         if (lane == 0) barrier_arrive(barrier_at(memory, number));
     };
-    for (u32 count = 0;; count++) {
-        const u32 at = count % 2, phase = count / 2 % 2;
+    for (Rounds<2> works;; works.next()) {
+        const u32 at = works.stage(), phase = works.parity();
         barrier_wait(barrier_at(memory, WORK_FULL + at), phase);
         const Work &work = reinterpret_cast<const Work *>(shared + WORK_AT)[at];
         if (work.keys == 0) break;
         const u32 tiles = work.tiles, key = work.row + warp_row;
-        const u32 keys = memory + key_ring.stage * 2 * KEYS_BYTES, own_keys = keys + group * GROUP * 128;
+        const u32 keys = memory + key_ring.stage() * 2 * KEYS_BYTES, own_keys = keys + group * GROUP * 128;
         float dkeys[D / 8][4], dvalues[D / 8][4], scores[8][4];
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
@@ -431,12 +447,16 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
             u32 head = work.key_head * a.group, tile = work.first_tile + tiles;
             Draws draws;
             if (DROPOUT) draws = draws_of(a, work.number, head, work.keys);
-            float dqueries[8][4];
+            float dqueries[8][4], dweights[8][4];
             const auto begin_scores = [&] {
                 barrier_wait(barrier_at(memory, FULL + ring.stage), ring.parity);
                 publish();
                 begin_anew(scores);
                 begin_product(scores, own_keys, memory + RING_AT + ring.stage * 2 * STEP_BYTES);
+            };
+            const auto begin_dweights = [&] {
+                begin_anew(dweights);
+                begin_product(dweights, own_keys + KEYS_BYTES, memory + RING_AT + (ring.stage * 2 + 1) * STEP_BYTES);
             };
             // What ends a step, when its products are done.
             const auto release_step = [&](u32 stage) {
@@ -448,14 +468,14 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
                 pin(dqueries);
                 const Turn turn(a, work, tile);
                 const u32 own = tile * TILE + (HALVES == 2 ? group * STEP : 0), column = HALVES == 2 ? 0 : group * 64;
-                barrier_wait(barrier_at(memory, TURN), turn_parity);
+                barrier_wait(barrier_at(memory, TURN), parity);
                 add_dqueries(dqueries, a, all_sums, work, head, own, column, turn.before == 0, turn.last);
                 release(ADDED);
-                turn_parity ^= 1;
-                slopes_slot ^= 1;
+                parity ^= 1;
             };
-            barrier_wait(barrier_at(memory, KEYS_FULL + key_ring.stage), key_ring.parity);
+            barrier_wait(barrier_at(memory, KEYS_FULL + key_ring.stage()), key_ring.parity());
             begin_scores();
+            if (EARLY) begin_dweights();
             u32 left = tiles * a.group, stage;
             for (;;) {
                 if (tile == work.first_tile) {
@@ -468,11 +488,9 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
                     stage = ring.stage;
                     const u32 query = tile * TILE + half * STEP;
                     const u32 queries = memory + RING_AT + stage * 2 * STEP_BYTES, gradients = queries + STEP_BYTES;
-                    const u32 slopes_to = (slopes_slot * HALVES + half) * PANEL_KEYS;
+                    const u32 slopes_to = (parity * HALVES + half) * PANEL_KEYS;
                     const unsigned char *terms = shared + TERMS_AT + (stage * STEP + 2 * q) * sizeof(Terms);
-                    float dweights[8][4];
-                    begin_anew(dweights);
-                    begin_product(dweights, own_keys + KEYS_BYTES, gradients);
+                    if (!EARLY || half > 0) begin_dweights();
                     group_wait<1>();
                     pin(scores);
 
@@ -546,16 +564,17 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
                     release_step(stage);
                 }
                 groups_wait(EXCHANGED, 2 * GROUP_THREADS);
-                const u32 from = memory + SLOPES_AT + (slopes_slot * HALVES + (HALVES == 2 ? group : 0)) * PANEL_KEYS;
+                const u32 from = memory + SLOPES_AT + (parity * HALVES + (HALVES == 2 ? group : 0)) * PANEL_KEYS;
                 begin_anew(dqueries);
                 begin_dqueries(dqueries, from, keys + (HALVES == 2 ? 0 : group * PANEL_KEYS));
                 group_wait<0>();
                 release_step(stage);
                 if (--left == 0) break;
                 begin_scores();
+                if (EARLY) begin_dweights();
                 hand_on();
             }
-            release(KEYS_EMPTY + key_ring.stage);
+            release(KEYS_EMPTY + key_ring.stage());
             key_ring.next();
             hand_on();
         }
@@ -574,7 +593,7 @@ template <class A> __device__ __forceinline__ void multiply_tiles(const A &a, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     backward(const __grid_constant__ Arguments a, const __grid_constant__ Sums sums) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const u32 memory = shared_address(shared), warp = warp_number(), group = warp / 4;
+    const u32 memory = shared_address(shared), warp = warp_number();
     if (threadIdx.x == 0) {
         const auto begin = [&](u32 first, u32 count, u32 arrivals) {
             for (u32 i = first; i < first + count; i++) barrier_begin(barrier_at(memory, i), arrivals);
@@ -592,8 +611,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (group == 0) {
-        fewer_registers<24>();
+    if (warp < 4) {
+        fewer_registers<FETCH_REGISTERS>();
         if (warp < FETCHING / 32) {
             fetch(a, shared);
         } else if (warp == 2 && threadIdx.x % 32 == 0) {
@@ -602,8 +621,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             keep_order(a, sums, shared);
         }
     } else {
-        more_registers<240>();
-        multiply_tiles(a, sums, shared, group - 1);
+        more_registers<MULTIPLY_REGISTERS>();
+        multiply_tiles(a, sums, shared, warp - 4);
     }
 }
 
