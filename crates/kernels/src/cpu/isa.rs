@@ -239,8 +239,7 @@ pub struct Choice {
 impl Choice {
     /// For a processor that has these sets.
     pub fn new(processor: &Processor, available: &[Isa]) -> Self {
-        // Matrix tiles are used only where they are asked for: they were never run on a processor that has them.
-        let best = *available.iter().rfind(|isa| **isa != Isa::Amx).unwrap_or(&Isa::Portable);
+        let best = *available.last().unwrap_or(&Isa::Portable);
         if best == Isa::Avx512Bf16 && processor.bf16_dot_is_slow() {
             let reason =
                 format!("widens bf16 to f32, since the bf16 dot product is slow on this processor ({processor})");
@@ -280,8 +279,11 @@ mod tests {
             let processor = Processor::from_cpuid(vendor, signature);
             assert_eq!((processor.family, processor.model), numbers, "{name}");
             assert_eq!(processor.vendor, if vendor == INTEL { "GenuineIntel" } else { "AuthenticAMD" });
-            let x86 = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
-            let choice = Choice::new(&processor, &x86);
+            let x86 = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+            // Matrix tiles are the best wherever there are some; without the system's permission they are not.
+            assert_eq!(Choice::new(&processor, &x86).isa, Isa::Amx, "{name}");
+            let x86 = &x86[..4];
+            let choice = Choice::new(&processor, x86);
             assert_eq!(choice.isa, expected, "{name}");
             assert_eq!(choice.reason.contains("slow"), expected == Isa::Avx512, "{name}: {}", choice.reason);
             // Whatever the processor, what it lacks is not chosen: a virtual machine may hide instructions.
