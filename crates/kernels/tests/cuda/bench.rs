@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use henson_kernels::cpu::activation::Activation;
+use henson_kernels::cpu::adafactor::Plan as Factored;
 use henson_kernels::cpu::dropout::RowId;
 use henson_kernels::cpu::optimizer::Segment;
 use henson_kernels::cuda::loss::Total;
@@ -14,7 +15,7 @@ use henson_kernels::cuda::optimizer::{Control, FACTORS, Plan, Rule};
 use henson_kernels::cuda::reduce::Sum;
 use henson_kernels::cuda::rows::Sorted;
 use henson_kernels::cuda::{Buffer, DType, Dropout, Gpu, Result, Scalar, Step};
-use henson_kernels::cuda::{activation, cast, embedding, layer_norm, loss, optimizer, reduce, rows};
+use henson_kernels::cuda::{activation, adafactor, cast, embedding, layer_norm, loss, optimizer, reduce, rows};
 
 use crate::check::{filled, indices};
 
@@ -361,10 +362,12 @@ fn optimizers(bench: &mut Bench<'_>) -> Result<()> {
     let (m, v, copy) = (gpu.zeros(n, DType::F32)?, gpu.zeros(n, DType::F32)?, gpu.empty(n, DType::Bf16)?);
     // 200 tensors, a few of them large.
     let lengths = [vec![V * H], vec![H; 100], vec![H * H; 48], vec![H * I; 24]].concat();
-    let mut segments = Vec::new();
+    let (mut segments, mut matrices) = (Vec::new(), Vec::new());
     let mut start = 0;
     for len in lengths {
-        segments.push(Segment { start, len, decay: len > H, rate: 1.0 });
+        let segment = Segment { start, len, decay: len > H, rate: 1.0 };
+        segments.push(segment);
+        matrices.push((segment, (len > H).then_some([len / H, H])));
         start += len;
     }
     let all = start;
@@ -387,6 +390,15 @@ fn optimizers(bench: &mut Bench<'_>) -> Result<()> {
     bench.line(&format!("LAMB with bf16 copy, {:.0}M", all as f64 * 1e-6), Work::Bytes((24 + 18) * all), &|| {
         optimizer::lamb(gpu, &plan, p.view(), g.view(), m.view(), v.view(), factors.view(), copy)
     })?;
+    let factored = Factored::new(Default::default(), &matrices, n);
+    let (state, plan) = (gpu.zeros(factored.state_len(), DType::F32)?, adafactor::Plan::new(gpu, &factored)?);
+    let numbers = (control.view(), factors.view());
+    // Its norm of the gradients is counted in.
+    bench.line(
+        &format!("Adafactor with bf16 copy and norm, {:.0}M", all as f64 * 1e-6),
+        Work::Bytes(26 * all),
+        &|| adafactor::adafactor(gpu, &plan, p.view(), g.view(), state.view(), 0.0, numbers, copy),
+    )?;
     bench.line("cast of parameters to bf16, 110M", Work::Bytes(6 * n), &|| match copy {
         Some(copy) => cast::to_bf16(gpu, p.view(), copy),
         None => Ok(()),

@@ -66,6 +66,12 @@ fn devices() -> Vec<Device> {
     all
 }
 
+/// Those that have all operations of a head: answers whose ends depend on their starts put columns side by side, which GPUs do not yet.
+fn devices_for(name: &str) -> Vec<Device> {
+    let on_cpu = |device: &Device| device.isa().is_some();
+    devices().into_iter().filter(|device| on_cpu(device) || !name.ends_with("/beams")).collect()
+}
+
 /// A model with the golden weights.
 struct Setup {
     golden: Golden,
@@ -355,7 +361,7 @@ fn check_gradients(setup: &Setup, gradients: &Gradients, what: &str) {
 }
 
 fn check(name: &str) {
-    for device in devices() {
+    for device in devices_for(name) {
         let what = format!("{name} on {device}");
         let mut setup = setup(&device, name, DType::F32);
         check_forward(&setup, &what);
@@ -619,7 +625,7 @@ fn bf16_stays_near_in_xlnet() {
 }
 
 fn check_bf16(name: &str) {
-    for device in devices() {
+    for device in devices_for(name) {
         let setup = setup(&device, name, DType::Bf16);
         let mut tape = Tape::new();
         let mut gradients = setup.parameters.gradients().unwrap();
