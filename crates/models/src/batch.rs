@@ -242,8 +242,11 @@ impl Batch {
         let Some(words) = &batch.words else { return Err(InputError::NoDirections(config.model_type().to_owned())) };
         let offsets = words.layout.offsets();
         let border = offsets[forwards.len()];
-        let places = |range: std::ops::Range<u32>| {
-            Tensor::from_slice(device, [range.len()], &range.clone().collect::<Vec<u32>>())
+        // What fills a layout up, if anything, stands nowhere.
+        let places = |range: std::ops::Range<u32>, layout: &Layout| {
+            let mut places: Vec<u32> = range.collect();
+            places.resize(layout.tokens(), Device::NOWHERE);
+            Tensor::from_slice(device, [places.len()], &places)
         };
         let layout = |offsets: &[u32], number: u32| {
             let lengths: Vec<usize> = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
@@ -254,7 +257,8 @@ impl Batch {
             layout(&offsets[..=forwards.len()], first_number)?,
             layout(&offsets[forwards.len()..], first_number + forwards.len() as u32)?,
         ];
-        let apart = Some(Apart { places: [places(0..border)?, places(border..last)?], layouts });
+        let places = [places(0..border, &layouts[0])?, places(border..last, &layouts[1])?];
+        let apart = Some(Apart { places, layouts });
         Ok(Self { apart, ..batch })
     }
 
@@ -397,7 +401,7 @@ impl Batch {
             false => None,
         };
         let words = match config.characters() {
-            Some(settings) => Some(WordStream::new(device, &settings, sequences, first_number)?),
+            Some(settings) => Some(WordStream::new(device, &settings, sequences, first_number, layout.tokens())?),
             None => None,
         };
         // What fills the batch up, if anything.

@@ -116,7 +116,8 @@ pub struct Words {
 impl Words {
     /// From the ids of each word, as [`spell`] gives them.
     ///
-    /// A word is filled up as far as it makes a difference: a window of nothing but padding says the same everywhere.
+    /// A word is filled up as far as it makes a difference: a window of nothing but padding says the same everywhere. In a feed on a GPU
+    /// there are some more types, of padding alone, so that few sizes occur.
     pub fn new<'a>(
         device: &Device,
         settings: &CharacterSettings,
@@ -136,9 +137,14 @@ impl Words {
             });
             all.push(number);
         }
+        let filling = device.rounded(lengths.len()) - lengths.len();
+        lengths.resize(lengths.len() + filling, widest);
+        let types = Layout::new(device, &lengths, 0)?;
+        // What fills the last types and the batch up, if anything.
+        characters.resize(types.tokens(), PADDING);
         Ok(Self {
             characters: Tensor::from_slice(device, [characters.len()], &characters)?,
-            types: Layout::new(device, &lengths, 0)?,
+            types,
             words: Tensor::from_slice(device, [all.len()], &all)?,
         })
     }
@@ -161,11 +167,13 @@ pub(crate) struct WordStream {
 }
 
 impl WordStream {
+    /// `tokens`: those of the batch, with what fills it up.
     pub(crate) fn new(
         device: &Device,
         settings: &CharacterSettings,
         sequences: &[Sequence<'_>],
         first_number: u32,
+        tokens: usize,
     ) -> Result<Self> {
         let (mut words, mut lengths): (Vec<Vec<u32>>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut of_tokens = Vec::new();
@@ -194,9 +202,13 @@ impl WordStream {
             of_tokens.iter_mut().rev().take_while(|word| **word > last).for_each(|word| *word = last);
             lengths.push(words.len() - before);
         }
+        let layout = Layout::new(device, &lengths, first_number)?.for_steps(device)?;
+        // What fills the batch up, if anything.
+        words.resize_with(layout.tokens(), || vec![WORD_START, WORD_END]);
+        of_tokens.resize(tokens, Device::NOWHERE);
         Ok(Self {
             words: Words::new(device, settings, words.iter().map(Vec::as_slice))?,
-            layout: Layout::new(device, &lengths, first_number)?.for_steps(device)?,
+            layout,
             of_tokens: Tensor::from_slice(device, [of_tokens.len()], &of_tokens)?,
         })
     }

@@ -59,9 +59,9 @@ pub enum OptimizerKind {
     StableAdamw,
     /// LAMB, for very large batches.
     Lamb,
-    /// Plain gradient descent, as recurrent language models are trained (Zaremba et al. 2014); on a CPU alone.
+    /// Plain gradient descent, as recurrent language models are trained (Zaremba et al. 2014).
     Sgd,
-    /// Adagrad, as ELMo is trained: gradients over the root of the sum of all their squares so far, which begins at 1; on a CPU alone.
+    /// Adagrad, as ELMo is trained: gradients over the root of the sum of all their squares so far, which begins at 1.
     Adagrad,
     /// Adafactor: no first moment, and of large matrices only the means of rows and columns of the second, as T5 is trained. Its
     /// constants are those of `adafactor`.

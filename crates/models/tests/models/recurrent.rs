@@ -1,19 +1,20 @@
 //! Recurrent layers against `torch.nn` on packed sequences, a conditional random field against `pytorch-crf`, and words read as
-//! characters, attention and pooling against `torch`: values and all gradients, on every kernel set; layers, with HENSON_TEST_CUDA set, on
-//! the GPU as well. `tools/golden/recurrent.py` made the values.
+//! characters, attention and pooling against `torch`: values and all gradients, on every kernel set and, with HENSON_TEST_CUDA set, on the
+//! GPU. `tools/golden/recurrent.py` made the values.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
 
 use henson_models::characters::{CharacterCnn, CharacterSettings, Words, spell};
 use henson_models::recurrent::{RecurrentSettings, RecurrentStack, build_crf};
-use henson_models::{Batch, Capture, Head, Model, ModelConfig, Sequence};
+use henson_models::{Batch, Capture, Head, InputError, Model, ModelConfig, Sequence};
 use henson_tensor::cuda::CudaOptions;
 use henson_tensor::{
     Activation, Attention, BiasValues, Builder, Cell, DType, Device, Directions, EmbeddingTables, Gradients, Init, Isa,
-    Layout, Method, Optimizer, Param, Parameters, Pass, QueryKeyValue, RecurrentState, Tape, Tensor, Training, Update,
-    Var,
+    Layout, Method, Optimizer, Param, Parameters, Pass, QueryKeyValue, Recordings, RecurrentState, Tape, Tensor,
+    TensorError, Training, Update, Var,
 };
 use safetensors::SafeTensors;
 
@@ -149,8 +150,8 @@ fn check_outputs(case: &str, isa: impl Display + Copy, parameters: &Parameters, 
 #[test]
 fn attentions_and_poolings_equal_those_of_torch() {
     const WIDTH: usize = 6;
-    for isa in Isa::available() {
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+    for (isa, device) in devices() {
+        let isa = isa.as_str();
         let (layout, of_queries) =
             (Layout::new(&device, &LENGTHS, 0).unwrap(), Layout::new(&device, &[2, 3, 1, 4], 0).unwrap());
         for case in ["attention-additive", "attention-general", "attention-dot"] {
@@ -285,44 +286,49 @@ fn encoder_decoders_learn_as_those_of_torch() {
         ("lstm", "general", true, "output"),
         ("gru", "additive", true, "context"),
     ] {
-        let golden = golden(&case_of("training", kind));
-        let device = Device::cpu(None, Some(2)).unwrap();
-        let (model, mut parameters, batch, targets) = encoder_decoder(&device, kind);
-        let targets = Tensor::from_slice(&device, [targets.len()], &targets).unwrap();
-        let mut optimizer = Optimizer::new(Method::AdamW, &parameters, |_| 1.0).unwrap();
-        let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
-        for (step, expected) in (1..).zip(&golden["losses"]) {
-            gradients.zero();
-            let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step });
-            let logits = logits_of_targets(&model, &mut pass, &batch);
-            let loss = pass.cross_entropy(logits, VOCABULARY, &targets, None, 0.1).unwrap().0;
-            pass.backward(&mut gradients).unwrap();
-            let loss = f64::from(loss.to_f32().unwrap()[0]);
-            assert!((loss - expected).abs() < 1e-5, "{kind:?}, update {step}: {loss}, PyTorch has {expected}");
-            let update = Update {
-                learning_rate: 1e-2,
-                beta1: 0.9,
-                beta2: 0.999,
-                epsilon: 1e-6,
-                weight_decay: 0.0,
-                bias_correction: Some(u64::from(step)),
-                gradient_scale: 1.0,
-            };
-            optimizer.step(&mut parameters, &gradients, &update, Some(0.5)).unwrap();
+        for (_, device) in devices() {
+            learns_as_those_of_torch(&device, kind);
         }
-        for (i, entry) in parameters.entries().iter().enumerate() {
-            let (got, key) = (parameters.read(i).unwrap(), format!("after.{}", entry.name));
-            // Adam divides a gradient by its own size: what is noise in a gradient moves a parameter.
-            assert_close(&key, &got, &golden[&key], 1.0, 2e-4);
-        }
+    }
+}
+
+fn learns_as_those_of_torch(device: &Device, kind: (&str, &str, bool, &str)) {
+    let golden = golden(&case_of("training", kind));
+    let (model, mut parameters, batch, targets) = encoder_decoder(device, kind);
+    let targets = Tensor::from_slice(device, [targets.len()], &targets).unwrap();
+    let mut optimizer = Optimizer::new(Method::AdamW, &parameters, |_| 1.0).unwrap();
+    let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
+    for (step, expected) in (1..).zip(&golden["losses"]) {
+        gradients.zero();
+        let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step });
+        let logits = logits_of_targets(&model, &mut pass, &batch);
+        let loss = pass.cross_entropy(logits, VOCABULARY, &targets, None, 0.1).unwrap().0;
+        pass.backward(&mut gradients).unwrap();
+        let loss = f64::from(loss.to_f32().unwrap()[0]);
+        assert!((loss - expected).abs() < 1e-5, "{kind:?}, update {step}: {loss}, PyTorch has {expected}");
+        let update = Update {
+            learning_rate: 1e-2,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-6,
+            weight_decay: 0.0,
+            bias_correction: Some(u64::from(step)),
+            gradient_scale: 1.0,
+        };
+        optimizer.step(&mut parameters, &gradients, &update, Some(0.5)).unwrap();
+    }
+    for (i, entry) in parameters.entries().iter().enumerate() {
+        let (got, key) = (parameters.read(i).unwrap(), format!("after.{}", entry.name));
+        // Adam divides a gradient by its own size: what is noise in a gradient moves a parameter.
+        assert_close(&key, &got, &golden[&key], 1.0, 2e-4);
     }
 }
 
 #[test]
 fn a_field_equals_that_of_pytorch_crf() {
     let (golden, labels): (_, Vec<u32>) = (golden("crf"), (0..T as u32).map(|i| i * i % LABELS as u32).collect());
-    for isa in Isa::available() {
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+    for (isa, device) in devices() {
+        let isa = isa.as_str();
         let mut b = Builder::new();
         let crf = build_crf(&mut b, LABELS);
         let x = b.matrix("x", T, LABELS, Init::Zeros);
@@ -358,18 +364,18 @@ fn words_are_read_as_in_torch() {
         projection: Some(7),
         ..plain.clone()
     };
-    for (isa, (case, settings)) in Isa::available()
-        .into_iter()
-        .flat_map(|isa| [("characters", &whole), ("characters-tanh", &plain)].map(|case| (isa, case)))
+    let devices = devices();
+    for ((isa, device), (case, settings)) in devices
+        .iter()
+        .flat_map(|device| [("characters", &whole), ("characters-tanh", &plain)].map(|case| (device, case)))
     {
         assert_eq!(settings.problem(), None);
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
         let mut b = Builder::new();
         let network = CharacterCnn::build(&mut b, settings);
-        let mut parameters = b.finish(&device, DType::F32).unwrap();
+        let mut parameters = b.finish(device, DType::F32).unwrap();
         fill(&mut parameters);
         let words: Vec<Vec<u32>> = WORDS.iter().map(|word| spell(word, settings.max_characters).collect()).collect();
-        let words = Words::new(&device, settings, words.iter().map(Vec::as_slice)).unwrap();
+        let words = Words::new(device, settings, words.iter().map(Vec::as_slice)).unwrap();
         assert_eq!(words.types(), 6);
         let (mut gradients, mut tape) = (parameters.gradients().unwrap(), Tape::new());
         let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
@@ -413,8 +419,8 @@ fn character_tagger(device: &Device) -> (Model, Parameters, Batch) {
 
 #[test]
 fn a_tagger_that_reads_characters_equals_one_of_torch() {
-    for isa in Isa::available() {
-        let device = Device::cpu(Some(isa), Some(2)).unwrap();
+    for (isa, device) in devices() {
+        let isa = isa.as_str();
         let (model, parameters, batch) = character_tagger(&device);
         let mut tape = Tape::new();
         let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
@@ -455,6 +461,73 @@ fn a_tagger_that_reads_characters_follows_its_gradient() {
         at(0.0);
         let name = &parameters.entries()[i].name;
         assert!((slope - size).abs() < 2e-2 * size, "{name}: {slope}, its gradient has the length {size}");
+    }
+}
+
+/// Steps of two language models over words, with other words each and the states of the step before: what is recorded on a GPU gives what
+/// the CPU gives.
+#[test]
+fn recorded_passes_follow_other_words() {
+    let config = serde_json::json!({
+        "model_type": "elmo", "dropout": 0.1, "n_tokens_vocab": 9,
+        "char_cnn": {
+            "embedding": {"dim": 4}, "filters": [[1, 3], [2, 5], [3, 8]], "n_highway": 1, "n_characters": 261,
+            "max_characters_per_token": 12, "activation": "relu",
+        },
+        "lstm": {
+            "cell_clip": 3, "proj_clip": 3, "dim": 6, "n_layers": 2, "projection_dim": 5, "use_skip_connections": true,
+        },
+    });
+    let config = ModelConfig::from_value(config).unwrap();
+    let text = "<a few words that are long and longer than twelve bytes> incomprehensibilities \u{e9}t\u{e9} again a b c d e f g h i j";
+    let run = |device: &Device| -> Vec<Vec<f32>> {
+        let mut b = Builder::new();
+        let model = Model::build(&mut b, &config, Head::MaskedLm).unwrap();
+        let mut parameters = b.finish(device, DType::F32).unwrap();
+        fill(&mut parameters);
+        let (mut gradients, mut tape, mut recordings) =
+            (parameters.gradients().unwrap(), Tape::new(), Recordings::default());
+        let (mut all, kept) = (Vec::new(), RefCell::new(Vec::<RecurrentState>::new()));
+        for step in 0..12 {
+            // Four rows of three words each, of other lengths in every step.
+            let words: Vec<&str> = text.split(' ').cycle().skip(step * 5 % 19).take(12).collect();
+            let ids: Vec<Vec<u32>> =
+                words.chunks(3).map(|row| row.join(" ").bytes().map(u32::from).collect()).collect();
+            let zeros = vec![0; 100];
+            let sequences: Vec<Sequence<'_>> =
+                ids.iter().map(|ids| Sequence { ids, segments: &zeros[..ids.len()] }).collect();
+            let ((batch, rows, targets), signature) = device
+                .feed(|| {
+                    device.reads_in_place(&kept.borrow());
+                    let batch = Batch::in_two_directions(device, &config, [&sequences[..2], &sequences[2..]], 0)?
+                        .continuing(&kept.borrow());
+                    let rows = Tensor::from_slice(device, [12], &(0..12).collect::<Vec<u32>>())?;
+                    let targets: Vec<u32> = (0..12).map(|i| (i * i + step as u32) % 9).collect();
+                    Ok::<_, InputError>((batch, rows, Tensor::from_slice(device, [12], &targets)?))
+                })
+                .unwrap();
+            gradients.zero();
+            let losses = recordings.run(device, &signature, &(), || {
+                let mut pass = Pass::training(&mut tape, &parameters, Training { seed: 1, step: 1 });
+                let encoded = model.encode(&mut pass, &batch, Capture::default())?;
+                pass.carry(&encoded.states, &mut kept.borrow_mut())?;
+                let logits = model.logits_of(&mut pass, encoded.last, batch.output_layout(), Some(&rows))?;
+                let loss = pass.cross_entropy(logits, 9, &targets, None, 1.0)?.0;
+                pass.backward(&mut gradients)?;
+                Ok::<_, TensorError>((vec![loss], tape.trace()))
+            });
+            gradients.played();
+            all.push(losses.unwrap()[0].to_f32().unwrap());
+            all.extend((0..parameters.entries().len()).map(|i| gradients.read(&parameters, i).unwrap()));
+        }
+        all
+    };
+    let mut devices = devices();
+    let expected = run(&Device::cpu(None, Some(1)).unwrap());
+    let (name, device) = devices.pop().unwrap();
+    for (i, (got, expected)) in run(&device).iter().zip(&expected).enumerate() {
+        let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
+        assert_close(&format!("result {i} on {name}"), got, &expected, GRADIENT_FLOOR, GRADIENT_TOLERANCE);
     }
 }
 

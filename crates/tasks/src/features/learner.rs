@@ -112,26 +112,38 @@ struct Inputs {
     vectors: Tensor,
     /// T.
     tags: Tensor,
+    /// T: 1, and 0 for what fills the batch up on a GPU, if anything.
+    weights: Tensor,
     layout: Layout,
 }
 
 impl Inputs {
     fn new(device: &Device, rows: &[f32], tags: &[u32], lengths: &[usize]) -> Result<Self> {
+        let layout = Layout::new(device, lengths, 0)?.for_steps(device)?;
+        let (words, width, t) = (tags.len(), rows.len() / tags.len().max(1), layout.tokens());
+        let filled = |numbers: &[f32], len: usize| {
+            let mut numbers = numbers.to_vec();
+            numbers.resize(len, 0.0);
+            numbers
+        };
+        let mut tags = tags.to_vec();
+        tags.resize(t, 0);
         Ok(Self {
-            vectors: Tensor::from_slice(device, [tags.len(), rows.len() / tags.len().max(1)], rows)?,
-            tags: Tensor::from_slice(device, [tags.len()], tags)?,
-            layout: Layout::new(device, lengths, 0)?.for_steps(device)?,
+            vectors: Tensor::from_slice(device, [t, width], &filled(rows, t * width))?,
+            tags: Tensor::from_slice(device, [t], &tags)?,
+            weights: Tensor::from_slice(device, [t], &filled(&vec![1.0; words], t))?,
+            layout,
         })
     }
 }
 
 /// The loss of a batch: each word for itself, or all of a sentence by the field.
 fn loss(scale: &Bits, tagger: &WordTagger, pass: &mut Pass<'_>, inputs: &Inputs) -> Result<Vec<Tensor>> {
-    let Inputs { vectors, tags, layout } = inputs;
+    let Inputs { vectors, tags, weights, layout } = inputs;
     let logits = tagger.logits(pass, vectors, layout)?;
     let loss = match tagger.crf() {
         Some(crf) => pass.crf_loss(logits, crf, layout, tags, scale.get())?,
-        None => pass.cross_entropy(logits, tagger.settings().labels, tags, None, scale.get())?.0,
+        None => pass.cross_entropy(logits, tagger.settings().labels, tags, Some(weights), scale.get())?.0,
     };
     Ok(vec![loss])
 }

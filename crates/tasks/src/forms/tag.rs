@@ -444,19 +444,16 @@ struct JointLoss {
 impl JointLoss {
     fn new(device: &Device, part: &Part<'_>) -> TrainResult<Self> {
         let all = || part.instances.iter().flat_map(|instance| &instance.labels);
-        let tags: Vec<u32> = all().flatten().copied().collect();
-        let rows: Vec<u32> = (0..).zip(all()).filter_map(|(row, tag)| tag.map(|_| row)).collect();
+        let mut tags: Vec<u32> = all().flatten().copied().collect();
+        let mut rows: Vec<u32> = (0..).zip(all()).filter_map(|(row, tag)| tag.map(|_| row)).collect();
+        let every = rows.len() == all().count();
         let lengths = part.instances.iter().map(|instance| instance.labels.iter().flatten().count());
-        let rows = match rows.len() == all().count() {
-            true => None,
-            false => Some(Tensor::from_slice(device, [rows.len()], &rows)?),
-        };
-        Ok(Self {
-            rows,
-            layout: Layout::new(device, &lengths.collect::<Vec<_>>(), 0)?,
-            tags: Tensor::from_slice(device, [tags.len()], &tags)?,
-            scale: part.scale,
-        })
+        let layout = Layout::new(device, &lengths.collect::<Vec<_>>(), 0)?;
+        // What fills the batch up on a GPU, if anything.
+        tags.resize(layout.tokens(), 0);
+        rows.resize(layout.tokens(), Device::NOWHERE);
+        let rows = if every { None } else { Some(Tensor::from_slice(device, [rows.len()], &rows)?) };
+        Ok(Self { rows, layout, tags: Tensor::from_slice(device, [tags.len()], &tags)?, scale: part.scale })
     }
 }
 

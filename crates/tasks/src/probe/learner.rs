@@ -79,7 +79,11 @@ impl Task<EdgeProbe> for ProbeLearner<'_> {
         } else {
             let targets: usize = texts.iter().map(|text| train.encoded.targets(*text).len()).sum();
             let scale = Bits::from(1.0 / (targets * *label_count) as f32);
-            let fill = |device: &Device, _: &EdgeProbe| Batch::new(device, *train, &texts, *layers, *label_count);
+            let fill = |device: &Device, _: &EdgeProbe| {
+                // The targets of two batches are hardly ever as many.
+                device.do_not_record();
+                Batch::new(device, *train, &texts, *layers, *label_count)
+            };
             vec![engine.learn_from(step, scale, fill, loss)?]
         };
         Ok(Underway { parts, losses: &[], weights: henson_train::EQUAL, tokens })

@@ -90,7 +90,7 @@ __device__ __forceinline__ void descend(const Chunk *chunks, const Segment *segm
     const Chunk chunk = chunks[blockIdx.x];
     const Segment segment = segments[chunk.segment];
     const float rate = f.learning_rate * segment.rate;
-    for_chunk(chunk, [&](u64 i, int count) {
+    for_piece(chunk.start, chunk.length, [&](u64 i, int count) {
         float pp[UNIT], gg[UNIT], aa[UNIT];
         load(p, i, count, pp);
         load(g, i, count, gg);
