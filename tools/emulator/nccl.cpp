@@ -10,11 +10,11 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -110,8 +110,6 @@ int connected(uint16_t port) {
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (s >= 0 && connect(s, (sockaddr *)&address, sizeof address) == 0) {
-        const int on = 1;
-        setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         return s;
     }
     if (s >= 0) close(s);
@@ -206,7 +204,11 @@ Result join(Communicator &self, const Door &door, int device) {
     }
     close(incoming);
     for (const int s : self.peers) {
-        if (s >= 0) fcntl(s, F_SETFL, fcntl(s, F_GETFL) | O_NONBLOCK);
+        // A message's length and itself are two writes, of which the second must not wait for an answer to the first.
+        const int on = 1;
+        if (s < 0) continue;
+        setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        fcntl(s, F_SETFL, fcntl(s, F_GETFL) | O_NONBLOCK);
     }
     return SUCCESS;
 }
