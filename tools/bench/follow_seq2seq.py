@@ -1,10 +1,10 @@
 """Train an encoder-decoder in PyTorch as `henson finetune --task seq2seq` did, from scratch, and write what it says to a dev file.
 
-    python tools/bench/follow_seq2seq.py RUN TRAIN.tsv DEV.tsv OUT.txt [--threads 2]
+    python tools/bench/follow_seq2seq.py RUN TRAIN.tsv DEV.tsv OUT.txt [--threads 2] [--device cuda]
 
 RUN is the directory of a finished run: its config.json, tokenizer.json and recipe.toml say what to build and how to train it. Files
 have no header: a source, then one or several targets. Batches are drawn by another generator than henson's and padded; weights start
-from transformers' initial values. OUT.txt has a line for each row of DEV.tsv, for `henson eval --task seq2seq --predictions`.
+from transformers' initial values. There is no averaging of checkpoints. OUT.txt has a line for each row of DEV.tsv, for `henson eval --task seq2seq --predictions`.
 """
 
 import argparse
@@ -26,9 +26,11 @@ parser.add_argument("train", type=Path)
 parser.add_argument("dev", type=Path)
 parser.add_argument("out", type=Path)
 parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 flags = parser.parse_args()
 torch.set_num_threads(flags.threads)
 torch.manual_seed(0)
+torch.set_float32_matmul_precision("high")
 
 recipe = tomllib.loads((flags.run / "recipe.toml").read_text())
 config = transformers.AutoConfig.from_pretrained(flags.run)
@@ -52,19 +54,21 @@ def padded(sequences, filler):
 
 limit, target_limit = recipe.get("max_length", 512), recipe.get("max_target_length", 128)
 pairs = [(ids(source, limit), ids(target, target_limit)) for source, *targets in rows(flags.train) for target in targets]
-model = transformers.AutoModelForSeq2SeqLM.from_config(config).train()
+model = transformers.AutoModelForSeq2SeqLM.from_config(config).to(flags.device).train()
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(pairs):,} pairs")
 
 matrices = [p for p in model.parameters() if p.dim() > 1]
 vectors = [p for p in model.parameters() if p.dim() == 1]
 optimizer = torch.optim.AdamW(
     [{"params": matrices, "weight_decay": recipe["weight_decay"]}, {"params": vectors, "weight_decay": 0.0}],
-    lr=recipe["learning_rate"], betas=(recipe["beta1"], recipe["beta2"]), eps=recipe["epsilon"],
+    lr=recipe["learning_rate"], betas=(recipe["beta1"], recipe["beta2"]), eps=recipe["epsilon"], fused=True,
 )
 size = recipe["batch_size"]
 steps = round(-(-len(pairs) // size) * recipe["epochs"])
 warmup = int(steps * recipe["warmup"])
-rate = lambda step: step / max(warmup, 1) if step < warmup else (steps - step) / max(steps - warmup, 1)
+late = {"inverse-sqrt": lambda step: (max(warmup, 1) / step) ** 0.5, "linear": lambda step: (steps - step) / max(steps - warmup, 1)}
+after = late[recipe.get("schedule", "linear")]
+rate = lambda step: step / max(warmup, 1) if step < warmup else after(max(step, 1))
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 order, start, seconds, total = [], time.time(), 0.0, 0.0
 for step in range(steps):
@@ -74,15 +78,18 @@ for step in range(steps):
     order = order[size:]
     begin = time.time()
     inputs, labels = padded([s for s, _ in batch], pad), padded([t for _, t in batch], -100)
-    logits = model(input_ids=inputs, attention_mask=(inputs != pad).long(), labels=labels).logits
-    loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=recipe["label_smoothing"])
+    inputs, labels = inputs.to(flags.device), labels.to(flags.device)
+    with torch.autocast(flags.device, torch.bfloat16, enabled=recipe.get("dtype") == "bf16"):
+        logits = model(input_ids=inputs, attention_mask=(inputs != pad).long(), labels=labels).logits
+    loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=recipe["label_smoothing"])
     optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip"])
+    # 0 is none.
+    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip"] or float("inf"))
     optimizer.step()
     schedule.step()
     seconds += time.time() - begin
-    total += loss.item()
+    total += loss.detach()
     if (step + 1) % 100 == 0:
         print(f"step {step + 1} of {steps}: loss {total / 100:.4f}, {seconds:.0f} s", flush=True)
         total = 0.0
@@ -93,7 +100,7 @@ texts = []
 with torch.no_grad():
     dev = [ids(source, limit) for source, *_ in rows(flags.dev)]
     for i in range(0, len(dev), 64):
-        inputs = padded(dev[i : i + 64], pad)
+        inputs = padded(dev[i : i + 64], pad).to(flags.device)
         written = model.generate(
             input_ids=inputs, attention_mask=(inputs != pad).long(), max_new_tokens=target_limit, num_beams=recipe["beams"],
             length_penalty=recipe["length_penalty"], do_sample=False,
