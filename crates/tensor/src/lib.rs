@@ -42,7 +42,7 @@ pub use layout::Layout;
 pub use memory::Memory;
 pub use ops::{
     BiasValues, Cache, CachedSequence, CrfParams, Directions, EmbeddingTables, FeedForwardLayers, Filters, LegalSteps,
-    MixParams, Norm, Pooling, PositionTables, QueryKeyValue, RecurrentLayer, RecurrentOutput, RecurrentState,
+    LogSums, MixParams, Norm, Pooling, PositionTables, QueryKeyValue, RecurrentLayer, RecurrentOutput, RecurrentState,
     RelativePositions, RotaryTable, Sinusoids, XlRelations, XlTables,
 };
 pub use optimizer::{Adafactor, Method, Optimizer, Update};

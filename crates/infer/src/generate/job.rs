@@ -4,6 +4,7 @@ use henson_tensor::CachedSequence;
 
 use super::GenerateSettings;
 use super::beams::Beams;
+use super::processors::Begun;
 
 /// Tokens of a page of the cache.
 pub(super) const PAGE: usize = 32;
@@ -134,6 +135,21 @@ pub(super) struct Active<'a> {
     pub(super) need: Need,
     pub(super) source_place: Option<CachedSequence>,
     pub(super) state: State,
+}
+
+impl Active<'_> {
+    /// Whether its next tokens are those with the largest logits, and nothing more is asked of these.
+    pub(super) fn takes_the_largest(&self) -> bool {
+        let Self { settings, begun, limit, .. } = self;
+        let unchanged = |tokens: &[u32]| !Begun { tokens, first: begun.len(), limit: *limit }.is_changed_by(settings);
+        let plain = settings.beams <= 1 && settings.sampling.is_none() && settings.logprobs.is_none();
+        plain
+            && match &self.state {
+                State::Lines(lines) => lines.iter().all(|line| unchanged(&line.tokens)),
+                State::Reading(..) => unchanged(begun),
+                _ => false,
+            }
+    }
 }
 
 pub(super) enum State {

@@ -24,10 +24,12 @@ pub(super) struct Room {
 /// What the model says about the next token of a sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
-    /// V.
+    /// V; none where all that is asked for is `largest`.
     pub(super) logits: &'a [f32],
     /// The logarithm of the sum of their exponentials; not finite where they are not.
     pub(super) log_sum: f32,
+    /// The first id with the largest logit, and that, where it is known and all that is asked for.
+    pub(super) largest: Option<(u32, f32)>,
 }
 
 /// What a choice of tokens works with.
@@ -74,11 +76,14 @@ impl Choice<'_> {
     }
 
     /// Chooses a token; gives the sequence back unless it ends.
-    fn token(&mut self, job: &Active<'_>, mut line: Line, row: Row<'_>) -> Option<Line> {
-        let (settings, Row { logits, log_sum: all }) = (&job.settings, row);
+    fn token(&mut self, job: &Active<'_>, line: Line, row: Row<'_>) -> Option<Line> {
+        let (settings, Row { logits, log_sum: all, largest }) = (&job.settings, row);
         if !all.is_finite() {
             self.finished(job, line, FinishReason::NotFinite);
             return None;
+        }
+        if let Some((id, logit)) = largest {
+            return self.chosen(job, line, TokenScore { id, logprob: logit - all, alternatives: Vec::new() });
         }
         let begun = Begun { tokens: &line.tokens, first: job.begun.len(), limit: job.limit };
         let scores = if begun.is_changed_by(settings) {
@@ -99,9 +104,15 @@ impl Choice<'_> {
             best_of(logits, count, &mut self.room.found);
             self.room.found.iter().map(|(id, logit)| (*id, logit - all)).collect()
         });
+        self.chosen(job, line, TokenScore { id, logprob, alternatives })
+    }
+
+    /// Appends a token; gives the sequence back unless it ends.
+    fn chosen(&mut self, job: &Active<'_>, mut line: Line, token: TokenScore) -> Option<Line> {
+        let (settings, id) = (&job.settings, token.id);
         line.tokens.push(id);
-        line.log_probability += f64::from(logprob);
-        let kind = EventKind::Token(TokenScore { id, logprob, alternatives });
+        line.log_probability += f64::from(token.logprob);
+        let kind = EventKind::Token(token);
         self.events.push(Event { ticket: job.ticket, sequence: line.number, kind });
         let new = &line.tokens[job.begun.len()..];
         let why = if settings.end.contains(&id) {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use henson_models::{Batch, Decoder, DecoderCache, Model, NewTokens, Sequence, Writing};
-use henson_tensor::{CachedSequence, Parameters, Pass, Tape, Tensor};
+use henson_tensor::{CachedSequence, LogSums, Parameters, Pass, Tape, Tensor};
 
 use super::GenerateSettings;
 use super::beams::Beams;
@@ -324,7 +324,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Logits of the sequences that get a token (P×V, the columns padded), and the logarithm of each row's sum of exponentials.
-    fn run(&mut self, batch: &Composed) -> Result<Option<(Tensor, Vec<f32>)>> {
+    fn run(&mut self, batch: &Composed) -> Result<Option<(Tensor, LogSums)>> {
         let tokens: Vec<&[u32]> = batch.ranges().collect();
         let (device, config) = (self.parameters.device(), self.model.config());
         let new = NewTokens::new(device, config, &mut self.cache, &batch.writing, &tokens)?;
@@ -340,20 +340,27 @@ impl<'a> Writer<'a> {
     }
 
     /// Chooses tokens for all jobs that have logits.
-    fn choose(&mut self, batch: &Composed, logits: &Tensor, sums: &[f32], events: &mut Vec<Event>) -> Result<()> {
+    fn choose(&mut self, batch: &Composed, logits: &Tensor, found: &LogSums, events: &mut Vec<Event>) -> Result<()> {
         let (vocabulary, columns) = (self.model.config().sizes().vocab_size, logits.columns());
+        // Logits stay on a GPU where the largest ones are all that is asked for.
+        let greedy = found.largest.is_some() && batch.jobs.iter().all(|(i, _)| self.running[*i].takes_the_largest());
         let copied;
-        let numbers = match logits.on_host() {
-            Some(numbers) => numbers,
+        let numbers: Option<&[f32]> = match logits.on_host() {
+            Some(numbers) => Some(numbers),
+            None if greedy => None,
             None => {
                 copied = logits.to_f32()?;
-                &copied
+                Some(&copied)
             }
         };
         let mut first = 0;
         for (i, count) in &batch.jobs {
             let job = &mut self.running[*i];
-            let row = |r: usize| Row { logits: &numbers[r * columns..r * columns + vocabulary], log_sum: sums[r] };
+            let row = |r: usize| Row {
+                logits: numbers.map_or(&[], |numbers| &numbers[r * columns..r * columns + vocabulary]),
+                log_sum: found.sums[r],
+                largest: found.largest.as_ref().filter(|_| greedy).map(|largest| largest[r]),
+            };
             let own: Vec<Row<'_>> = (first..first + count).map(row).collect();
             first += count;
             let mut choice = Choice { cache: &mut self.cache, room: &mut self.room, events };

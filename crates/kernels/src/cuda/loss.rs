@@ -217,6 +217,34 @@ pub fn hits(
     }
 }
 
+/// Of each row's first `classes` numbers: ln Σ eˣ, not finite where one of them is not, the largest number, and its place, the first of
+/// several; P each, places u32.
+pub fn likeliest(
+    gpu: &Gpu,
+    logits: View<'_>,
+    columns: usize,
+    classes: usize,
+    [log_sums, values, places]: [View<'_>; 3],
+) -> Result<()> {
+    let rows = logits.rows("likeliest", columns);
+    assert!((1..=columns).contains(&classes), "likeliest: {classes} classes of {columns} columns");
+    log_sums.expect("likeliest", "the sums", rows, DType::F32);
+    values.expect("likeliest", "the largest", rows, DType::F32);
+    places.expect("likeliest", "the places", rows, DType::U32);
+    // SAFETY: rows×columns logits, and a number of each kind for each row.
+    unsafe {
+        let arguments: [&dyn Argument; 6] = [
+            &logits.address(),
+            &(columns as u32),
+            &(classes as u32),
+            &log_sums.address(),
+            &values.address(),
+            &places.address(),
+        ];
+        gpu.launch(&SOURCE, &[store(logits.dtype())], "likeliest", Launch::new(rows, threads(classes)), &arguments)
+    }
+}
+
 /// eˣ / Σ eˣ of each row, without the padding: `out` is P×classes in f32.
 pub fn softmax(gpu: &Gpu, logits: View<'_>, columns: usize, classes: usize, out: View<'_>) -> Result<()> {
     rows_of_softmax(gpu, logits, columns, classes, out, false)

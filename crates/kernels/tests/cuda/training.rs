@@ -283,7 +283,46 @@ pub(crate) fn heads(checks: &mut Checks<'_>) -> Result<()> {
     }
     spans::<f32>(checks)?;
     spans::<bf16>(checks)?;
+    likeliest::<f32>(checks)?;
+    likeliest::<bf16>(checks)?;
     hits(checks)
+}
+
+/// Sums of exponentials and the largest numbers of rows: ties, padding that must not count, rows with what is not finite.
+fn likeliest<E: Number>(checks: &mut Checks<'_>) -> Result<()> {
+    for (rows, classes, columns) in [(1, 1, 1), (3, 7, 8), (2, 33, 40), (5, 1000, 1001), (2, 50_257, 50_264)] {
+        let mut x = numbers::<E>(3, rows * columns);
+        for row in x.chunks_mut(columns) {
+            // Beyond the classes stands the largest, and among them two are equal.
+            row[classes..].fill(E::from_f32(100.0));
+            row[classes / 2] = E::from_f32(9.0);
+            row[classes - 1] = E::from_f32(9.0);
+        }
+        let bad = rows > 2;
+        if bad {
+            x[2 * columns] = E::from_f32(f32::NAN);
+            x[columns] = E::from_f32(f32::INFINITY);
+        }
+        let logits = checks.up(&x)?;
+        let found = [DType::F32, DType::F32, DType::U32].map(|dtype| checks.gpu.empty(rows, dtype));
+        let [sums, values, places] = found;
+        let (sums, values, places) = (sums?, values?, places?);
+        kernels::likeliest(checks.gpu, logits.view(), columns, classes, [sums.view(), values.view(), places.view()])?;
+        let sums = checks.gpu.read::<f32>(sums.view())?;
+        let (values, places) = (checks.gpu.read::<f32>(values.view())?, checks.gpu.read::<u32>(places.view())?);
+        let expected = reference::log_sums(&exact(&x), columns, classes);
+        for r in 0..rows {
+            if bad && (r == 1 || r == 2) {
+                checks.verify(|| format!("likeliest: the sum of row {r} is {}", sums[r]), !sums[r].is_finite());
+                continue;
+            }
+            let near = (f64::from(sums[r]) - expected[r]).abs() <= 1e-5 * expected[r].abs().max(1.0);
+            checks.verify(|| format!("likeliest: the sum of row {r} is {} instead of {}", sums[r], expected[r]), near);
+            let right = values[r] == 9.0 && places[r] as usize == classes / 2;
+            checks.verify(|| format!("likeliest: {} at {} of row {r} of {classes}", values[r], places[r]), right);
+        }
+    }
+    Ok(())
 }
 
 fn element_losses<E: Number>(checks: &mut Checks<'_>, n: usize) -> Result<()> {

@@ -11,6 +11,15 @@ use super::rows::check_indices;
 use super::{own, with_float};
 use crate::{DType, Device, Kind, Layout, Pass, Result, Tensor, TensorError, Training, Var};
 
+/// What [`Pass::log_sums`] gives, for each row.
+#[derive(Clone, Debug)]
+pub struct LogSums {
+    /// ln Σ eˣ.
+    pub sums: Vec<f32>,
+    /// The place of the largest logit, and it; where logits are not on the host.
+    pub largest: Option<Vec<(u32, f32)>>,
+}
+
 impl Pass<'_> {
     /// scale·Σ weight·(−ln of the softmax at the target) over rows (P×columns), of which the first `classes` columns count.
     /// Gives the loss as a tensor of one number, and the loss of each row before weight and scale.
@@ -267,9 +276,9 @@ impl Pass<'_> {
         Ok(out)
     }
 
-    /// ln Σ eˣ over the first `classes` logits of each row: P numbers, those of a row with infinities or NaNs not finite. On a GPU the
-    /// logits are copied to the host first.
-    pub fn log_sums(&mut self, logits: &Tensor, classes: usize) -> Result<Vec<f32>> {
+    /// Of the first `classes` logits of each row: ln Σ eˣ, not finite where a row has infinities or NaNs; and on a GPU also the largest
+    /// logit and its place, the first of several. What is on the host can be asked for them there.
+    pub fn log_sums(&mut self, logits: &Tensor, classes: usize) -> Result<LogSums> {
         let (rows, columns) = (logits.rows(), logits.columns());
         if classes == 0 || classes > columns {
             let (expected, got) = ([rows, classes].into(), logits.shape());
@@ -281,12 +290,16 @@ impl Pass<'_> {
                 with_float!(logits.dtype(), E => {
                     kernels::log_sums(&cpu.kernels, logits.slice::<E>(), columns, classes, &mut sums);
                 });
-                Ok(sums)
+                Ok(LogSums { sums, largest: None })
             }
-            Device::Cuda(_) => {
-                let logits: Vec<f64> = logits.to_f32()?.into_iter().map(f64::from).collect();
-                let sums = kernels::reference::log_sums(&logits, columns, classes);
-                Ok(sums.into_iter().map(|sum| sum as f32).collect())
+            Device::Cuda(cuda) => {
+                let empty = |dtype| Tensor::empty(self.device(), [rows], dtype);
+                let (sums, values, places) = (empty(DType::F32)?, empty(DType::F32)?, empty(DType::U32)?);
+                let found = [sums.on_gpu(), values.on_gpu(), places.on_gpu()];
+                cuda_kernels::likeliest(&cuda.gpu, logits.on_gpu(), columns, classes, found)?;
+                let (values, places) = (values.to_f32()?, places.to_vec::<u32>()?);
+                let largest = places.into_iter().zip(values).collect();
+                Ok(LogSums { sums: sums.to_f32()?, largest: Some(largest) })
             }
         }
     }

@@ -28,6 +28,7 @@ pub use disentangled::{PositionTables, RelativePositions};
 pub use embedding::EmbeddingTables;
 pub use layer_norm::Norm;
 pub use linear::FeedForwardLayers;
+pub use loss::LogSums;
 pub use mix::MixParams;
 pub use recurrent::{Directions, RecurrentLayer, RecurrentOutput, RecurrentState};
 pub use rotary::RotaryTable;

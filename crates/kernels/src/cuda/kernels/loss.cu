@@ -283,6 +283,59 @@ __device__ __forceinline__ void hits(const E *logits, u32 columns, u32 classes, 
     }
 }
 
+// Of each row: ln Σ eˣ, not finite where a number is not, and the first of the largest numbers with its place. One pass: a thread's sum is
+// relative to its own largest so far.
+template <class E>
+__device__ __forceinline__ void likeliest(const E *logits, u32 columns, u32 classes, float *log_sums, float *values, u32 *places) {
+    __shared__ float bests[32], sums[32];
+    __shared__ u32 ids[32];
+    const E *x = logits + (u64)blockIdx.x * columns;
+    float best = -INFINITE, sum = 0.0f, bad = 0.0f;
+    u32 place = 0xffffffffu;
+    const bool even = columns % 8 == 0 && (u64)logits % 16 == 0;
+    for (u32 c = threadIdx.x * 8; c < classes; c += blockDim.x * 8) {
+        float v[8];
+        if (even) {
+            load8<true>(x, c, columns, v);
+        } else {
+            load8<false>(x, c, columns, v);
+        }
+        const float before = best;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (c + i >= classes) v[i] = -INFINITE;
+            else bad = fmaf(v[i], 0.0f, bad);
+            if (v[i] > best) best = v[i], place = c + i;
+        }
+        if (best == -INFINITE) continue;
+        sum *= __expf(before - best);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += __expf(v[i] - best);
+    }
+    // The rows' largest, then all sums relative to it, in a fixed order.
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const float own = best;
+    join_best(best, place);
+    best = __shfl_sync(ALL_LANES, best, 0);
+    sum = warp_sum((own == -INFINITE ? 0.0f : sum * __expf(own - best)) + bad);
+    if (lane == 0) bests[warp] = best, ids[warp] = place, sums[warp] = sum;
+    __syncthreads();
+    if (warp != 0) return;
+    best = lane < warps ? bests[lane] : -INFINITE;
+    place = lane < warps ? ids[lane] : 0xffffffffu;
+    const float warps_best = best;
+    join_best(best, place);
+    best = __shfl_sync(ALL_LANES, best, 0);
+    // A warp without numbers has nothing but, perhaps, what is bad.
+    const float part = lane < warps ? sums[lane] : 0.0f;
+    sum = warp_sum(warps_best == -INFINITE ? part : part * __expf(warps_best - best));
+    if (lane == 0) {
+        log_sums[blockIdx.x] = best + __logf(sum);
+        values[blockIdx.x] = best;
+        places[blockIdx.x] = place;
+    }
+}
+
 #if defined(UNITS)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -424,6 +477,10 @@ extern "C" __global__ void __launch_bounds__(1024) softmax(const STORE *logits, 
 extern "C" __global__ void __launch_bounds__(1024)
     hits(const STORE *logits, u32 columns, u32 classes, const u32 *targets, const float *weights, u32 *hit, u32 *count) {
     hits<STORE>(logits, columns, classes, targets, weights, hit, count);
+}
+extern "C" __global__ void __launch_bounds__(1024)
+    likeliest(const STORE *logits, u32 columns, u32 classes, float *log_sums, float *values, u32 *places) {
+    likeliest<STORE>(logits, columns, classes, log_sums, values, places);
 }
 extern "C" __global__ void __launch_bounds__(256)
     sample(const STORE *logits, u32 columns, u32 classes, const RowId *ids, const u32 *rows, u32 tokens, const u32 *never,
