@@ -212,8 +212,10 @@ fn conventional(value: &Value, path: &str) {
                     );
                 }
                 if path.ends_with("limits") {
-                    let amount = value.as_str().unwrap().trim_end_matches(['G', 'M', 'i', 'm']);
-                    assert!(amount.parse::<u64>().is_ok(), "{path}.{key}: {value}");
+                    // A number, or one with a unit as text.
+                    let amount = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    let number = amount.trim_end_matches(['G', 'M', 'i', 'm']);
+                    assert!(number.parse::<u64>().is_ok(), "{path}.{key}: {value}");
                 }
                 conventional(value, &format!("{path}.{key}"));
             }
