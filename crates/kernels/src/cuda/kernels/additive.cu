@@ -53,10 +53,14 @@ __device__ __forceinline__ u32 sequence_of(const u32 *offsets, u32 sequences, u3
     return low;
 }
 
+// The fast functions are off by some 2⁻²², and a score sums that over all columns: too much where f32 is stored, seen on an H200.
+__device__ __forceinline__ float tanh_of(float x) { return sizeof(STORE) == 4 ? tanhf(x) : hyperbolic::value(x); }
+__device__ __forceinline__ float exp_of(float x) { return sizeof(STORE) == 4 ? expf(x) : exp_fast(x); }
+
 // tanh(query + key) at a column.
 __device__ __forceinline__ float bent(const Inputs &in, u32 query, u32 key, u32 c) {
     const float x = widen(in.keys[(u64)key * in.a + c]);
-    return hyperbolic::value(in.queries ? x + widen(in.queries[(u64)query * in.a + c]) : x);
+    return tanh_of(in.queries ? x + widen(in.queries[(u64)query * in.a + c]) : x);
 }
 
 // The score of a key, known to all lanes of the warp.
@@ -92,10 +96,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(Inputs in, float *
             __syncthreads();
             float top = largest;
             for (u32 j = 0; j < count; j++) top = fmaxf(top, scores[j]);
-            const float shrunk = exp_fast(largest - top);
+            const float shrunk = exp_of(largest - top);
             largest = top, total *= shrunk, mean *= shrunk;
             for (u32 j = 0; j < count; j++) {
-                const float share = exp_fast(scores[j] - largest);
+                const float share = exp_of(scores[j] - largest);
                 total += share;
                 if (c < in.h) mean = fmaf(share, widen(in.values[(u64)(first + j) * in.h + c]), mean);
             }
@@ -120,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float sum = sums[query];
         float mean = 0.0f;
         for (u32 key = keys.start + warp; key < keys.end; key += WARPS) {
-            const float share = exp_fast(score(in, query, key) - sum), product = along(in, dout, query, key);
+            const float share = exp_of(score(in, query, key) - sum), product = along(in, dout, query, key);
             if (threadIdx.x % 32 == 0) mean = fmaf(share, product, mean);
         }
         mean = block_sum(mean, space);
@@ -129,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const u32 count = min(keys.end - first, TILE);
             __syncthreads();
             for (u32 j = warp; j < count; j += WARPS) {
-                const float share = exp_fast(score(in, query, first + j) - sum), product = along(in, dout, query, first + j);
+                const float share = exp_of(score(in, query, first + j) - sum), product = along(in, dout, query, first + j);
                 if (threadIdx.x % 32 == 0) dscores[j] = share * (product - mean);
             }
             __syncthreads();
@@ -163,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const u32 count = min(queries.end - first, TILE);
             __syncthreads();
             for (u32 i = warp; i < count; i += WARPS) {
-                const float share = exp_fast(score(in, first + i, key) - sums[first + i]);
+                const float share = exp_of(score(in, first + i, key) - sums[first + i]);
                 const float product = value ? 0.0f : along(in, dout, first + i, key);
                 if (threadIdx.x % 32 == 0) shares[i] = share, dscores[i] = share * (product - means[first + i]);
             }
