@@ -293,6 +293,12 @@ impl Shape {
             ..*self
         }
     }
+
+    /// Whether algorithms are timed for a class. Shapes do not ask for themselves: one that is not worth it would be multiplied by the
+    /// library's favourite until a larger one of its class comes, and by that one's choice in a process that begins later.
+    fn is_worth_searching(&self) -> bool {
+        2 * self.m * self.n * self.k * self.batch.count >= WORTH_SEARCHING
+    }
 }
 
 impl fmt::Display for Shape {
@@ -570,11 +576,14 @@ impl Blas {
         }
         let candidates = self.candidates(shape, &descriptors)?;
         let Some(&favourite) = candidates.first() else { return Ok(None) };
-        let worth = 2 * shape.m * shape.n * shape.k * shape.batch.count >= WORTH_SEARCHING;
-        if known[1].is_some() || candidates.len() == 1 || !worth || !*lock(&self.search) {
+        if known[1].is_some() || !class.is_worth_searching() || !*lock(&self.search) {
             return Ok(Some((descriptors, favourite)));
         }
-        let best = self.fastest(gpu, shape, &descriptors, operands, &candidates)?;
+        let best = match candidates[..] {
+            // Kept as well, for what comes of its class later does it otherwise in a process that knows the class.
+            [only] => only,
+            _ => self.fastest(gpu, shape, &descriptors, operands, &candidates)?,
+        };
         self.keep(class, best);
         Ok(Some((descriptors, best)))
     }
@@ -899,6 +908,30 @@ mod tests {
         assert_ne!(shape(16_384, 768, 768).class(), shape(16_896, 768, 768).class());
         assert_ne!(shape(32_768, 768, 768).class(), shape(32_768, 3072, 768).class());
         assert_ne!(shape(32_768, 768, 768).class(), shape(32_768, 768, 3072).class());
+    }
+
+    #[test]
+    fn all_shapes_of_a_class_are_searched_or_none() {
+        // Parts of about 4,096 tokens with an inner size of 1,024: the first alone has two thousand million operations.
+        let shape = |tokens: usize| Shape {
+            m: tokens,
+            n: 1024,
+            k: 256,
+            a: (256, false, 16),
+            b: (256, true, 16),
+            out: (1024, 16),
+            bf16: (true, true),
+            fusion: Fusion::None,
+            accumulate: false,
+            tf32: false,
+            batch: Batch::ONE,
+        };
+        let (large, small) = (shape(4096), shape(3712));
+        assert!(large.is_worth_searching() && !small.is_worth_searching());
+        assert_eq!(large.class(), small.class());
+        // What counts is the class, which is a shape of its own class.
+        assert_eq!(large.class().class(), large.class());
+        assert!(small.class().is_worth_searching());
     }
 
     #[test]
