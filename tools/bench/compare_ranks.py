@@ -3,11 +3,14 @@
 
   compare_ranks.py --henson target/release/henson --peer torch_bert.py --model small --batch 8 --rounds 3 [--compile]
 
-Every process has one thread and a batch of its own, so that with as many cores as processes a step would take as long as alone if
-the exchange cost nothing. henson and PyTorch take turns in every round; the median of each counts. Further
+Every process has --threads threads and a batch of its own, so that with cores enough for all a step would take as long as alone if the
+exchange cost nothing. With --cores, the work of a step and the cores are fixed instead, and divided among 1, 2, 4, … processes: --batch is then that of
+all together. henson and PyTorch take turns in every round; the median of each counts. Further
 lines: what one rank costs over none (`mpirun -n 1`, `--ranks 1`), what `henson bench exchange` measures, and what `henson plan` makes of it
-for 1, 2 and 4 ranks, beside the measured steps. --peer is a script with torch_bert.py's class Bert; the interpreter that runs this one
+beside the measured steps. --peer is a script with torch_bert.py's class Bert; the interpreter that runs this one
 must have torch. Prints one JSON line for every result, and a table at the end.
+
+  compare_ranks.py --peer torch_bert.py --model small --batch 32 --cores 16 --ranks 2 4 8 --rounds 2
 """
 import argparse, json, os, socket, statistics, subprocess, sys, tempfile, time
 
@@ -21,12 +24,22 @@ a.add_argument('--batch', type=int, default=8, help='sequences of each process')
 a.add_argument('--seq', type=int, default=128)
 a.add_argument('--steps', type=int, default=10)
 a.add_argument('--rounds', type=int, default=3)
-a.add_argument('--ranks', type=int, default=2)
-a.add_argument('--four', action='store_true', help='measure four henson ranks, too: for four cores or more')
+a.add_argument('--ranks', type=int, nargs='+', default=[2], help='numbers of processes beside one')
+a.add_argument('--threads', type=int, default=1, help='threads of each process')
+a.add_argument('--cores', type=int, help='divide these cores, and a batch of --batch, among the processes')
 a.add_argument('--mpirun', default='mpirun')
 a.add_argument('--compile', action='store_true', help="torch.compile for PyTorch's processes")
 a.add_argument('--torch', nargs=3, metavar=('RANK', 'SIZE', 'PORT'), help='be one of the PyTorch processes')
 o = a.parse_args()
+
+
+def threads(size):
+    """Those of each of `size` processes."""
+    return o.cores // size if o.cores else o.threads
+
+
+def sequences(size):
+    return o.batch // size if o.cores else o.batch
 
 
 def torch_process(rank, size, port):
@@ -34,7 +47,7 @@ def torch_process(rank, size, port):
     import torch
     import torch.distributed as dist
     from peer import load
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads(size))
     torch.manual_seed(0)
     layers, hidden, heads = SIZES[o.model]
     model = load(o.peer).Bert(layers, hidden, heads).train()
@@ -45,7 +58,7 @@ def torch_process(rank, size, port):
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if o.compile:
         model = torch.compile(model)
-    batch, length, predicted = o.batch, o.seq, round(o.seq * 0.15)
+    batch, length, predicted = sequences(size), o.seq, round(o.seq * 0.15)
     ids = torch.randint(0, 30522, (batch, length))
     segments = (torch.arange(length) >= length // 2).long().expand(batch, length).contiguous()
     rows = torch.cat([torch.randperm(length)[:predicted].sort().values + i * length for i in range(batch)])
@@ -95,19 +108,30 @@ def henson(*arguments, ranks=None):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def train(size):
+    work = ['--batch', str(sequences(size)), '--seq', str(o.seq), '--threads', str(threads(size)), '--steps', str(o.steps)]
+    return ['bench', 'train', '--model', f'bert-{o.model}', *work]
+
+
+def plan(size, rates):
+    """What `henson plan` predicts for a step of `size` processes. It has the same vocabulary and work as what is measured."""
+    sets = ['steps=1', f'batch_size={size * sequences(size)}', f'sequence_length={o.seq}', f'accumulation={size}']
+    sets = [word for setting in sets for word in ('--set', setting)]
+    nodes = str(max(4, size))
+    planned = henson('plan', '--model', f'bert-{o.model}', '--ranks', f'{size},{size}', '--per-node', nodes, '--rates', rates, *sets)
+    return planned['rows'][0]['step_ms']
+
+
 def main():
-    model = f'bert-{o.model}'
-    train = ['bench', 'train', '--model', model, '--batch', str(o.batch), '--seq', str(o.seq), '--threads', '1', '--steps', str(o.steps)]
     cases = {
-        'henson alone': lambda: henson(*train)['ms'],
-        'henson --ranks 1': lambda: henson(*train, '--ranks', '1')['ms'],
-        'henson mpirun -n 1': lambda: henson(*train, ranks=1)['ms'],
-        f'henson {o.ranks} ranks': lambda: henson(*train, ranks=o.ranks)['ms'],
+        'henson alone': lambda: henson(*train(1))['ms'],
+        'henson --ranks 1': lambda: henson(*train(1), '--ranks', '1')['ms'],
+        'henson mpirun -n 1': lambda: henson(*train(1), ranks=1)['ms'],
         'torch alone': lambda: torch_run(1),
-        f'torch {o.ranks} ranks': lambda: torch_run(o.ranks),
     }
-    if o.four:
-        cases['henson 4 ranks'] = lambda: henson(*train, ranks=4)['ms']
+    for size in o.ranks:
+        cases[f'henson {size} ranks'] = lambda size=size: henson(*train(size), ranks=size)['ms']
+        cases[f'torch {size} ranks'] = lambda size=size: torch_run(size)
     found = {}
     for number in range(o.rounds):
         for name, case in cases.items():
@@ -115,28 +139,27 @@ def main():
             print(json.dumps({'round': number, 'case': name, 'ms': round(ms, 3)}), flush=True)
             found.setdefault(name, []).append(ms)
     medians = {name: statistics.median(times) for name, times in found.items()}
-    profiled = henson(*train, '--profile')
-    exchange = henson('bench', 'exchange', '--model', model, '--threads', '1', '--steps', str(o.steps), ranks=o.ranks)
-    print(json.dumps(exchange), flush=True)
-    # What is planned has the same vocabulary and work as what was measured: a batch that grows with the ranks.
-    planned = {}
-    with tempfile.NamedTemporaryFile('w', suffix='.jsonl') as rates:
-        rates.write(json.dumps(profiled) + '\n' + json.dumps(exchange) + '\n')
-        rates.flush()
-        for ranks in (1, 2, 4):
-            sets = [f'steps=1', f'batch_size={ranks * o.batch}', f'sequence_length={o.seq}', f'accumulation={ranks}']
-            sets = [word for setting in sets for word in ('--set', setting)]
-            plan = henson('plan', '--model', model, '--ranks', f'{ranks},{ranks}', '--per-node', '4', '--rates', rates.name, *sets)
-            planned[ranks] = plan['rows'][0]['step_ms']
+    exchanges, planned = {}, {}
+    for size in o.ranks:
+        arguments = ['bench', 'exchange', '--model', f'bert-{o.model}', '--threads', str(threads(size)), '--steps', str(o.steps)]
+        exchanges[size] = henson(*arguments, ranks=size)
+        print(json.dumps({'ranks': size} | exchanges[size]), flush=True)
+    # What a process computes alone, with the threads that it has among `size`, and what the exchange of the first number of ranks gave.
+    for size in [1, *o.ranks]:
+        with tempfile.NamedTemporaryFile('w', suffix='.jsonl') as rates:
+            profiled = henson(*train(size), '--profile')
+            rates.write(json.dumps(profiled) + '\n' + json.dumps(exchanges[o.ranks[0]]) + '\n')
+            rates.flush()
+            planned[size] = plan(size, rates.name)
     print(json.dumps({'planned_ms': planned}), flush=True)
     base = {'henson': medians['henson alone'], 'torch': medians['torch alone']}
-    print(f'\n{model}, {o.batch}×{o.seq} tokens and one thread for each process; ms of a step, medians of {o.rounds} rounds of medians')
+    divided = f'{o.batch}×{o.seq} tokens and {o.cores} cores for all processes together' if o.cores else f'{o.batch}×{o.seq} tokens and {o.threads} threads for each process'
+    print(f'\nbert-{o.model}, {divided}; ms of a step, medians of {o.rounds} rounds of medians')
     for name, ms in medians.items():
         print(f'  {name:<20} {ms:>9.2f}   efficiency {100 * base[name.split()[0]] / ms:>4.0f}%')
     for ranks, ms in planned.items():
-        measured = medians.get('henson alone' if ranks == 1 else f'henson {ranks} ranks')
-        beside = f'measured {measured:.2f}, {100 * (ms / measured - 1):+.0f}%' if measured else 'not measured'
-        print(f'  planned for {ranks} ranks  {ms:>9.2f}   {beside}')
+        measured = medians['henson alone' if ranks == 1 else f'henson {ranks} ranks']
+        print(f'  planned for {ranks} ranks  {ms:>9.2f}   measured {measured:.2f}, {100 * (ms / measured - 1):+.0f}%')
 
 
 if o.torch:
