@@ -1,6 +1,7 @@
 //! Trains with several processes under both families of MPI, and demands the bits of one process: weights, moments and every number of the
-//! log but times. `--gpus` does so with an emulated GPU for each process, over NCCL (emulated as well) and over MPI. Then kills a rank, stops one in its tracks, asks one to end, and demands the same from the restarts. Not a part of `ci`:
-//! what needs no MPI is tested with ranks that are threads (`several_ranks_give_the_bits_of_one`, and the tests of the crate `ranks`).
+//! log but times. Then kills a rank, stops one in its tracks, asks one to end, and demands the same from the restarts. `ci` tries optimizers,
+//! dtypes, numbers of ranks and families in chosen pairs and kills one rank; `--whole` tries all of them. `--gpus` gives every process an
+//! emulated GPU, over NCCL (emulated as well) and over MPI.
 
 mod on_gpus;
 
@@ -95,10 +96,7 @@ impl Bench {
     pub(crate) fn new(workspace: &Workspace, binary: Option<PathBuf>) -> Result<Self> {
         let binary = match binary {
             Some(binary) => binary.canonicalize().map_err(|error| format!("{}: {error}", binary.display()))?,
-            None => {
-                succeed(&mut workspace.cargo(&["build", "--release"]))?;
-                workspace.target.join("release/henson")
-            }
+            None => workspace.build()?.join("henson"),
         };
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory } else { &workspace.target };
@@ -333,7 +331,6 @@ impl Bench {
         let cases = [
             (PRETRAIN.replace("accumulation=4", "accumulation=3 --set batch_size=9"), "3 ranks; or set accumulation=2"),
             (format!("{PRETRAIN} --set optimizer=\"adafactor\""), "with several ranks"),
-            (format!("{PRETRAIN} --device cuda"), "not supported yet"),
             (PRETRAIN.replace("--data {in}/data", "--data {in}/nothing"), "nothing"),
             (EMBED.to_owned(), "a sum over examples, with several ranks"),
         ];
