@@ -42,7 +42,10 @@ fn check<E: Number>(
     let (real_n, real_m) = (*of_queries.last().unwrap() as usize, *of_keys.last().unwrap() as usize);
     let (n, m) = (if queries.is_some() { real_n + 3 } else { real_n }, real_m + 5);
     let (q, k, values) = (numbers::<E>(1, n * a), numbers::<E>(2, m * a), numbers::<E>(3, m * h));
-    let (v, dout) = (numbers::<f32>(4, a), numbers::<E>(5, n * h));
+    // Scores of about one, as in a model: the rounding of a score is a relative error of its exponential, so that scores of 10 to 20 would
+    // measure the conditioning of softmax in f32 instead of the kernels.
+    let v: Vec<f32> = numbers::<f32>(4, a).iter().map(|x| x / (a as f32).sqrt()).collect();
+    let dout = numbers::<E>(5, n * h);
     let zeros = vec![0.0; real_n * a];
     let wide_q = if queries.is_some() { exact(&q[..real_n * a]) } else { zeros };
     let (wide_k, wide_v) = (exact(&k[..real_m * a]), exact(&v));

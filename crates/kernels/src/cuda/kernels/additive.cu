@@ -53,7 +53,7 @@ __device__ __forceinline__ u32 sequence_of(const u32 *offsets, u32 sequences, u3
     return low;
 }
 
-// The fast functions are off by some 2⁻²², and a score sums that over all columns: too much where f32 is stored, seen on an H200.
+// The fast functions are off by some 2⁻²², and a score sums that over all columns: more than f32's own rounding.
 __device__ __forceinline__ float tanh_of(float x) { return sizeof(STORE) == 4 ? tanhf(x) : hyperbolic::value(x); }
 __device__ __forceinline__ float exp_of(float x) { return sizeof(STORE) == 4 ? expf(x) : exp_fast(x); }
 
