@@ -19,7 +19,12 @@ use crate::cpu::activation::Activation;
 /// The products.
 pub static SOURCE: Source = Source {
     name: "product_hopper.cu",
-    text: include_str!("kernels/product_hopper.cu"),
+    text: concat!(
+        "#include \"common.cuh\"\n#include \"activation.cuh\"\n",
+        include_str!("kernels/wgmma.cuh"),
+        include_str!("kernels/pipeline.cuh"),
+        include_str!("kernels/product_hopper.cu")
+    ),
     variants: &[&[], &[ACTIVATIONS]],
 };
 

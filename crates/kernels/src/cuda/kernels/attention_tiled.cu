@@ -112,36 +112,8 @@ __device__ __forceinline__ float row_max(float x) {
 }
 
 // One head of the queries of a sequence.
-struct Head {
-    const Arguments &a;
-    const Part &part;
-    u32 head, d;
-    Dropout dropout;
-    const float *by_distance;
-    float slope;
-
-    __device__ __forceinline__ Head(const Arguments &a, const Part &part, u32 head, float *by_distance)
-        : a(a), part(part), head(head), d(a.head_size), dropout(a.dropout), by_distance(by_distance), slope(0.0f) {
-        dropout.begin();
-        dropout.site |= (head + 1) << 16;
-        if (!BIAS) return;
-        __syncthreads();
-        a.fill_bias(by_distance, slope, head, 1.0f);
-        __syncthreads();
-    }
-
-    __device__ __forceinline__ u64 query(u32 query) const {
-        return (u64)(part.first_query + query) * a.query_stride + head * d;
-    }
-    __device__ __forceinline__ u64 key(u32 key) const { return (u64)part.key_row(a, key) * a.key_stride + head / a.group * d; }
-    __device__ __forceinline__ u64 value(u32 key) const {
-        return (u64)part.key_row(a, key) * a.value_stride + head / a.group * d;
-    }
-    // A row of the output.
-    __device__ __forceinline__ u64 single(u32 query) const {
-        return (u64)(part.first_query + query) * a.heads * d + head * d;
-    }
-    __device__ __forceinline__ u64 sums(u32 query) const { return (u64)head * a.queries + part.first_query + query; }
+struct Head : HeadOf<float, BIAS> {
+    using HeadOf::HeadOf;
 
     __device__ __forceinline__ bool sees(u32 query, u32 key) const {
         const int distance = (int)key - (int)query - part.shift;
@@ -151,11 +123,6 @@ struct Head {
     __device__ __forceinline__ bool all_seen(u32 query, u32 queries, u32 key, u32 keys) const {
         const int nearest = (int)key - (int)(query + queries - 1) - part.shift, furthest = (int)(key + keys - 1) - (int)query - part.shift;
         return query + queries <= part.queries && key + keys <= part.keys && nearest >= -a.left && furthest <= a.right;
-    }
-    __device__ __forceinline__ float score(float product, u32 query, u32 key) const {
-        if (!BIAS) return product * a.scale;
-        const int distance = (int)key - (int)query - part.shift;
-        return product * a.scale + fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
     }
 
     // Which of 64 keys each of some queries keeps: a byte for every eight.

@@ -245,3 +245,42 @@ struct Seen {
         return key < keys && (u32)((int)key - (position - left)) <= (u32)left + (u32)right;
     }
 };
+
+// One head of the queries of a sequence, for kernels without tensor cores: where its rows lie, and scores.
+template <class E, bool BIASED> struct HeadOf {
+    const Described<E> &a;
+    const Part &part;
+    u32 head, d;
+    Dropout dropout;
+    const float *by_distance;
+    float slope;
+
+    __device__ __forceinline__ HeadOf(const Described<E> &a, const Part &part, u32 head, float *by_distance)
+        : a(a), part(part), head(head), d(a.head_size), dropout(a.dropout), by_distance(by_distance), slope(0.0f) {
+        dropout.begin();
+        dropout.site |= (head + 1) << 16;
+        if (!BIASED) return;
+        __syncthreads();
+        a.fill_bias(by_distance, slope, head, 1.0f);
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ u64 query(u32 query) const {
+        return (u64)(part.first_query + query) * a.query_stride + head * d;
+    }
+    __device__ __forceinline__ u64 key(u32 key) const { return (u64)part.key_row(a, key) * a.key_stride + head / a.group * d; }
+    __device__ __forceinline__ u64 value(u32 key) const {
+        return (u64)part.key_row(a, key) * a.value_stride + head / a.group * d;
+    }
+    // A row of the output.
+    __device__ __forceinline__ u64 single(u32 query) const {
+        return (u64)(part.first_query + query) * a.heads * d + head * d;
+    }
+    __device__ __forceinline__ u64 sums(u32 query) const { return (u64)head * a.queries + part.first_query + query; }
+
+    __device__ __forceinline__ float score(float product, u32 query, u32 key) const {
+        if (!BIASED) return product * a.scale;
+        const int distance = (int)key - (int)query - part.shift;
+        return product * a.scale + fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
+    }
+};

@@ -1,5 +1,5 @@
 // Blocks of threads whose groups of four warps do different things at once, for Hopper: one fetches, the others multiply. What passes
-// between them lies in rings of shared memory, each place of which has two barriers: it is full, it is empty. Stands after tiles.cuh.
+// between them lies in rings of shared memory, each place of which has two barriers: it is full, it is empty. Stands after common.cuh.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

@@ -12,15 +12,15 @@
 //
 // The multiplying groups hand over one half of their tile while the tensor cores are still busy with the other. Tried on
 // an H200 without a gain: clusters of two blocks that share the right factor, the next rows fetched into the cache ahead.
-#include "common.cuh"
-#include "activation.cuh"
+//
+// Stands after wgmma.cuh and pipeline.cuh.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 constexpr u32 DEPTH = 64, STAGES = 3;
 // Registers of a thread. Five groups begin with 96 each; the first one's 24 and twice each of these are not more.
 constexpr u32 FINISH_REGISTERS = 64, MULTIPLY_REGISTERS = 160;
-constexpr u32 GROUP = 128, THREADS = 5 * GROUP, MULTIPLYING_WARPS = 8;
+constexpr u32 THREADS = 5 * GROUP_THREADS, MULTIPLYING_WARPS = 8;
 // Rows of 128 bytes are what copies and wgmma both call the 128-byte swizzle.
 constexpr u32 LINE = DEPTH * sizeof(bf16);
 
@@ -60,47 +60,17 @@ struct Arguments {
 
 // --- barriers ---------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void barrier_begin(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
 // Arrives, and has the barrier wait for so many bytes of copies too.
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-// Barriers of some groups: those who wait, and those who only say that they were there.
-__device__ __forceinline__ void groups_wait(u32 number, u32 threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void groups_arrive(u32 number, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-// Their numbers, one for each half of the tile: it is there, there is room for it, sums are there.
+// Numbers of the groups' barriers, one for each half of the tile: it is there, there is room for it, sums are there.
 enum { HALF_THERE = 1, HALF_ROOM = 3, SUMS_THERE = 5 };
 
-// A ring's place and how often it came round.
-struct Ring {
-    u32 stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        stage++;
-        if (stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
 __device__ __forceinline__ u32 full(u32 memory, u32 stage) { return memory + BARRIERS_AT + 8 * stage; }
 __device__ __forceinline__ u32 empty(u32 memory, u32 stage) { return memory + BARRIERS_AT + 8 * (STAGES + stage); }
 
-// --- copies and products ----------------------------------------------------------------------------------------------
+// --- copies and factors -----------------------------------------------------------------------------------------------
 
 // A box of the matrix from (column, row) on.
 __device__ __forceinline__ void copy_box(u32 to, const Map &map, u32 barrier, u32 column, u32 row) {
@@ -115,34 +85,6 @@ __device__ __forceinline__ void copy_box(u32 to, const Map &map, u32 barrier, u3
 __device__ __forceinline__ u64 factor_at(u32 address) {
     constexpr u64 COLUMNS_64 = DEPTH * LINE >> 4, ROWS_8 = 8 * LINE >> 4, SWIZZLE_128 = 1;
     return (u64)(address >> 4 & 0x3fff) | COLUMNS_64 << 16 | ROWS_8 << 32 | SWIZZLE_128 << 62;
-}
-
-#define FOUR(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
-
-// d (64×128) = or += left (64×16) · right (16×128). ACROSS: rows of the right factor in memory are what is summed over.
-template <int ACROSS> __device__ __forceinline__ void multiply(float (&d)[16][4], u64 left, u64 right, u32 add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
-                 "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
-                 "%56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, %64, %65, p, 1, 1, 0, %67;\n}"
-                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
-                 : "l"(left), "l"(right), "r"(add), "n"(ACROSS));
-}
-__device__ __forceinline__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void multiply_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
-template <int N> __device__ __forceinline__ void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-}
-template <int N> __device__ __forceinline__ void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 // --- the roles --------------------------------------------------------------------------------------------------------
@@ -188,7 +130,7 @@ template <class F> struct Tiles {
 
 template <class F>
 __device__ __forceinline__ void fetch(const Map &left, const Map &right, const Arguments &a, u32 memory) {
-    Ring ring;
+    Ring<STAGES> ring;
     for (Tiles<F> tiles(a); !tiles.done(); tiles.next(a)) {
         for (u32 k = 0; k < a.k; k += DEPTH, ring.next()) {
             const u32 to = memory + ring.stage * STAGE_BYTES, barrier = full(memory, ring.stage);
@@ -230,10 +172,10 @@ __device__ __forceinline__ void multiply_part(float (&d)[16][4], u32 stage, u32 
     constexpr u32 LEFT_STEP = 32 >> 4, RIGHT_STEP = F::ACROSS ? 16 * LINE >> 4 : 32 >> 4;
     const u32 row = F::TALL ? half * 128 + PART * 64 : half * 64, column = F::TALL ? 0 : PART * 128;
     const u64 left = factor_at(stage + row * LINE), right = factor_at(stage + F::LEFT_BYTES + column * LINE);
-    multiply_begin();
+    group_begin();
 #pragma unroll
-    for (u32 i = 0; i < DEPTH / 16; i++) multiply<F::ACROSS>(d, left + i * LEFT_STEP, right + i * RIGHT_STEP, add || i > 0);
-    multiply_commit();
+    for (u32 i = 0; i < DEPTH / 16; i++) group_multiply<0, F::ACROSS>(d, left + i * LEFT_STEP, right + i * RIGHT_STEP, add || i > 0);
+    group_commit();
 }
 
 // `half`: which half of the tile's rows.
@@ -241,7 +183,7 @@ template <class F> __device__ __forceinline__ void multiply_tiles(const Argument
     const u32 lane = threadIdx.x % 32, row = half * (F::ROWS / 2) + threadIdx.x / 32 % 4 * 16 + lane % 16;
     const u32 to = memory + TILE_AT + row * F::TILE_ROW;
     float first[16][4], second[16][4];
-    Ring ring;
+    Ring<STAGES> ring;
     auto release = [&](u32 stage) {
         if (lane == 0) barrier_arrive(empty(memory, stage));
     };
@@ -257,25 +199,25 @@ template <class F> __device__ __forceinline__ void multiply_tiles(const Argument
             barrier_wait(full(memory, ring.stage), ring.parity);
             multiply_part<F, 0>(first, stage, half, true);
             multiply_part<F, 1>(second, stage, half, true);
-            multiply_wait<2>();
+            group_wait<2>();
             release(last);
             last = ring.stage;
         }
-        multiply_wait<1>();
-        groups_wait(HALF_ROOM + half, 2 * GROUP);
+        group_wait<1>();
+        groups_wait(HALF_ROOM + half, 2 * GROUP_THREADS);
         hand_over<F, 0>(first, to, row % 8);
-        multiply_wait<0>();
+        group_wait<0>();
         release(last);
         if (--tiles == 0) break;
         const u32 stage = memory + ring.stage * STAGE_BYTES;
         barrier_wait(full(memory, ring.stage), ring.parity);
         multiply_part<F, 0>(first, stage, half, false);
         hand_over<F, 1>(second, to, row % 8);
-        groups_arrive(HALF_THERE + half, 2 * GROUP);
+        groups_arrive(HALF_THERE + half, 2 * GROUP_THREADS);
         multiply_part<F, 1>(second, stage, half, false);
     }
     hand_over<F, 1>(second, to, row % 8);
-    groups_arrive(HALF_THERE + half, 2 * GROUP);
+    groups_arrive(HALF_THERE + half, 2 * GROUP_THREADS);
 }
 
 __device__ __forceinline__ Raw<bf16> load_shared(u32 address) {
@@ -310,8 +252,8 @@ template <bool SLOPE> __device__ __forceinline__ void finish_gelu(const Argument
     float bias[8];
     unpack(load_raw(a.bias + column), bias);
     for (; !tiles.done(); tiles.next(a)) {
-        groups_arrive(HALF_ROOM + half, 2 * GROUP);
-        groups_wait(HALF_THERE + half, 2 * GROUP);
+        groups_arrive(HALF_ROOM + half, 2 * GROUP_THREADS);
+        groups_wait(HALF_THERE + half, 2 * GROUP_THREADS);
         const u32 row = tiles.row + rows.local;
         const u64 to = (u64)row * a.n + column;
 #pragma unroll 2
@@ -348,8 +290,8 @@ __device__ __forceinline__ void finish_gradient(const Arguments &a, u32 memory, 
     for (u32 i = 0; i < AHEAD; i++) kept[i] = fetch_slope(tiles.row + rows.local + i);
     float sum[8] = {};
     for (; !tiles.done(); tiles.next(a)) {
-        groups_arrive(HALF_ROOM + half, 2 * GROUP);
-        groups_wait(HALF_THERE + half, 2 * GROUP);
+        groups_arrive(HALF_ROOM + half, 2 * GROUP_THREADS);
+        groups_wait(HALF_THERE + half, 2 * GROUP_THREADS);
         for (u32 eight = 0; eight < 16; eight += 8) {
             const u32 row = tiles.row + rows.local + eight, next = eight == 0 ? row + 8 : row - 8 + tiles.step;
 #pragma unroll
@@ -369,11 +311,11 @@ __device__ __forceinline__ void finish_gradient(const Arguments &a, u32 memory, 
     // The four warps' sums of each column.
     extern __shared__ __align__(1024) unsigned char shared[];
     float *space = (float *)(shared + SUMS_AT) + half * 4 * SUMS;
-    const u32 thread = threadIdx.x % GROUP;
+    const u32 thread = threadIdx.x % GROUP_THREADS;
 #pragma unroll
     for (int c = 0; c < 8; c++) space[thread / 32 * SUMS + 8 * rows.lane + c] = sum[c];
-    groups_wait(SUMS_THERE + half, GROUP);
-    for (u32 c = thread; c < SUMS; c += GROUP) {
+    groups_wait(SUMS_THERE + half, GROUP_THREADS);
+    for (u32 c = thread; c < SUMS; c += GROUP_THREADS) {
         float total = 0.0f;
         for (u32 w = 0; w < 4; w++) total += space[w * SUMS + c];
         a.sums[(u64)number * a.n + tiles.column + c] = total;
@@ -423,8 +365,8 @@ __device__ __forceinline__ void add_bias(const Arguments &a, u32 column, float (
 template <bool KEEP, bool BIAS> __device__ __forceinline__ void finish_gate(const Arguments &a, u32 memory, u32 half) {
     const Pairs<Gate> pairs(memory, half);
     for (Tiles<Gate> tiles(a); !tiles.done(); tiles.next(a)) {
-        groups_arrive(HALF_ROOM + half, 2 * GROUP);
-        groups_wait(HALF_THERE + half, 2 * GROUP);
+        groups_arrive(HALF_ROOM + half, 2 * GROUP_THREADS);
+        groups_wait(HALF_THERE + half, 2 * GROUP_THREADS);
         const u32 first = tiles.row + pairs.local, column = tiles.column + 8 * pairs.piece;
 #pragma unroll 2
         for (u32 i = 0; i < pairs.COUNT; i++) {
@@ -467,8 +409,8 @@ template <bool BIAS> __device__ __forceinline__ void finish_gate_gradient(const 
     while (!tiles.done()) {
         const u32 row = tiles.row, column = tiles.column;
         tiles.next(a);
-        groups_arrive(HALF_ROOM + half, 2 * GROUP);
-        groups_wait(HALF_THERE + half, 2 * GROUP);
+        groups_arrive(HALF_ROOM + half, 2 * GROUP_THREADS);
+        groups_wait(HALF_THERE + half, 2 * GROUP_THREADS);
         for (u32 i = 0; i < pairs.COUNT; i += AHEAD) {
             // Whose rows come next: those of this tile, or the first of the next one.
             const bool within = i + AHEAD < pairs.COUNT;
@@ -524,7 +466,7 @@ __device__ __forceinline__ void finish(GateGradient, const Arguments &a, u32 mem
 
 template <class F> __device__ __forceinline__ void product(const Map &left, const Map &right, const Arguments &a) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const u32 memory = (u32)__cvta_generic_to_shared(shared), group = __shfl_sync(ALL_LANES, threadIdx.x / GROUP, 0);
+    const u32 memory = (u32)__cvta_generic_to_shared(shared), group = __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0);
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; s++) {
             barrier_begin(full(memory, s), 1);
