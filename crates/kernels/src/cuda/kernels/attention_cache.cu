@@ -24,6 +24,8 @@ extern "C" __global__ void __launch_bounds__(128)
             high = middle;
         }
     }
+    // What fills a step up has no tokens in the cache, not even its own.
+    if (lengths[low] < offsets[low + 1] - offsets[low]) return;
     const u32 place = lengths[low] - (offsets[low + 1] - token);
     const u64 row = (u64)pages[page_offsets[low] + place / page_size] * page_size + place % page_size;
     const E *source = from + token * stride + blockIdx.y * width;
