@@ -19,10 +19,11 @@ const LIBRARIES: [(&str, &str, &str); 4] = [
 ];
 
 /// What runs on it: arguments of `cargo test`, and of the tests themselves.
-const TESTS: [(&[&str], &[&str]); 4] = [
+const TESTS: [(&[&str], &[&str]); 5] = [
     (&["-p", "henson-kernels", "--test", "cuda"], &["suite", "--small"]),
     (&["-p", "henson-tensor"], &[]),
     (&["-p", "henson-models", "--test", "models"], &[]),
+    (&["-p", "henson-infer", "--test", "infer"], &["generate::"]),
     (&["-p", "henson-train", "--test", "train"], &["golden::"]),
 ];
 

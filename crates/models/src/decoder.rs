@@ -17,6 +17,11 @@ pub trait Decoder {
         Err(TensorError::Unsupported { operation: "read_sources", why })
     }
 
+    /// Whether a step depends on nothing that is on the host but the sizes of its new tokens' tensors, so that a GPU can record it.
+    fn is_recordable(&self) -> bool {
+        true
+    }
+
     /// The last hidden states of new tokens (N×H), whose keys and values join the cache.
     fn step(&self, pass: &mut Pass<'_>, new: &NewTokens, cache: &mut DecoderCache) -> Result<Var>;
 }
@@ -77,7 +82,8 @@ pub struct NewTokens {
 }
 
 impl NewTokens {
-    /// Lays out new tokens of sequences and makes room for them in the cache; the step that follows fills it.
+    /// Lays out new tokens of sequences and makes room for them in the cache; the step that follows fills it. Sequences that get a token
+    /// each are [rounded](Device::rounded_streams): tokens behind theirs belong to nobody.
     pub fn new(
         device: &Device,
         config: &ModelConfig,
@@ -99,7 +105,8 @@ impl NewTokens {
             ids.extend_from_slice(new);
             positions.extend((first..got).map(|position| position as u32));
         }
-        let lengths: Vec<usize> = tokens.iter().map(|new| new.len()).collect();
+        let mut lengths: Vec<usize> = tokens.iter().map(|new| new.len()).collect();
+        lengths.resize(device.rounded_streams(lengths.len()), 1);
         let layout = Layout::new(device, &lengths, 0)?;
         let written: Vec<CachedSequence> = sequences.iter().map(|writing| writing.written).collect();
         cache.written.extend(&written, &layout)?;

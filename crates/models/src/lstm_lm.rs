@@ -264,6 +264,11 @@ impl Decoder for LstmLm {
         self.sizes
     }
 
+    /// Where states are kept in the cache is found on the host.
+    fn is_recordable(&self) -> bool {
+        false
+    }
+
     fn step(&self, pass: &mut Pass<'_>, new: &NewTokens, cache: &mut DecoderCache) -> Result<Var> {
         let x = self.embed(pass, &new.ids, &new.layout)?;
         let states = (0..self.sizes.layers).map(|i| pass.kept_state(&cache.written, i, Some(&new.layout), true));

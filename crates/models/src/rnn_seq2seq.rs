@@ -550,6 +550,11 @@ impl Decoder for RnnSeq2Seq {
         Ok(())
     }
 
+    /// Where states are kept in the cache is found on the host.
+    fn is_recordable(&self) -> bool {
+        false
+    }
+
     fn step(&self, pass: &mut Pass<'_>, new: &NewTokens, cache: &mut DecoderCache) -> Result<Var> {
         let x = self.embed(pass, &new.ids, &new.layout, WORD_SITE)?;
         let source = source_of(&mut cache.source)?;

@@ -1,14 +1,13 @@
 //! One GPU with what tensors need of it beyond kernels: memory of two kinds, inputs that travel ahead, results that are
 //! read later, and passes that are recorded once and played again.
 //!
-//! A device is for one thread at a time, because kernels share its work space: a pass takes a turn, and another thread's
-//! pass waits for it. Training has a device to itself.
+//! A device is for one thread at a time, because kernels share its work space and what is recorded is all that the device is asked for:
+//! a pass takes a turn, and so does whatever copies numbers between passes; another thread waits for it. Training has a device to itself.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use henson_kernels::cuda::attention::Room;
 use henson_kernels::cuda::recurrent::Steps;
@@ -18,6 +17,7 @@ use henson_ranks::Ranks;
 
 use crate::profile::Recorded;
 use crate::recording::{Signature, Sizes};
+use crate::turns::{Turn, Turns};
 use crate::wires::Wires;
 use crate::{DType, Kind, Result, Shape, Spent, Tensor, TensorError};
 
@@ -43,6 +43,8 @@ pub struct CudaDevice {
     feed: Mutex<Option<Feed>>,
     uploads: Mutex<Option<Uploads>>,
     readings: Mutex<Vec<Slot>>,
+    /// Where results that are waited for at once arrive.
+    words: Mutex<Option<Pinned>>,
     /// The most of attention's work that batches of a size had so far, so that most batches can play the same graph.
     rooms: Mutex<BTreeMap<usize, Room>>,
     /// The same for the steps of recurrent layers: by tokens, up to a power of two, and sequences.
@@ -52,26 +54,8 @@ pub struct CudaDevice {
     passing: Pool,
     /// Whether a pass runs that is, or will be, recorded.
     recording: AtomicBool,
-    /// Whose turn it is, and how many passes of that thread are alive.
-    turn: (Mutex<Option<(ThreadId, usize)>>, Condvar),
+    turns: Turns,
     pub(crate) gpu: Gpu,
-}
-
-/// The right to use a GPU, as long as it is alive.
-pub(crate) struct Turn<'a>(&'a CudaDevice);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let (turn, changed) = &self.0.turn;
-        let mut whose = lock(turn);
-        if let Some((_, passes)) = &mut *whose {
-            *passes -= 1;
-            if *passes == 0 {
-                *whose = None;
-                changed.notify_one();
-            }
-        }
-    }
 }
 
 /// Inputs on their way.
@@ -91,8 +75,19 @@ struct FeedSlot {
     taken: Event,
 }
 
+/// What inputs are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Feeding {
+    /// A batch, while the GPU computes on the one before.
+    #[default]
+    Batch,
+    /// A step of decoding, for which the GPU waits: a token of each of some sequences.
+    Tokens,
+}
+
 #[derive(Default)]
 struct Filling {
+    feeding: Feeding,
     bytes: usize,
     signature: Sizes,
     /// More than there is room for: the pass cannot be recorded.
@@ -118,12 +113,13 @@ impl CudaDevice {
             feed: Mutex::default(),
             uploads: Mutex::default(),
             readings: Mutex::default(),
+            words: Mutex::default(),
             rooms: Mutex::default(),
             steps: Mutex::default(),
             profile: Mutex::default(),
             passing: Pool::default(),
             recording: AtomicBool::new(false),
-            turn: Default::default(),
+            turns: Turns::default(),
             wires: Mutex::default(),
             gpu,
         })
@@ -145,22 +141,9 @@ impl CudaDevice {
         &self.gpu
     }
 
-    /// Waits until no other thread's pass is alive.
+    /// Waits until no other thread has a turn.
     pub(crate) fn turn(&self) -> Turn<'_> {
-        let (turn, changed) = &self.turn;
-        let me = std::thread::current().id();
-        let mut whose = lock(turn);
-        loop {
-            match &mut *whose {
-                Some((thread, passes)) if *thread == me => *passes += 1,
-                Some(_) => {
-                    whose = changed.wait(whose).unwrap_or_else(PoisonError::into_inner);
-                    continue;
-                }
-                none => *none = Some((me, 1)),
-            }
-            return Turn(self);
-        }
+        self.turns.take()
     }
 
     pub(crate) fn take(&self, bytes: usize) -> Result<Arc<Block>> {
@@ -179,6 +162,7 @@ impl CudaDevice {
 
     /// Numbers from the host in a block of their own; in a feed, in the arena.
     pub(crate) fn upload(&self, bytes: &[u8], shape: Shape, dtype: DType) -> Result<(Arc<Block>, usize)> {
+        let _turn = self.turn();
         if self.recording.load(Ordering::Relaxed) {
             let why = "numbers from the host must come before a recorded pass, in its feed";
             return Err(TensorError::Unsupported { operation: "from_slice", why });
@@ -237,9 +221,11 @@ impl CudaDevice {
     /// Runs `fill`, whose tensors from slices go to the GPU together.
     pub(crate) fn feed<R, E: From<TensorError>>(
         &self,
+        feeding: Feeding,
         fill: impl FnOnce() -> Result<R, E>,
     ) -> Result<(R, Signature), E> {
-        self.start_feed()?;
+        let _turn = self.turn();
+        self.start_feed(feeding)?;
         // Where `fill` panics, what comes later is no input of it.
         let outcome = catch_unwind(AssertUnwindSafe(fill));
         let signature = self.finish_feed();
@@ -247,7 +233,7 @@ impl CudaDevice {
         Ok((outcome?, signature?))
     }
 
-    fn start_feed(&self) -> Result<()> {
+    fn start_feed(&self, feeding: Feeding) -> Result<()> {
         let mut feed = lock(&self.feed);
         let feed = match &mut *feed {
             Some(feed) => feed,
@@ -255,14 +241,15 @@ impl CudaDevice {
         };
         // What the GPU still has to copy from this slot must not change.
         feed.slots[feed.next].taken.synchronise()?;
-        feed.filling = Some(Filling::default());
+        feed.filling = Some(Filling { feeding, ..Filling::default() });
         Ok(())
     }
 
     fn finish_feed(&self) -> Result<Signature> {
         let mut feed = lock(&self.feed);
         let Some(Feed { arena, slots, next, filling }) = feed.as_mut() else { return Ok(Signature::default()) };
-        let Some(Filling { bytes, signature, overflow }) = filling.take() else { return Ok(Signature::default()) };
+        let Some(filling) = filling.take() else { return Ok(Signature::default()) };
+        let Filling { feeding, bytes, signature, overflow } = filling;
         if bytes > 0 {
             let slot = &slots[*next];
             // SAFETY: both blocks have room for a whole feed.
@@ -270,19 +257,25 @@ impl CudaDevice {
                 let view = |block: &Block| View::new(block.address(), bytes / 4, kernels::DType::U32);
                 (view(&slot.staging), view(arena))
             };
-            // SAFETY: the slot is written again only after `taken` has come, by which time this copy and the next are done.
-            unsafe { self.gpu.copy_ahead(&slot.pinned, 0, staging, &slot.copied)? };
-            self.gpu.wait(&slot.copied)?;
-            self.gpu.copy(staging, target)?;
+            match feeding {
+                Feeding::Batch => {
+                    // SAFETY: the slot is written again only after `taken` has come, by which time this copy and the next are done.
+                    unsafe { self.gpu.copy_ahead(&slot.pinned, 0, staging, &slot.copied)? };
+                    self.gpu.wait(&slot.copied)?;
+                    self.gpu.copy(staging, target)?;
+                }
+                // SAFETY: as above.
+                Feeding::Tokens => unsafe { self.gpu.write_later(&slot.pinned, 0, target)? },
+            }
             self.gpu.record(&slot.taken)?;
             *next = (*next + 1) % FEEDS;
         }
         Ok(Signature((!overflow).then_some(signature)))
     }
 
-    /// Whether inputs are being filled in for a pass that may be recorded.
-    pub(crate) fn is_filling(&self) -> bool {
-        self.fill(|_| ()).is_some()
+    /// What inputs are being filled in for, where it may be recorded.
+    pub(crate) fn filling(&self) -> Option<Feeding> {
+        self.fill(|filling| filling.feeding)
     }
 
     /// Does something with the inputs that are being filled in for a pass that may be recorded.
@@ -318,7 +311,9 @@ impl CudaDevice {
     /// The room to give attention's table: in a feed, as much as any batch of this many tokens needed so far.
     pub(crate) fn room(&self, tokens: usize, needed: Room) -> Room {
         let mut feed = lock(&self.feed);
-        let Some(filling) = feed.as_mut().and_then(|feed| feed.filling.as_mut()) else { return needed };
+        // A step of decoding needs the same for as many tokens.
+        let batch = |filling: &&mut Filling| filling.feeding == Feeding::Batch;
+        let Some(filling) = feed.as_mut().and_then(|feed| feed.filling.as_mut()).filter(batch) else { return needed };
         let mut rooms = lock(&self.rooms);
         let room = rooms.entry(tokens).or_default();
         if !room.holds(needed) {
@@ -346,6 +341,34 @@ impl CudaDevice {
         }
         self.gpu.record(&slot.event)?;
         Ok(Reading(ReadingInner::Cuda(Pending { cuda: Arc::clone(self), slot: Some(slot), kinds })))
+    }
+
+    /// Words of 32 bits, and whether a kernel met a fault, with one wait for both.
+    pub(crate) fn read_words(&self, view: View<'_>) -> Result<Vec<u32>> {
+        let _turn = self.turn();
+        let bytes = 4 * view.len();
+        let mut kept = lock(&self.words);
+        let mut pinned = match kept.take().filter(|pinned| pinned.len() >= bytes + 4) {
+            Some(pinned) => pinned,
+            None => self.gpu.pinned((bytes + 4).next_power_of_two())?,
+        };
+        // SAFETY: nobody else has it, and it is read after the GPU was waited for.
+        let copied = unsafe {
+            let first = self.gpu.read_later(view, &mut pinned, 0);
+            first.and_then(|()| self.gpu.read_later(self.gpu.fault_word(), &mut pinned, bytes))
+        };
+        self.gpu.synchronise()?;
+        copied?;
+        // SAFETY: the copies are done.
+        let (words, fault) = unsafe { (pinned.bytes(0..bytes), pinned.bytes(bytes..bytes + 4)) };
+        let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let (words, fault) = (words.chunks_exact(4).map(word).collect(), word(fault));
+        *kept = Some(pinned);
+        if fault != 0 {
+            self.gpu.fill_zero(self.gpu.fault_word())?;
+        }
+        Gpu::fault_in(fault)?;
+        Ok(words)
     }
 
     pub(crate) fn start_profile(&self) {
@@ -576,6 +599,13 @@ pub(crate) fn bucket(n: usize, parts: usize) -> usize {
     n.max(1).next_multiple_of(step)
 }
 
+/// `n` sequences with a token each rounded up to one of few sizes: a power of two up to eight, then a multiple of eight, and at most an
+/// eighth more.
+pub(crate) fn streams_bucket(n: usize) -> usize {
+    let power = n.next_power_of_two();
+    if n <= 8 { power } else { n.next_multiple_of((power / 8).max(8)) }
+}
+
 /// Parts that tokens are rounded by: what fills a batch up costs as much as the rest.
 pub(crate) const TOKEN_PARTS: usize = 32;
 
@@ -595,6 +625,15 @@ mod tests {
             panic!("as an operation may");
         }));
         assert!(during.is_err() && !flag.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn streams_are_rounded_to_few_sizes() {
+        let mut all: Vec<usize> = (0..=256).map(streams_bucket).collect();
+        assert!(all.iter().enumerate().all(|(n, b)| *b >= n && *b <= n.next_power_of_two()), "{all:?}");
+        assert!((64..=256).all(|n| (all[n] - n) * 4 < n), "waste");
+        all.dedup();
+        assert_eq!(all.len(), 19, "{all:?}");
     }
 
     #[test]

@@ -3,13 +3,17 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cuda::{CudaDevice, CudaOptions, ROW_PARTS, Reading, TOKEN_PARTS, bucket};
+use crate::cuda::{CudaDevice, CudaOptions, Feeding, ROW_PARTS, Reading, TOKEN_PARTS, bucket, streams_bucket};
 
 use henson_kernels::cpu::{Cpu, peak};
 
 use crate::profile::{Profile, Timer};
 use crate::recording::{CHECKED, Signature, Sizes};
+use crate::turns::Turn;
 use crate::{Cores, DType, Isa, Kind, Memory, Result, Shape, Spent, Tensor, TensorError, UnsupportedIsa, bf16};
+
+/// Pages of each sequence that a step of decoding has room for: below that, all have the same sizes.
+const PAGES: usize = 8;
 
 /// A device, shared by all that compute on it.
 #[derive(Clone)]
@@ -77,6 +81,7 @@ impl Device {
 
     /// Gives memory that nobody uses back to the system: when batches change their size for good.
     pub fn trim(&self) {
+        let _turn = self.turn();
         match self {
             Device::Cpu(cpu) => cpu.memory.trim(),
             Device::Cuda(cuda) => cuda.trim(),
@@ -87,7 +92,10 @@ impl Device {
     pub fn synchronise(&self) -> Result<()> {
         match self {
             Device::Cpu(_) => Ok(()),
-            Device::Cuda(cuda) => Ok(cuda.gpu.check_faults()?),
+            Device::Cuda(cuda) => {
+                let _turn = cuda.turn();
+                Ok(cuda.gpu.check_faults()?)
+            }
         }
     }
 
@@ -143,7 +151,28 @@ impl Device {
     ) -> Result<(R, Signature), E> {
         match self {
             Device::Cpu(cpu) => cpu.feed(fill),
-            Device::Cuda(cuda) => cuda.feed(fill),
+            Device::Cuda(cuda) => cuda.feed(Feeding::Batch, fill),
+        }
+    }
+
+    /// The same for a step of decoding, in which each of some sequences gets a token and for which the device waits: what is
+    /// [`Device::rounded_streams`] has few sizes.
+    pub fn feed_tokens<R, E: From<crate::TensorError>>(
+        &self,
+        fill: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(R, Signature), E> {
+        match self {
+            Device::Cpu(cpu) => cpu.feed(fill),
+            Device::Cuda(cuda) => cuda.feed(Feeding::Tokens, fill),
+        }
+    }
+
+    /// Waits until no other thread uses a GPU, and keeps others from it as long as what this gives lives: between a feed, the pass that
+    /// it is for, and the reading of what came of it.
+    pub fn turn(&self) -> Option<Turn<'_>> {
+        match self {
+            Device::Cpu(_) => None,
+            Device::Cuda(cuda) => Some(cuda.turn()),
         }
     }
 
@@ -158,15 +187,34 @@ impl Device {
     /// beyond are [`Device::NOWHERE`] or have no weight.
     pub fn rounded(&self, rows: usize) -> usize {
         match self {
-            Device::Cuda(cuda) if cuda.is_filling() => bucket(rows, ROW_PARTS),
+            Device::Cuda(cuda) if cuda.filling() == Some(Feeding::Batch) => bucket(rows, ROW_PARTS),
             _ => rows,
+        }
+    }
+
+    /// How many sequences to lay out where `streams` get a token each: in a [`Device::feed_tokens`] on a GPU somewhat more, so that few
+    /// sizes occur. Those beyond have any token, and a [`Cache`](crate::Cache) has nothing of them.
+    pub fn rounded_streams(&self, streams: usize) -> usize {
+        match self {
+            Device::Cuda(cuda) if cuda.filling() == Some(Feeding::Tokens) => streams_bucket(streams),
+            _ => streams,
+        }
+    }
+
+    /// The same for the pages that these sequences have in a cache.
+    pub(crate) fn rounded_pages(&self, pages: usize, streams: usize) -> usize {
+        match self {
+            Device::Cuda(cuda) if cuda.filling() == Some(Feeding::Tokens) => {
+                pages.next_power_of_two().max(PAGES * streams)
+            }
+            _ => pages,
         }
     }
 
     /// The same for a batch's tokens.
     pub(crate) fn rounded_tokens(&self, tokens: usize) -> usize {
         match self {
-            Device::Cuda(cuda) if cuda.is_filling() => bucket(tokens, TOKEN_PARTS),
+            Device::Cuda(cuda) if cuda.filling() == Some(Feeding::Batch) => bucket(tokens, TOKEN_PARTS),
             _ => tokens,
         }
     }

@@ -22,6 +22,7 @@ mod recording;
 mod sharing;
 mod tape;
 mod tensor;
+mod turns;
 mod wires;
 
 pub use cuda::Reading;
@@ -52,6 +53,7 @@ pub use profile::{Kind, Spent};
 pub use recording::{Bits, Recordings, Signature, Trace};
 pub use tape::{Pass, Tape, Training, Var};
 pub use tensor::{Shape, Tensor};
+pub use turns::Turn;
 
 /// What every fallible function here returns.
 pub type Result<T, E = TensorError> = std::result::Result<T, E>;

@@ -17,7 +17,7 @@ use crate::{DType, Device, Result, Shape, Tensor, TensorError};
 /// Whether what passes read from the host is compared with their keys.
 pub(crate) const CHECKED: bool = cfg!(debug_assertions);
 
-/// Recorded passes that are kept; the one that was not used for longest goes first.
+/// Recorded passes that are kept, unless others are asked for; the one that was not used for longest goes first.
 const MOST_RECORDINGS: usize = 64;
 
 /// Keys whose traces are compared; beyond, it begins again.
@@ -113,11 +113,11 @@ impl Identity {
 /// Passes that were recorded, by all that they depend on.
 ///
 /// On a GPU, a pass runs twice before it is played: once to see what it needs, once to be recorded.
-#[derive(Default)]
 pub struct Recordings {
     known: HashMap<Identity, Recording>,
     traces: HashMap<Identity, Trace>,
     clock: u64,
+    most: usize,
 }
 
 enum Recording {
@@ -129,7 +129,23 @@ enum Recording {
     Never,
 }
 
+impl Default for Recordings {
+    fn default() -> Self {
+        Self::at_most(MOST_RECORDINGS)
+    }
+}
+
 impl Recordings {
+    /// Keeps so many, whose outputs stay in memory.
+    pub fn at_most(most: usize) -> Self {
+        Self { known: HashMap::new(), traces: HashMap::new(), clock: 0, most }
+    }
+
+    /// How many passes can be played.
+    pub fn ready(&self) -> usize {
+        self.known.values().filter(|recording| matches!(recording, Recording::Ready { .. })).count()
+    }
+
     /// Runs `work`, or plays what it did before under an equal key on inputs of equal sizes. With its outputs it gives the
     /// [`Trace`] of its pass, which must then be equal, too. The outputs are valid until it runs again.
     pub fn run<K: Hash + 'static, E: From<TensorError>>(
@@ -146,6 +162,7 @@ impl Recordings {
             self.compare(identity, trace);
             return Ok(outputs);
         };
+        let _turn = cuda.turn();
         if cuda.is_profiling() {
             return Ok(cuda.within_recording(work)?.0);
         }
@@ -191,8 +208,7 @@ impl Recordings {
     }
 
     fn forget_oldest(&mut self) {
-        let ready = |r: &Recording| matches!(r, Recording::Ready { .. });
-        if self.known.values().filter(|r| ready(r)).count() <= MOST_RECORDINGS {
+        if self.ready() <= self.most {
             return;
         }
         let age = |r: &Recording| match r {

@@ -6,9 +6,9 @@
 use henson_kernels::cpu;
 use henson_kernels::cuda;
 
-use crate::cuda::Turn;
 use crate::ops::{self, Op};
 use crate::recording::Trace;
+use crate::turns::Turn;
 use crate::{Angles, DType, Device, Gradients, Parameters, Result, RotaryTable, Tensor, TensorError};
 
 /// What a pass remembers for the backward pass; kept from step to step, so that its lists need not grow again.

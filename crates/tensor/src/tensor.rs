@@ -84,6 +84,7 @@ impl Tensor {
 
     /// A tensor of zeros.
     pub fn zeros(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+        let _turn = device.turn();
         let mut tensor = Self::empty(device, shape, dtype)?;
         match device {
             Device::Cpu(_) => tensor.bytes_mut().fill(0),
@@ -117,11 +118,14 @@ impl Tensor {
     pub(crate) fn write<T: Native>(&mut self, numbers: &[T]) -> Result<()> {
         match &self.storage {
             Storage::Host(_) => self.slice_mut::<T>().copy_from_slice(numbers),
-            Storage::Cuda(_, cuda) => match T::DTYPE {
-                DType::F32 => cuda.gpu.write::<f32>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
-                DType::Bf16 => cuda.gpu.write::<crate::bf16>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
-                DType::U32 => cuda.gpu.write::<u32>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
-            },
+            Storage::Cuda(_, cuda) => {
+                let _turn = cuda.turn();
+                match T::DTYPE {
+                    DType::F32 => cuda.gpu.write::<f32>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
+                    DType::Bf16 => cuda.gpu.write::<crate::bf16>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
+                    DType::U32 => cuda.gpu.write::<u32>(self.on_gpu(), bytemuck::cast_slice(numbers))?,
+                }
+            }
         }
         Ok(())
     }
@@ -154,6 +158,7 @@ impl Tensor {
     pub fn to_vec<T: Native>(&self) -> Result<Vec<T>> {
         assert_eq!(self.dtype, T::DTYPE, "tensor's dtype");
         let Storage::Cuda(_, cuda) = &self.storage else { return Ok(self.slice::<T>().to_vec()) };
+        let _turn = cuda.turn();
         let view = self.on_gpu();
         let mut numbers = vec![T::zeroed(); view.len()];
         match T::DTYPE {
@@ -239,6 +244,14 @@ impl Tensor {
     pub(crate) fn view(&self, start: usize, shape: Shape) -> Self {
         assert!(start + shape.elements() <= self.shape.elements(), "view outside of the tensor");
         Self { offset: self.offset + start * self.dtype.size(), shape, ..self.clone() }
+    }
+
+    /// The GPU that it is on.
+    pub(crate) fn cuda(&self) -> Option<&CudaDevice> {
+        match &self.storage {
+            Storage::Host(_) => None,
+            Storage::Cuda(_, cuda) => Some(cuda),
+        }
     }
 
     /// Whether no other tensor shares the memory (the device's memory holds the second handle).

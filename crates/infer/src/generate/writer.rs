@@ -4,13 +4,16 @@
 //! Memory is bounded: a job enters when the pages that it can need in the worst case are free, so that nothing runs out midway. What is
 //! written for a job depends on the job alone, to the last bit (on a CPU).
 //!
+//! Most steps have one token of each sequence and nothing else. A GPU records the pass of such a step once for a number of sequences and
+//! plays it from then on: ids, positions and where keys lie are its inputs.
+//!
 //! Legend: N new tokens of a step, P rows with logits, V tokens of the vocabulary.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use henson_models::{Batch, Decoder, DecoderCache, Model, NewTokens, Sequence, Writing};
-use henson_tensor::{CachedSequence, LogSums, Parameters, Pass, Tape, Tensor};
+use henson_tensor::{CachedSequence, LogSums, Parameters, Pass, Recordings, Signature, Tape, Tensor};
 
 use super::GenerateSettings;
 use super::beams::Beams;
@@ -20,6 +23,9 @@ use crate::{InferError, Result};
 
 /// Prompts are read in parts of so many tokens. Where a part ends depends on the prompt alone.
 const PART: usize = 512;
+
+/// Recorded steps that are kept, each with its logits.
+const RECORDINGS: usize = 16;
 
 /// What a [`Writer`] may hold at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +55,8 @@ pub struct Writer<'a> {
     cache: DecoderCache,
     limits: WriterLimits,
     tape: Tape,
+    recordings: Recordings,
+    records: bool,
     waiting: VecDeque<Active<'a>>,
     running: Vec<Active<'a>>,
     /// What running jobs have reserved.
@@ -71,6 +79,8 @@ impl<'a> Writer<'a> {
             cache: DecoderCache::new(device, dtype, sizes, pages, PAGE)?,
             limits,
             tape: Tape::new(),
+            recordings: Recordings::at_most(RECORDINGS),
+            records: decoder.is_recordable(),
             waiting: VecDeque::new(),
             running: vec![],
             reserved: Need::default(),
@@ -191,6 +201,8 @@ impl<'a> Writer<'a> {
 
     /// Runs one flat batch: what new jobs read, and one token of every sequence. After an error, the writer is of no more use.
     pub fn step(&mut self) -> Result<Vec<Event>> {
+        let parameters = self.parameters;
+        let _turn = parameters.device().turn();
         self.admit();
         self.read_sources()?;
         let mut events = vec![];
@@ -215,6 +227,11 @@ impl<'a> Writer<'a> {
     /// Pages that nobody has, of what is written and of sources.
     pub fn free_pages(&self) -> (usize, usize) {
         (self.cache.written.free_pages(), self.cache.source.as_ref().map_or(0, |source| source.free_pages()))
+    }
+
+    /// Steps that a GPU has recorded, and plays for others of their sizes.
+    pub fn recordings(&self) -> usize {
+        self.recordings.ready()
     }
 
     fn all(&self) -> Need {
@@ -325,18 +342,36 @@ impl<'a> Writer<'a> {
 
     /// Logits of the sequences that get a token (P×V, the columns padded), and the logarithm of each row's sum of exponentials.
     fn run(&mut self, batch: &Composed) -> Result<Option<(Tensor, LogSums)>> {
+        let Self { model, parameters, decoder, cache, tape, recordings, .. } = self;
+        let (device, config) = (parameters.device(), model.config());
         let tokens: Vec<&[u32]> = batch.ranges().collect();
-        let (device, config) = (self.parameters.device(), self.model.config());
-        let new = NewTokens::new(device, config, &mut self.cache, &batch.writing, &tokens)?;
-        let mut pass = Pass::inference(&mut self.tape, self.parameters);
-        let states = self.decoder.step(&mut pass, &new, &mut self.cache)?;
-        if batch.rows.is_empty() {
-            return Ok(None);
+        let records = self.records && batch.has_a_token_of_each();
+        let ((new, rows), signature) = device.feed_tokens(|| {
+            if !records {
+                device.do_not_record();
+            }
+            let new = NewTokens::new(device, config, cache, &batch.writing, &tokens)?;
+            let mut rows = batch.rows.clone();
+            rows.extend(rows.len() as u32..device.rounded_streams(rows.len()) as u32);
+            Ok::<_, InferError>((new, Tensor::from_slice(device, [rows.len()], &rows)?))
+        })?;
+        let signature = if records { signature } else { Signature::default() };
+        let outputs = recordings.run(device, &signature, &(), || {
+            let mut pass = Pass::inference(tape, parameters);
+            let states = decoder.step(&mut pass, &new, cache)?;
+            let mut outputs = vec![];
+            if !batch.rows.is_empty() {
+                let logits = model.logits_of(&mut pass, states, &new.layout, Some(&rows))?.into_tensor();
+                let found = pass.log_sums(&logits, config.sizes().vocab_size)?;
+                outputs.extend([logits, found]);
+            }
+            drop(pass);
+            Ok::<_, InferError>((outputs, tape.trace()))
+        })?;
+        match &outputs[..] {
+            [logits, found] => Ok(Some((logits.clone(), LogSums::read(found)?))),
+            _ => Ok(None),
         }
-        let rows = Tensor::from_slice(device, [batch.rows.len()], &batch.rows)?;
-        let logits = self.model.logits_of(&mut pass, states, &new.layout, Some(&rows))?.into_tensor();
-        let sums = pass.log_sums(&logits, config.sizes().vocab_size)?;
-        Ok(Some((logits, sums)))
     }
 
     /// Chooses tokens for all jobs that have logits.
@@ -419,6 +454,11 @@ impl Composed {
             Some((last, rows)) if *last == job => *rows += count,
             _ => self.jobs.push((job, count)),
         }
+    }
+
+    /// Whether every sequence gets one token and its logits, so that the step differs in numbers alone from others of as many sequences.
+    fn has_a_token_of_each(&self) -> bool {
+        self.tokens.len() == self.writing.len() && self.rows.len() == self.writing.len()
     }
 
     fn ranges(&self) -> impl Iterator<Item = &[u32]> {

@@ -205,17 +205,25 @@ fn longer_texts() {
     }
 }
 
-/// A recurrent encoder-decoder with the weights of tools/golden/recurrent.py: element i of the k-th parameter, by name, is
-/// 0.4·sin(0.7·i + 1.3·k).
-fn recurrent((cell, attention, bidirectional, feeding): (&str, &str, bool, &str)) -> (Model, Parameters) {
+/// A recurrent encoder-decoder with the weights of tools/golden/recurrent.py.
+fn recurrent(
+    device: &Device,
+    (cell, attention, bidirectional, feeding): (&str, &str, bool, &str),
+) -> (Model, Parameters) {
     let config = serde_json::json!({
         "model_type": "rnn-seq2seq", "vocab_size": 11, "embedding_size": 5, "hidden_size": 8, "dropout": 0.0,
         "num_hidden_layers": 2, "cell": cell, "attention": attention, "bidirectional": bidirectional, "feeding": feeding,
     });
+    filled(device, config)
+}
+
+/// A model whose element i of the k-th parameter, by name, is 0.4·sin(0.7·i + 1.3·k).
+fn filled(device: &Device, config: Value) -> (Model, Parameters) {
     let config = ModelConfig::from_value(config).unwrap();
+    let head = if config.targets().is_some() { Head::Seq2Seq } else { Head::MaskedLm };
     let mut builder = Builder::new();
-    let model = Model::build(&mut builder, &config, Head::Seq2Seq).unwrap();
-    let mut parameters = builder.finish(&Device::cpu(None, Some(2)).unwrap(), DType::F32).unwrap();
+    let model = Model::build(&mut builder, &config, head).unwrap();
+    let mut parameters = builder.finish(device, DType::F32).unwrap();
     let mut names: Vec<String> = parameters.entries().iter().map(|entry| entry.name.clone()).collect();
     names.sort();
     for i in 0..parameters.entries().len() {
@@ -238,7 +246,8 @@ fn fed_decoders_write_as_in_pytorch() {
     for kind in
         [("lstm", "general", true, "output"), ("gru", "additive", true, "context"), ("lstm", "dot", false, "context")]
     {
-        let (case, model) = (format!("writing-{}-{}-{}", kind.0, kind.1, kind.3), recurrent(kind));
+        let device = Device::cpu(None, Some(2)).unwrap();
+        let (case, model) = (format!("writing-{}-{}-{}", kind.0, kind.1, kind.3), recurrent(&device, kind));
         for (what, beams) in [("greedy", 1), ("beams", 3)] {
             let settings = GenerateSettings {
                 max_new_tokens: Some(8),
@@ -320,6 +329,73 @@ fn company_changes_nothing() {
             }
         }
     }
+}
+
+/// All that comes of jobs of every kind that enter and leave in between, and how many steps were recorded.
+fn events_of((model, parameters): &(Model, Parameters), recorded: bool) -> (Vec<Event>, usize) {
+    // Operations that are timed one by one are not recorded.
+    if !recorded {
+        parameters.device().start_profile();
+    }
+    let mut writer = Writer::new(model, parameters, LIMITS).unwrap();
+    let ids = model.config().sizes().vocab_size as u32;
+    let (mut jobs, mut events, mut guests) = (mixed_jobs(), vec![], vec![]);
+    // Once more each: by then sequences have left, and others have their pages.
+    jobs.extend(mixed_jobs());
+    for (i, (mut prompt, settings)) in jobs.into_iter().enumerate() {
+        prompt.iter_mut().for_each(|id| *id %= ids);
+        let settings = GenerateSettings { end: settings.end.iter().map(|id| id % ids).collect(), ..settings };
+        guests.push(writer.enter(job(&prompt[..2], &settings)).unwrap());
+        writer.enter(job(&prompt, &settings)).unwrap();
+        (0..3 + i % 4).for_each(|_| events.extend(writer.step().unwrap()));
+        if i % 3 == 2 {
+            guests.drain(..).for_each(|guest| writer.leave(guest));
+        }
+    }
+    while !writer.is_idle() {
+        events.extend(writer.step().unwrap());
+    }
+    parameters.device().stop_profile();
+    (events, writer.recordings())
+}
+
+/// What a GPU plays is what it computes step by step, to the last bit: with any number of sequences, wherever their pages lie.
+#[test]
+fn recorded_steps_write_what_others_write() {
+    let device = &crate::common::device(None, Some(2));
+    let on_gpu = matches!(device, Device::Cuda(_));
+    let opened = |dtype| move |name: &str| open_on(device, dtype, &directory("generation", name));
+    let names = ["gpt2", "t5", "bart"];
+    let long = serde_json::json!({ "model_type": "gpt2", "vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 400 });
+    let lstm =
+        serde_json::json!({ "model_type": "lstm-lm", "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2 });
+    let mut models: Vec<_> = names.map(opened(DType::F32)).into_iter().chain(names.map(opened(DType::Bf16))).collect();
+    models.push(recurrent(device, ("lstm", "general", true, "output")));
+    models.push(filled(device, lstm));
+    for (i, model) in models.iter().enumerate() {
+        let (expected, none) = events_of(model, false);
+        let (found, some) = events_of(model, true);
+        assert!(expected.len() > 200, "{}", expected.len());
+        assert!(found == expected, "model {i}");
+        // Recurrent ones find states on the host.
+        assert!(none == 0 && (some > 3) == (on_gpu && i < 6), "model {i}: {some}");
+    }
+    // More pages than most sequences have.
+    let (model, parameters) = filled(device, long);
+    let written = |recorded: bool| {
+        if !recorded {
+            device.start_profile();
+        }
+        let settings = GenerateSettings { max_new_tokens: Some(60), ..GenerateSettings::default() };
+        let mut writer = Writer::new(&model, &parameters, LIMITS).unwrap();
+        let ticket = writer.enter(job(&[7, 3].repeat(120), &settings)).unwrap();
+        let heard = run(&mut writer);
+        device.stop_profile();
+        (heard.of(ticket, 1), writer.recordings())
+    };
+    let (found, recordings) = written(true);
+    assert_eq!(found, written(false).0);
+    assert_eq!(recordings, if on_gpu { 2 } else { 0 });
 }
 
 /// The probabilities that tokens get one after the other are those of a whole pass over them.

@@ -109,6 +109,13 @@ impl<'a> View<'a> {
         Self { address: self.address + (start * self.dtype.size()) as u64, len, ..*self }
     }
 
+    /// The same words as f32.
+    #[track_caller]
+    pub fn as_f32(self) -> View<'a> {
+        assert!(self.dtype == DType::U32, "{:?} is not a word", self.dtype);
+        View { dtype: DType::F32, ..self }
+    }
+
     /// Whether 16 bytes can be read and written at a time.
     pub(crate) fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16)

@@ -33,7 +33,8 @@ pub struct Cache {
     vacant: Vec<usize>,
     /// Counts the checks, so that a sequence can keep by which it was seen.
     checks: u64,
-    /// What the pass under way works on, in the order of its sequences.
+    /// What the pass under way works on, in the order of its sequences; of those that only fill it up, no tokens.
+    selected: usize,
     pages: Vec<u32>,
     page_offsets: Vec<u32>,
     lengths: Vec<u32>,
@@ -81,6 +82,7 @@ impl Cache {
             sequences: vec![],
             vacant: vec![],
             checks: 0,
+            selected: 0,
             pages: vec![],
             page_offsets: vec![0],
             lengths: vec![],
@@ -97,6 +99,8 @@ impl Cache {
     /// only where the last one is not full.
     pub fn fork(&mut self, sequence: CachedSequence) -> Result<CachedSequence> {
         self.check(&[sequence], true)?;
+        let device = self.device.clone();
+        let _turn = device.turn();
         let Sequence { mut pages, tokens, .. } = self.sequences[sequence.0].clone();
         let rest = tokens % self.page_size;
         if rest > 0 {
@@ -164,11 +168,13 @@ impl Cache {
         self.free.len()
     }
 
-    /// Makes room for new tokens: `layout` tells how many each of `sequences` gets in the passes' next operations. For sequences
-    /// that only attend to what is there, use [`Cache::select`].
+    /// Makes room for new tokens: `layout` tells how many each of `sequences` gets in the passes' next operations, where these are
+    /// [rounded](Device::rounded_streams) with further ones behind them. For sequences that only attend to what is there, use
+    /// [`Cache::select`].
     pub fn extend(&mut self, sequences: &[CachedSequence], layout: &Layout) -> Result<()> {
-        if layout.sequences() != sequences.len() {
-            let (expected, got) = ([sequences.len()].into(), [layout.sequences()].into());
+        let rounded = self.device.rounded_streams(sequences.len());
+        if layout.sequences() != rounded {
+            let (expected, got) = ([rounded].into(), [layout.sequences()].into());
             return Err(TensorError::Shape { operation: "cache", what: "the layout", expected, got });
         }
         self.check(sequences, true)?;
@@ -198,6 +204,7 @@ impl Cache {
     /// named several times.
     pub fn select(&mut self, sequences: &[CachedSequence]) -> Result<()> {
         self.check(sequences, false)?;
+        self.selected = sequences.len();
         self.pages.clear();
         self.page_offsets.truncate(1);
         self.lengths.clear();
@@ -207,6 +214,11 @@ impl Cache {
             self.page_offsets.push(self.pages.len() as u32);
             self.lengths.push(sequence.tokens as u32);
         }
+        let rounded = self.device.rounded_streams(self.selected);
+        self.page_offsets.resize(rounded + 1, self.pages.len() as u32);
+        self.lengths.resize(rounded, 0);
+        // Nobody has those behind the last offset.
+        self.pages.resize(self.device.rounded_pages(self.pages.len(), rounded), 0);
         self.on_gpu = match &self.device {
             Device::Cpu(_) => None,
             device => {
@@ -269,7 +281,7 @@ impl Cache {
 
     /// Whether the layout is that of the sequences selected; the tokens of which are their last ones, or those `apart`.
     fn check_layout(&self, layout: &Layout, apart: bool) -> Result<()> {
-        let mut counts = layout.offsets().windows(2).map(|w| w[1] - w[0]).zip(&self.lengths);
+        let mut counts = layout.offsets().windows(2).map(|w| w[1] - w[0]).zip(&self.lengths).take(self.selected);
         if layout.sequences() == self.lengths.len() && counts.all(|(new, all)| apart || new <= *all) {
             return Ok(());
         }
@@ -289,6 +301,7 @@ impl Pass<'_> {
         column: usize,
         layout: &Layout,
     ) -> Result<()> {
+        self.reads(&(layer, column));
         cache.check_layout(layout, false)?;
         let ([mut keys, mut values], x) = (cache.layer(layer)?.clone(), from.tensor());
         let width = keys.columns();
@@ -397,6 +410,7 @@ impl Pass<'_> {
         if self.is_training() {
             return Err(TensorError::Unsupported { operation: "cache", why: "it has no backward" });
         }
+        self.reads(&(layer, attention, bias));
         check(attention, self.device())?;
         bias.check(attention)?;
         // Those that see all keys may be tokens of another text, and more than there are keys.
@@ -409,7 +423,7 @@ impl Pass<'_> {
         let columns = x.columns().max(h);
         x.check_shape("cache", "the query", [layout.tokens(), columns])?;
         let mut out = Tensor::empty(self.device(), [layout.tokens(), h], x.dtype())?;
-        let pairs: usize = (0..layout.sequences())
+        let pairs: usize = (0..cache.selected)
             .map(|i| {
                 attention
                     .pairs(&layout.offsets()[i..i + 2], &[layout.offsets()[i], layout.offsets()[i] + cache.lengths[i]])

@@ -20,6 +20,18 @@ pub struct LogSums {
     pub largest: Option<Vec<(u32, f32)>>,
 }
 
+impl LogSums {
+    /// Reads what [`Pass::log_sums`] gave; waits for it. An index outside of its table that a kernel met before is an error here.
+    pub fn read(found: &Tensor) -> Result<Self> {
+        let Some(cuda) = found.cuda() else { return Ok(Self { sums: found.slice().to_vec(), largest: None }) };
+        let words = cuda.read_words(found.on_gpu())?;
+        let (sums, largest) = words.split_at(found.columns());
+        let (values, places) = largest.split_at(found.columns());
+        let numbers = |words: &[u32]| words.iter().map(|word| f32::from_bits(*word)).collect::<Vec<_>>();
+        Ok(Self { sums: numbers(sums), largest: Some(places.iter().copied().zip(numbers(values)).collect()) })
+    }
+}
+
 impl Pass<'_> {
     /// scale·Σ weight·(−ln of the softmax at the target) over rows (P×columns), of which the first `classes` columns count.
     /// Gives the loss as a tensor of one number, and the loss of each row before weight and scale.
@@ -277,8 +289,10 @@ impl Pass<'_> {
     }
 
     /// Of the first `classes` logits of each row: ln Σ eˣ, not finite where a row has infinities or NaNs; and on a GPU also the largest
-    /// logit and its place, the first of several. What is on the host can be asked for them there.
-    pub fn log_sums(&mut self, logits: &Tensor, classes: usize) -> Result<LogSums> {
+    /// logit and its place, the first of several. What is on the host can be asked for them there. For [`LogSums::read`]: P numbers, or
+    /// 3×P words in which a GPU has all of it.
+    pub fn log_sums(&mut self, logits: &Tensor, classes: usize) -> Result<Tensor> {
+        self.reads(&classes);
         let (rows, columns) = (logits.rows(), logits.columns());
         if classes == 0 || classes > columns {
             let (expected, got) = ([rows, classes].into(), logits.shape());
@@ -286,20 +300,18 @@ impl Pass<'_> {
         }
         match self.device() {
             Device::Cpu(cpu) => {
-                let mut sums = vec![0.0; rows];
+                let mut sums = Tensor::empty(self.device(), [rows], DType::F32)?;
                 with_float!(logits.dtype(), E => {
-                    kernels::log_sums(&cpu.kernels, logits.slice::<E>(), columns, classes, &mut sums);
+                    kernels::log_sums(&cpu.kernels, logits.slice::<E>(), columns, classes, sums.slice_mut());
                 });
-                Ok(LogSums { sums, largest: None })
+                Ok(sums)
             }
             Device::Cuda(cuda) => {
-                let empty = |dtype| Tensor::empty(self.device(), [rows], dtype);
-                let (sums, values, places) = (empty(DType::F32)?, empty(DType::F32)?, empty(DType::U32)?);
-                let found = [sums.on_gpu(), values.on_gpu(), places.on_gpu()];
-                cuda_kernels::likeliest(&cuda.gpu, logits.on_gpu(), columns, classes, found)?;
-                let (values, places) = (values.to_f32()?, places.to_vec::<u32>()?);
-                let largest = places.into_iter().zip(values).collect();
-                Ok(LogSums { sums: sums.to_f32()?, largest: Some(largest) })
+                let found = Tensor::empty(self.device(), [3, rows], DType::U32)?;
+                let [sums, values, places] = [0, 1, 2].map(|i| found.on_gpu().part(i * rows, rows));
+                let to = [sums.as_f32(), values.as_f32(), places];
+                cuda_kernels::likeliest(&cuda.gpu, logits.on_gpu(), columns, classes, to)?;
+                Ok(found)
             }
         }
     }

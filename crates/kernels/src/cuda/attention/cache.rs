@@ -31,7 +31,7 @@ pub struct Pages<'a> {
     pub pages: View<'a>,
     /// Where each sequence's pages begin, and the end of the last.
     pub page_offsets: View<'a>,
-    /// Tokens of each sequence, the new ones included.
+    /// Tokens of each sequence, the new ones included; none of one that only fills a step up, which gets zeros.
     pub lengths: View<'a>,
 }
 
@@ -81,7 +81,8 @@ pub fn append(
         &values.address(),
     ];
     let launch = Launch { grid: (tokens as u32, 2), threads: 128, shared: 0 };
-    // SAFETY: the kernel leaves rows beyond the last offset alone; pages lie within the cache, as the caller has checked.
+    // SAFETY: the kernel leaves rows beyond the last offset and of sequences without tokens alone; pages lie within the cache, as the
+    // caller has checked.
     unsafe { gpu.launch(&SOURCE, &variant, "append", launch, &arguments) }
 }
 

@@ -8,14 +8,18 @@ typedef Described<E> Arguments;
 
 constexpr u32 WARPS = 8;
 
+// Keys of a group that are under way at a time: there are few blocks, and each would wait for every key.
+constexpr u32 AHEAD = 4;
+
 // Copies the keys (blockIdx.y = 0) or values of new tokens to the last places of their sequences, a block for each token.
 extern "C" __global__ void __launch_bounds__(128)
     append(const E *from, u64 stride, u32 width, const u32 *offsets, u32 sequences, const u32 *pages, const u32 *page_offsets,
            const u32 *lengths, u32 page_size, E *keys, E *values) {
     const u32 token = blockIdx.x;
     if (token >= offsets[sequences]) return;
+    // The last sequence that begins at or before the token. Where each has one new token, its number is the token's.
     u32 low = 0, high = sequences;
-    // The last sequence that begins at or before the token.
+    if (token < sequences && offsets[token] == token) low = token, high = token + 1;
     while (high - low > 1) {
         const u32 middle = (low + high) / 2;
         if (offsets[middle] <= token) {
@@ -24,6 +28,8 @@ extern "C" __global__ void __launch_bounds__(128)
             high = middle;
         }
     }
+    // What fills a step up has no tokens in the cache, not even its own.
+    if (lengths[low] < offsets[low + 1] - offsets[low]) return;
     const u32 place = lengths[low] - (offsets[low + 1] - token);
     const u64 row = (u64)pages[page_offsets[low] + place / page_size] * page_size + place % page_size;
     const E *source = from + token * stride + blockIdx.y * width;
@@ -85,26 +91,35 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) decode(const __grid_con
         if (column < d) load8<EVEN>(a.query + row * a.query_stride + head * d, column, d, q);
         const u32 from = part.keys_from(a, query), to = part.keys_to(a, query);
         Softmax softmax;
-        // All lanes go as many rounds, for they exchange their products.
-        for (u32 first = from; first < to; first += groups) {
-            const u32 key = first + group;
-            float k[8] = {}, v[8] = {};
-            if (key < to && column < d) {
-                const u64 at = part.key_row(a, key);
-                load8<EVEN>(keys + at * a.key_stride, column, d, k);
-                load8<EVEN>(values + at * a.value_stride, column, d, v);
-            }
-            float score = 0.0f;
+        for (u32 first = from; first < to; first += AHEAD * groups) {
+            Raw<E> some_keys[AHEAD] = {}, some_values[AHEAD] = {};
 #pragma unroll
-            for (int i = 0; i < 8; i++) score = fmaf(q[i], k[i], score);
-            for (u32 offset = lanes / 2; offset > 0; offset /= 2) score += __shfl_xor_sync(ALL_LANES, score, offset);
-            if (key >= to) continue;
-            score *= a.scale;
-            if (a.bias_kind != NO_BIAS) {
-                const int distance = (int)key - (int)query - part.shift;
-                score += fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
+            for (u32 round = 0; round < AHEAD; round++) {
+                const u32 key = first + round * groups + group;
+                if (key >= to || column >= d) continue;
+                const u64 at = part.key_row(a, key);
+                some_keys[round] = load8_raw<EVEN>(keys + at * a.key_stride, column, d);
+                some_values[round] = load8_raw<EVEN>(values + at * a.value_stride, column, d);
             }
-            softmax.add(score, v);
+            // All lanes go as many rounds, for they exchange their products.
+#pragma unroll
+            for (u32 round = 0; round < AHEAD; round++) {
+                if (first + round * groups >= to) break;
+                const u32 key = first + round * groups + group;
+                float k[8], v[8], score = 0.0f;
+                unpack(some_keys[round], k);
+#pragma unroll
+                for (int i = 0; i < 8; i++) score = fmaf(q[i], k[i], score);
+                for (u32 offset = lanes / 2; offset > 0; offset /= 2) score += __shfl_xor_sync(ALL_LANES, score, offset);
+                if (key >= to) continue;
+                score *= a.scale;
+                if (a.bias_kind != NO_BIAS) {
+                    const int distance = (int)key - (int)query - part.shift;
+                    score += fmaf(slope, (float)abs(distance), by_distance[a.near(distance)]);
+                }
+                unpack(some_values[round], v);
+                softmax.add(score, v);
+            }
         }
         for (u32 offset = lanes; offset < 32; offset *= 2) {
             float other[8];

@@ -152,7 +152,9 @@ struct Part {
         index = 0;
         u32 other_first = item.first, other = item.tokens;
         if (a.own_offsets) {
-            u32 low = 0, high = a.sequences;
+            // Where each sequence has one row, its number is the row's.
+            const bool guessed = item.first < a.sequences && a.own_offsets[item.first] == item.first;
+            u32 low = guessed ? item.first : 0, high = guessed ? low : a.sequences;
             while (low < high) {
                 const u32 middle = (low + high) / 2;
                 if (a.own_offsets[middle] < item.first) {
