@@ -168,6 +168,8 @@ fn read_from(
             .collect();
         let reads: Vec<&Read> = chosen.iter().map(|i| sequences[*i].1).collect();
         let masks = masks(&inputs, &reads);
+        // From the inputs to what is read: a thread that writes on the same GPU would come between any two of its copies.
+        let _turn = parameters.device().turn();
         let (batch, masks) = Batch::with_masks(parameters.device(), network.config(), &inputs, &masks, 0)?;
         let spellings = chosen.iter().map(|i| sequences[*i].0.spellings.as_deref());
         let mut batch = batch.spelled(parameters.device(), network.config(), spellings)?;

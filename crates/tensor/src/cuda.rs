@@ -599,8 +599,8 @@ pub(crate) fn bucket(n: usize, parts: usize) -> usize {
     n.max(1).next_multiple_of(step)
 }
 
-/// `n` sequences with a token each rounded up to one of few sizes: a power of two up to eight, then a multiple of eight, and at most an
-/// eighth more.
+/// `n` sequences with a token each rounded up to one of few sizes: a power of two up to eight, a multiple of eight up to 64, and from there
+/// at most a quarter more.
 pub(crate) fn streams_bucket(n: usize) -> usize {
     let power = n.next_power_of_two();
     if n <= 8 { power } else { n.next_multiple_of((power / 8).max(8)) }

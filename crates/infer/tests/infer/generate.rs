@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use henson_checkpoint::{LoadOptions, ModelDirectory, open_parameters};
 use henson_infer::{
@@ -396,6 +397,44 @@ fn recorded_steps_write_what_others_write() {
     let (found, recordings) = written(true);
     assert_eq!(found, written(false).0);
     assert_eq!(recordings, if on_gpu { 2 } else { 0 });
+}
+
+/// Threads of a server share a GPU: what others ask of it while a step is recorded is not a part of the step, and is done.
+#[test]
+fn other_threads_compute_between_steps() {
+    let device = &crate::common::device(None, Some(2));
+    if let Device::Cpu(_) = device {
+        return;
+    }
+    let model = open_on(device, DType::F32, &directory("generation", "gpt2"));
+    let (ids, segments) = ((3..40).collect::<Vec<u32>>(), [0; 37]);
+    let rows: Vec<u32> = (0..37).collect();
+    let read = |at_once: bool| {
+        let _turn = at_once.then(|| device.turn());
+        let batch = Batch::new(device, model.0.config(), &[Sequence { ids: &ids, segments: &segments }], 0).unwrap();
+        let rows = Tensor::from_slice(device, [37], &rows).unwrap();
+        let mut tape = Tape::new();
+        let mut pass = Pass::inference(&mut tape, &model.1);
+        let logits = model.0.logits(&mut pass, &batch, Some(&rows)).unwrap();
+        drop(pass);
+        logits.tensor().to_f32().unwrap()
+    };
+    let (expected, (written, _)) = (read(true), events_of(&model, true));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut passes = 0;
+            while !done.load(Ordering::Relaxed) && passes < 2000 {
+                assert!(read(passes % 2 == 0) == expected);
+                passes += 1;
+            }
+            passes
+        });
+        let (found, recorded) = events_of(&model, true);
+        done.store(true, Ordering::Relaxed);
+        assert!(found == written && recorded > 3);
+        assert!(reader.join().unwrap() > 4);
+    });
 }
 
 /// The probabilities that tokens get one after the other are those of a whole pass over them.

@@ -5,8 +5,8 @@
 use crate::common::*;
 use henson_tensor::{
     Activation, Attention, Bias, BiasValues, Buckets, Builder, Cache, DType, Device, EmbeddingTables,
-    FeedForwardLayers, Init, Layout, LogBuckets, Norm, Pairing, Param, Pass, PositionTables, QueryKeyValue,
-    RelativePositions, Rotary, RotaryTable, Tape, Tensor, Training, Window,
+    FeedForwardLayers, Init, Layout, LogBuckets, LogSums, Norm, Pairing, Param, Pass, PositionTables, QueryKeyValue,
+    RelativePositions, Rotary, RotaryTable, Tape, Tensor, TensorError, Training, Window,
 };
 
 const QUERIES: [usize; 3] = [7, 1, 33];
@@ -561,6 +561,47 @@ fn forks_go_on_apart_and_share_full_pages() {
         assert!(cache.fork(a).unwrap_err().to_string().contains("0 free pages"));
         cache.leave(a);
         assert_eq!(cache.free_pages(), 1);
+    }
+}
+
+/// Inputs of a step that failed, and a fault met in one, do not reach the next.
+#[test]
+fn a_step_that_fails_leaves_nothing_behind() {
+    for device in &devices() {
+        let on_gpu = matches!(device, Device::Cuda(_));
+        let failed = device.feed_tokens(|| {
+            Tensor::from_slice(device, [2], &[1u32, 2])?;
+            assert_eq!(device.rounded_streams(5), if on_gpu { 8 } else { 5 });
+            device.do_not_record();
+            assert_eq!(device.rounded_streams(5), 5, "it was said that it is not recorded");
+            let why = "it fails";
+            Err::<(), _>(TensorError::Unsupported { operation: "test", why })
+        });
+        assert!(failed.is_err());
+        assert_eq!(device.rounded_streams(5), 5);
+        let fed =
+            |numbers: &[u32]| device.feed_tokens(|| Tensor::from_slice(device, [numbers.len()], numbers)).unwrap();
+        let (ids, signature) = fed(&[7, 8, 9]);
+        assert_eq!(ids.to_vec::<u32>().unwrap(), [7, 8, 9]);
+        let (again, other) = (fed(&[3, 2, 1]).1, fed(&[3, 2]).1);
+        assert!(signature == again && (!on_gpu || signature != other));
+
+        let mut builder = Builder::new();
+        let x = input(&mut builder, "x", 2, 4);
+        let parameters = builder.finish(device, DType::F32).unwrap();
+        let mut tape = Tape::new();
+        let mut pass = Pass::inference(&mut tape, &parameters);
+        let logits = Tensor::from_slice(device, [2, 4], &[0.0f32, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0]).unwrap();
+        let found = pass.log_sums(&logits, 4).unwrap();
+        if on_gpu {
+            let x = rows(&mut pass, x);
+            pass.gather(&x, &Tensor::from_slice(device, [1], &[99u32]).unwrap()).unwrap();
+            assert!(LogSums::read(&found).unwrap_err().to_string().contains("gather"));
+        }
+        let LogSums { sums, largest } = LogSums::read(&found).unwrap();
+        let expected = [(9.0f32.exp() + 3.0).ln(), 4.0f32.ln()];
+        assert!(sums.iter().zip(expected).all(|(sum, expected)| (sum - expected).abs() < 1e-4), "{sums:?}");
+        assert_eq!(largest, on_gpu.then(|| vec![(2, 9.0), (0, 0.0)]));
     }
 }
 
