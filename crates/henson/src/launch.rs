@@ -142,18 +142,6 @@ fn place(flags: &RankFlags) -> anyhow::Result<Option<Place>> {
     Ok(Place::recognise(|name| std::env::var(name).ok())?)
 }
 
-/// Refuses several processes for what one does alone.
-pub(crate) fn refuse(flags: &RankFlags, what: &str) -> anyhow::Result<()> {
-    let count = match place(flags)?.filter(|_| flags.ranks != Some(1)) {
-        Some(Place::Process(launch)) => Some(launch.size),
-        Some(Place::Node(node)) => Some(node.count * flags.ranks.or(node.processes).unwrap_or(1)),
-        None => flags.ranks,
-    };
-    let count = count.unwrap_or(1);
-    anyhow::ensure!(count <= 1, "{what} is for one process alone so far, and {count} were asked for");
-    Ok(())
-}
-
 impl Together {
     /// Whether this process prints and writes.
     pub(crate) fn is_first(&self) -> bool {

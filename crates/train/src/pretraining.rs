@@ -261,10 +261,6 @@ impl Plan {
     /// Checks that all ranks have the same before them, and that they can share every batch.
     fn check_ranks(&self, device: &Device) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
-        if let Some(teacher) = &self.teacher {
-            let expected = "nothing with several ranks: learning from a teacher is for one process alone so far";
-            return Err(TrainError::setting("distil.teacher", &teacher.settings.teacher, expected));
-        }
         if self.text.is_some() {
             let expected = "another with several ranks: states are carried by one process alone so far";
             return Err(TrainError::setting("packing", "stream", expected));

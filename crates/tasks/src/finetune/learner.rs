@@ -201,10 +201,15 @@ impl Learner {
     }
 
     /// Asks teachers about all examples beforehand, where their answers are kept.
-    pub(crate) fn ask_teachers(&self, device: &Device, watch: &mut Watch<'_>) -> std::result::Result<(), TaskError> {
+    pub(crate) fn ask_teachers(
+        &self,
+        device: &Device,
+        ranks: Option<&Ranks>,
+        watch: &mut Watch<'_>,
+    ) -> std::result::Result<(), TaskError> {
         for objective in &self.settings.host {
             if let HostObjective::Taught(objective) = objective {
-                objective.teaching.keep(device, watch)?;
+                objective.teaching.keep(device, ranks, watch)?;
             }
         }
         Ok(())
@@ -333,7 +338,7 @@ impl Task for Learner {
             let objective = &host[set];
             let tokens = instances.iter().map(|instance| instance.tokens()).sum();
             let parts = if objective.is_cached() { vec![instances] } else { divided(instances, accumulation) };
-            let parts = objective.learn(engine, step, &parts, accumulation)?;
+            let parts = objective.learn(engine, step, parts, accumulation)?;
             let (losses, weights) = objective.names();
             return Ok(Underway { parts, losses, weights, tokens });
         }
@@ -355,17 +360,10 @@ impl Task for Learner {
         let language = auxiliary_lm / sequences.max(1) as f32;
         let tokens = instances.iter().map(|instance| instance.tokens()).sum();
         let passes = numbered(divided(instances, accumulation));
-        let parts = engine.in_parts(step, accumulation.max(1), |engine, part| {
-            let passes = &passes[passes_of(part, accumulation.max(1), passes.len())];
-            let losses = passes.iter().map(|(instances, number)| {
-                let part = PartOfBatch { instances, class_weights: &class_weights, number: *number, language };
-                if freeze {
-                    learn_head(engine, step, objective, part)
-                } else {
-                    engine.learn_part(step, objective, part)
-                }
-            });
-            losses.collect()
+        let parts = in_passes(engine, step, passes.len(), accumulation, |engine, i| {
+            let (instances, number) = &passes[i];
+            let part = PartOfBatch { instances, class_weights: &class_weights, number: *number, language };
+            if freeze { learn_head(engine, step, objective, part) } else { engine.learn_part(step, objective, part) }
         })?;
         let mut weights = henson_train::EQUAL;
         if auxiliary_lm > 0.0 {
@@ -510,7 +508,7 @@ fn divided(mut instances: Vec<&Instance>, accumulation: usize) -> Vec<Vec<&Insta
 }
 
 /// The passes of a batch, each with the number of its first sequence.
-fn numbered(passes: Vec<Vec<&Instance>>) -> Vec<(Vec<&Instance>, u32)> {
+pub(super) fn numbered(passes: Vec<Vec<&Instance>>) -> Vec<(Vec<&Instance>, u32)> {
     let mut number = 0;
     let numbered = passes.into_iter().map(|instances| {
         let first = number;
@@ -518,6 +516,18 @@ fn numbered(passes: Vec<Vec<&Instance>>) -> Vec<(Vec<&Instance>, u32)> {
         (instances, first)
     });
     numbered.collect()
+}
+
+/// Runs the passes of a batch, by their numbers, in so many parts. Gives the losses of each pass.
+pub(super) fn in_passes(
+    engine: &mut Engine,
+    step: u64,
+    passes: usize,
+    parts: usize,
+    mut learn: impl FnMut(&mut Engine, usize) -> Result<Reading>,
+) -> Result<Vec<Reading>> {
+    let parts = parts.max(1);
+    engine.in_parts(step, parts, |engine, part| passes_of(part, parts, passes).map(|i| learn(engine, i)).collect())
 }
 
 /// Which of the passes of a batch belong to one of its parts: each has one, the last ones perhaps none. Where there are more, since

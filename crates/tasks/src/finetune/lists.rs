@@ -4,6 +4,7 @@ use henson_models::{Batch, Capture, Sequence};
 use henson_tensor::{Pass, Reading, Tensor};
 use henson_train::{Engine, Result};
 
+use super::learner::in_passes;
 use crate::prepare::Instance;
 use crate::ranking::RankLoss;
 
@@ -15,21 +16,25 @@ pub struct ListObjective {
 
 impl ListObjective {
     /// Adds the gradients of a step's parts; gives the loss of each. All that they count is counted together.
-    pub(crate) fn learn(self, engine: &mut Engine, step: u64, parts: &[Vec<&Instance>]) -> Result<Vec<Reading>> {
-        let counts = parts.iter().flatten().map(|instance| self.loss.count(&instance.numbers));
+    pub(crate) fn learn(
+        self,
+        engine: &mut Engine,
+        step: u64,
+        passes: &[(Vec<&Instance>, u32)],
+        parts: usize,
+    ) -> Result<Vec<Reading>> {
+        let counts = passes.iter().flat_map(|(pass, _)| pass).map(|instance| self.loss.count(&instance.numbers));
         let scale = 1.0 / counts.sum::<usize>().max(1) as f64;
-        let mut number = 0;
-        engine.in_parts(step, parts.len(), |engine, i| {
-            let part = &parts[i];
+        in_passes(engine, step, passes.len(), parts, |engine, i| {
+            let (part, number) = &passes[i];
             let sequences: Vec<Sequence<'_>> = part
                 .iter()
                 .flat_map(|instance| &instance.sequences)
                 .map(|(ids, segments)| Sequence { ids, segments })
                 .collect();
-            let loss = self.learn_part(engine, step, part, &sequences, number, scale)?;
-            number += sequences.len() as u32;
+            let loss = self.learn_part(engine, step, part, &sequences, *number, scale)?;
             let device = engine.parameters.device().clone();
-            Ok(vec![device.read_later(&[&Tensor::from_slice(&device, [1], &[loss as f32])?])?])
+            Ok(device.read_later(&[&Tensor::from_slice(&device, [1], &[loss as f32])?])?)
         })
     }
 

@@ -78,21 +78,23 @@ pub struct Plan {
 
 impl Plan {
     /// Checks that all ranks have the same before them, and that they can share the work.
-    pub(crate) fn check_ranks(&self, device: &Device) -> TrainResult<()> {
-        let Some(ranks) = &self.ranks else { return Ok(()) };
+    pub(crate) fn check_ranks(&self, ranks: Option<&Arc<Ranks>>, device: &Device) -> TrainResult<()> {
+        let Some(ranks) = ranks else { return Ok(()) };
+        let objectives = self.objectives()?;
+        // The loss of a batch whose parts are told from each other is not a sum over parts.
+        let is_told_apart = match &objectives[..] {
+            [] => self.instances.first().is_some_and(Instance::is_contrast),
+            some => !some.iter().all(HostObjective::is_a_sum),
+        };
         let refuse = |key: &'static str, got: &str, expected: &str| {
             Err(TrainError::setting(key, got, format!("{expected}: that is for one process alone so far")))
         };
         let recipe = &self.recipe;
         match () {
-            () if self.teaching.is_some() || self.first.is_some() => {
-                return refuse("distil", "teachers", "none with several ranks");
-            }
             () if !self.members.is_empty() => {
                 return refuse("datasets", &self.members.len().to_string(), "none with several ranks");
             }
-            // The loss of a batch whose parts are told from each other is not a sum over parts.
-            () if !self.objectives()?.is_empty() || self.instances.first().is_some_and(Instance::is_contrast) => {
+            () if is_told_apart => {
                 return refuse("task", self.task.name, "a loss that is a sum over examples, with several ranks");
             }
             () if self.has_folds() => {

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use henson_checkpoint::read_json;
 use henson_ranks::Ranks;
@@ -116,7 +117,7 @@ pub enum Ended {
 }
 
 /// What the first of several ranks says.
-fn first_says(ranks: Option<&Ranks>, yes: bool) -> bool {
+pub(super) fn first_says(ranks: Option<&Ranks>, yes: bool) -> bool {
     ranks.map_or(yes, |ranks| ranks.from_first(&[u8::from(yes)]) == [1])
 }
 
@@ -129,8 +130,21 @@ pub fn finetune(
     stop_at: Option<u64>,
     watch: &mut Watch<'_>,
 ) -> Result<Ended, TaskError> {
-    plan.check_ranks(device)?;
-    let ranks = &plan.ranks;
+    for phase in plan.first_phase().into_iter().chain([plan]) {
+        phase.check_ranks(plan.ranks.as_ref(), device)?;
+    }
+    live(plan, &plan.ranks, device, out, stop_at, watch)
+}
+
+/// The life of one phase.
+fn live(
+    plan: &Plan,
+    ranks: &Option<Arc<Ranks>>,
+    device: &Device,
+    out: &Path,
+    stop_at: Option<u64>,
+    watch: &mut Watch<'_>,
+) -> Result<Ended, TaskError> {
     let mut run = TrainingRun::open_with(out, &plan.recipe, loop_settings(plan, stop_at), ranks.clone())?;
     let finished = if run.is_first() { finished(plan.data_name(), out)? } else { None };
     if first_says(ranks.as_deref(), finished.is_some()) && !run.is_first() {
@@ -160,14 +174,17 @@ pub fn finetune(
         drop(engine);
         let directory = out.join(DISTILLED);
         (watch.on)(Event::Part { name: "distillation on texts without labels", steps: first.steps() });
-        if let Ended::Stopped(step) = finetune(first, device, &directory, stop_at, watch)? {
-            return Ok(Ended::Stopped(step));
+        let ended = live(first, ranks, device, &directory, stop_at, watch)?;
+        if !first_says(ranks.as_deref(), matches!(ended, Ended::Finished(_))) {
+            return Ok(ended);
         }
         (watch.on)(Event::Part { name: "fine-tuning", steps: plan.steps() });
-        engine = plan.engine_from(device, Some(&directory))?;
+        // Other ranks have no such directory; they get the weights of the first when the run is resumed.
+        engine = if run.is_first() { plan.engine_from(device, Some(&directory))? } else { plan.engine(device)? };
+        engine.join(ranks.clone())?;
     }
     let mut learner = plan.learner()?;
-    learner.ask_teachers(device, watch)?;
+    learner.ask_teachers(device, ranks.as_deref(), watch)?;
     // Folds have said whether a linear head is better; dev data says it in the end.
     let linear_wins = linear_wins(&folds);
     let has_linear = plan.recipe.linear_head && (plan.dev.is_some() || linear_wins);

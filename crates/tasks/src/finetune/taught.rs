@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use henson_infer::Pooling;
 use henson_models::{Batch, Capture, Sequence};
-use henson_tensor::{Builder, Group, Init, Param, Pass, Reading, Tensor, Var};
+use henson_tensor::{Builder, Device, Group, Init, Param, Pass, Reading, Tensor, Var};
 use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result, TrainError};
 
+use super::learner::in_passes;
 use super::pooled::Pooled;
 use super::teaching::Teaching;
 use crate::distil::{self, Lesson, Parts, Shares};
@@ -66,31 +67,57 @@ impl TaughtObjective {
         weights
     }
 
-    /// Adds the gradients of a step's parts; gives the losses of each. What they count is counted together.
-    pub(crate) fn learn(&self, engine: &mut Engine, step: u64, parts: &[Vec<&Instance>]) -> Result<Vec<Reading>> {
+    /// Adds the gradients of a step's passes; gives the losses of each. What they count is counted together.
+    ///
+    /// Teachers are asked about each pass by itself, so that what they say on a GPU does not depend on who learns the others.
+    pub(crate) fn learn(
+        &self,
+        engine: &mut Engine,
+        step: u64,
+        passes: &[(Vec<&Instance>, u32)],
+        parts: usize,
+    ) -> Result<Vec<Reading>> {
         let device = engine.parameters.device().clone();
-        let mut numbers: Vec<u32> = parts.iter().flatten().map(|instance| instance.example).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let said = self.teaching.said(&device, &numbers).map_err(|error| TrainError::Task(error.into()))?;
-        let said: Said = numbers.into_iter().zip(said).collect();
-        let shares = self.shares(parts, &said);
-        let mut number = 0;
-        engine.in_parts(step, parts.len(), |engine, i| {
-            let (losses, sequences) = self.learn_part(engine, step, &parts[i], number, &said, shares)?;
-            number += sequences;
+        let mut said: Vec<Said> = match self.counts_by_answers() {
+            true => passes.iter().map(|(pass, _)| self.said(&device, pass)).collect::<Result<_>>()?,
+            false => vec![Said::new(); passes.len()],
+        };
+        let shares = self.shares(passes, &said);
+        in_passes(engine, step, passes.len(), parts, |engine, i| {
+            let (pass, number) = &passes[i];
+            let own = match self.counts_by_answers() {
+                true => std::mem::take(&mut said[i]),
+                false => self.said(&device, pass)?,
+            };
+            let losses = self.learn_part(engine, step, (pass, *number), &own, shares)?;
             let losses = losses.map(|loss| Tensor::from_slice(&device, [1], &[loss as f32]));
             let losses = losses.into_iter().collect::<henson_tensor::Result<Vec<_>>>()?;
             let wanted: Vec<&Tensor> = losses.iter().take(self.names().len()).collect();
-            Ok(vec![device.read_later(&wanted)?])
+            Ok(device.read_later(&wanted)?)
         })
     }
 
-    /// What both kinds of targets count in a step.
-    fn shares(&self, parts: &[Vec<&Instance>], said: &Said) -> Shares {
+    /// What teachers say about the instances of a pass.
+    fn said(&self, device: &Device, pass: &[&Instance]) -> Result<Said> {
+        let mut numbers: Vec<u32> = pass.iter().map(|instance| instance.example).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let said = self.teaching.said(device, &numbers).map_err(|error| TrainError::Task(error.into()))?;
+        Ok(numbers.into_iter().zip(said).collect())
+    }
+
+    /// Whether what a batch counts is known from its teachers' answers alone.
+    fn counts_by_answers(&self) -> bool {
+        matches!(self.teaching.lesson, Lesson::Tokens | Lesson::Margins)
+    }
+
+    /// What both kinds of targets count in a step. Of its answers only those are looked at that count.
+    fn shares(&self, passes: &[(Vec<&Instance>, u32)], said: &[Said]) -> Shares {
         let (mut soft, mut hard) = (0.0, 0.0);
-        for instance in parts.iter().flatten() {
-            let teacher = soft_of(said, instance);
+        let pairs = passes.iter().zip(said);
+        let instances = pairs.flat_map(|((pass, _), said)| pass.iter().map(move |instance| (instance, said)));
+        for (instance, said) in instances {
+            let teacher = || soft_of(said, instance);
             let labels = || instance.labels.iter().flatten().map(|label| self.weight(*label)).sum::<f64>();
             let is_known = instance.numbers.iter().all(|x| !x.is_nan());
             let (of_teacher, of_labels) = match self.teaching.lesson {
@@ -98,13 +125,13 @@ impl TaughtObjective {
                 Lesson::Several | Lesson::Number => (1.0, f64::from(u8::from(is_known))),
                 Lesson::Spans => (2.0, labels()),
                 Lesson::Tokens => {
-                    let classes = (teacher.len() / instance.tokens().max(1)).max(1);
-                    let rows = teacher.chunks_exact(classes).filter(|row| !row[0].is_nan()).count();
+                    let classes = (teacher().len() / instance.tokens().max(1)).max(1);
+                    let rows = teacher().chunks_exact(classes).filter(|row| !row[0].is_nan()).count();
                     (rows as f64, labels())
                 }
                 Lesson::Margins => {
                     let relevance = is_known.then_some(&instance.numbers[..]);
-                    let pairs = distil::margins(teacher.len(), relevance).len();
+                    let pairs = distil::margins(teacher().len(), relevance).len();
                     (pairs as f64, relevance.map_or(0.0, |relevance| self.rank_loss.count(relevance) as f64))
                 }
                 Lesson::Vectors => (instance.sequences.len() as f64, 0.0),
@@ -125,11 +152,10 @@ impl TaughtObjective {
         &self,
         engine: &mut Engine,
         step: u64,
-        part: &[&Instance],
-        number: u32,
+        (part, number): (&[&Instance], u32),
         said: &Said,
         shares: Shares,
-    ) -> Result<(Parts, u32)> {
+    ) -> Result<Parts> {
         let training = engine.training(step);
         let Engine { model, parameters, gradients, tape, .. } = engine;
         let device = parameters.device().clone();
@@ -150,7 +176,7 @@ impl TaughtObjective {
             }
         };
         pass.backward(gradients)?;
-        Ok((losses, sequences.len() as u32))
+        Ok(losses)
     }
 
     /// The loss of a part's logits, with whose gradient the backward pass begins.

@@ -11,16 +11,19 @@ use std::sync::{Arc, OnceLock};
 use henson_checkpoint::{Sums, read_limited, write_atomic};
 use henson_infer::{Model, Want};
 use henson_models::Head;
+use henson_ranks::Ranks;
 use henson_tensor::{DType, Device};
 use henson_text::Tokenizer;
 use henson_train::{Event, TrainError, Watch};
 use sha2::{Digest, Sha256};
 
 use super::kept;
+use super::run::first_says;
 use crate::distil::{DistilSettings, Lesson};
 use crate::error::TaskError;
 use crate::example::{Example, Set};
 use crate::forms::{Asked, Soft};
+use crate::forward::gather_scores;
 use crate::framed::hex;
 use crate::predict::label_order;
 use crate::prepare::{LayingOut, Lengths, Prepared};
@@ -95,33 +98,61 @@ impl Teaching {
         self.ask(device, &examples)
     }
 
-    /// Where answers are kept, finds all of them there, or asks for them and writes them down.
-    pub(crate) fn keep(&self, device: &Device, watch: &mut Watch<'_>) -> Result<(), TaskError> {
+    /// Where answers are kept, finds all of them there, or asks for them and writes them down. Of several ranks the first one finds and
+    /// writes, and each asks for a share.
+    pub(crate) fn keep(&self, device: &Device, ranks: Option<&Ranks>, watch: &mut Watch<'_>) -> Result<(), TaskError> {
         if self.settings.cache.is_empty() || self.kept.get().is_some() {
             return Ok(());
         }
         let place = Path::new(&self.settings.cache);
-        fs::create_dir_all(place).map_err(|source| TrainError::Io {
-            action: "create",
-            path: place.to_owned(),
-            source,
-        })?;
         let path = place.join(format!("teacher-{}.outputs", &self.digest()?[..32]));
-        if let Some(kept) = self.read(&path, watch) {
-            self.kept.set(kept).ok();
-            return Ok(());
+        let is_first = ranks.is_none_or(|ranks| ranks.rank() == 0);
+        let mut found = None;
+        if is_first {
+            fs::create_dir_all(place).map_err(|source| TrainError::Io {
+                action: "create",
+                path: place.to_owned(),
+                source,
+            })?;
+            found = self.read(&path, watch);
         }
-        let mut all = Vec::with_capacity(self.set.examples.len());
-        for examples in self.set.examples.chunks(TOGETHER) {
-            if watch.stop.load(std::sync::atomic::Ordering::Relaxed) {
-                return Err(TaskError::Stopped);
-            }
-            (watch.on)(Event::Teaching { done: all.len(), of: self.set.examples.len() });
-            all.extend(self.ask(device, &examples.iter().collect::<Vec<_>>())?);
+        let is_there = first_says(ranks, found.is_some());
+        let mut all = match is_there {
+            true => found.unwrap_or_default(),
+            false => self.ask_share(device, ranks, watch)?,
+        };
+        if let Some(ranks) = ranks {
+            all = gather_scores(ranks, &all).filter(|all| all.len() == self.set.examples.len()).ok_or_else(|| {
+                TrainError::Ranks(
+                    "what teachers said to other ranks makes no sense: are all of the same version?".into(),
+                )
+            })?;
         }
-        write_atomic(&path, &kept::written(&all)).map_err(TrainError::from)?;
+        if is_first && !is_there {
+            write_atomic(&path, &kept::written(&all)).map_err(TrainError::from)?;
+        }
         self.kept.set(all).ok();
         Ok(())
+    }
+
+    /// What teachers say about all examples; of several ranks, about a share of them. Who stops, stops all.
+    fn ask_share(&self, device: &Device, ranks: Option<&Ranks>, watch: &mut Watch<'_>) -> Result<Vec<Soft>, TaskError> {
+        let together: Vec<&[Example]> = self.set.examples.chunks(TOGETHER).collect();
+        let own = ranks.map_or(0..together.len(), |ranks| ranks.share(together.len(), ranks.rank()));
+        let (mut all, of) = (Vec::new(), together[own.clone()].iter().map(|examples| examples.len()).sum());
+        let mut stopped = false;
+        for examples in &together[own] {
+            stopped = watch.stop.load(std::sync::atomic::Ordering::Relaxed);
+            if stopped {
+                break;
+            }
+            (watch.on)(Event::Teaching { done: all.len(), of });
+            all.extend(self.ask(device, &examples.iter().collect::<Vec<_>>())?);
+        }
+        if ranks.map_or(stopped, |ranks| ranks.gather(&[u8::from(stopped)]).contains(&vec![1])) {
+            return Err(TaskError::Stopped);
+        }
+        Ok(all)
     }
 
     /// What a file holds, if it is there and whole.

@@ -12,6 +12,7 @@ use henson_models::{Batch, Capture, Sequence};
 use henson_tensor::{Builder, Device, Group, Init, Param, Pass, Reading, Tensor, Var};
 use henson_train::{EQUAL, Engine, LossNames, LossWeights, Result};
 
+use super::learner::numbered;
 use super::lists::ListObjective;
 use super::pooled::Pooled;
 use super::taught::TaughtObjective;
@@ -42,19 +43,24 @@ impl HostObjective {
         matches!(self, Self::Vectors(VectorObjective { cached: true, .. }))
     }
 
-    /// Adds the gradients of a step's parts; gives the loss of each.
+    /// Adds the gradients of a step's passes; gives the loss of each.
     pub(crate) fn learn(
         &self,
         engine: &mut Engine,
         step: u64,
-        parts: &[Vec<&Instance>],
+        passes: Vec<Vec<&Instance>>,
         divided: usize,
     ) -> Result<Vec<Reading>> {
         match self {
-            Self::Vectors(objective) => objective.learn(engine, step, parts, divided),
-            Self::Lists(objective) => objective.learn(engine, step, parts),
-            Self::Taught(objective) => objective.learn(engine, step, parts),
+            Self::Vectors(objective) => objective.learn(engine, step, &passes, divided),
+            Self::Lists(objective) => objective.learn(engine, step, &numbered(passes), divided),
+            Self::Taught(objective) => objective.learn(engine, step, &numbered(passes), divided),
         }
+    }
+
+    /// Whether its loss is a sum over examples, so that ranks can share a batch.
+    pub(crate) fn is_a_sum(&self) -> bool {
+        !matches!(self, Self::Vectors(_))
     }
 
     /// The names of its losses, and what they are multiplied with.

@@ -9,7 +9,7 @@ use henson_train::Task as _;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::finetune::{data, device, finished, model, plan, recipe, run};
+use crate::finetune::{data, device, finished, model, plan, recipe, run, run_together};
 
 /// A model that was fine-tuned for a task.
 fn teacher(place: &Path, task: &str, head: &str, file: &str, sets: &[&str]) -> PathBuf {
@@ -237,6 +237,61 @@ fn texts_without_labels_come_first_and_then_those_with_labels() {
     assert!(!parts.join("results.json").exists() && parts.join("distilled/results.json").exists());
     assert_eq!(finished(run(&with(), &parts, None).unwrap()), results);
     same_files(&whole, &parts);
+}
+
+/// Each of several ranks asks about its own parts, or about all where the answers are counted; and about a share of all examples where
+/// they are kept.
+#[test]
+fn several_ranks_give_the_bits_of_one() {
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name);
+    fs::write(at("lists.jsonl"), LISTS).unwrap();
+    fs::write(at("texts.csv"), "text\nthe old sea\na cat ran\nwho\njim\nno dog\n").unwrap();
+    let (classes, lists) = (data("finetune").join("classify.jsonl"), at("lists.jsonl"));
+    let cases = [
+        ("classify", "sequence", classes, true),
+        ("tag", "token", data("finetune").join("tag.conll"), false),
+        ("rerank", "regression", lists, false),
+    ];
+    for (task, head, file, two_phases) in cases {
+        let file = file.display().to_string();
+        let teacher = teacher(place.path(), task, head, &file, &[]);
+        let sets =
+            ["epochs=4", "learning_rate=1e-3", "max_length=40", "accumulation=4", "dropout=0.1", "linear_head=false"];
+        let with = |cache: Option<&str>| {
+            let recipe = FineTuneRecipe { batch_size: 5, ..recipe(task, Path::new("bert-tiny"), &file, &sets) };
+            let mut recipe = taught_by(&teacher, recipe);
+            recipe.config.insert("hidden_size".to_owned(), 16.into());
+            recipe.config.insert("intermediate_size".to_owned(), 32.into());
+            let distil = recipe.distil.as_mut().unwrap();
+            if two_phases {
+                distil.transfer = Paths(vec![at("texts.csv").display().to_string()]);
+            }
+            distil.cache = cache.map(|cache| at(cache).display().to_string()).unwrap_or_default();
+            recipe
+        };
+        let one = at(&format!("{task}-1"));
+        let expected = finished(run(&plan(with(None)), &one, None).unwrap());
+        for (ranks, cache, stops) in [(2, None, &[][..]), (4, Some("cache"), &[1, 3]), (2, Some("cache"), &[])] {
+            let out = at(&format!("{task}-{ranks}-{}", cache.is_some()));
+            for stop in stops {
+                // By another number of ranks.
+                let ended = run_together(&with(cache), ranks / 2, &out, Some(*stop)).unwrap();
+                assert!(matches!(ended, Ended::Stopped(_)), "{task}: {ended:?}");
+            }
+            let found = finished(run_together(&with(cache), ranks, &out, None).unwrap());
+            assert_eq!(found, expected, "{task} on {ranks} ranks");
+            same_files(&one, &out);
+        }
+    }
+    // The same without a teacher: what documents are worth is learned within each query.
+    let sets =
+        ["epochs=2", "learning_rate=1e-3", "max_length=40", "accumulation=4", "dropout=0.1", "linear_head=false"];
+    let student = model("regression", &json!({}));
+    let recipe = recipe("rerank", student.path(), &at("lists.jsonl").display().to_string(), &sets);
+    let expected = finished(run(&plan(recipe.clone()), &at("lists-1"), None).unwrap());
+    assert_eq!(finished(run_together(&recipe, 2, &at("lists-2"), None).unwrap()), expected);
+    same_files(&at("lists-1"), &at("lists-2"));
 }
 
 #[test]

@@ -185,7 +185,7 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
 }
 
 /// Fine-tunes by several ranks, here threads of this process; gives how the first ended.
-fn run_together(
+pub(crate) fn run_together(
     recipe: &FineTuneRecipe,
     ranks: usize,
     out: &Path,

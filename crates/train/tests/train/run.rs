@@ -187,6 +187,16 @@ fn a_student_starts_from_its_teachers_layers_and_resumes_with_the_same_bits() {
         run(&plan, &legs, threads, stop_at).unwrap();
     }
     assert_eq!((weights(&whole), losses(&whole)), (weights(&legs), losses(&legs)));
+    // Several ranks, each of which asks the teacher about its own parts.
+    let shared = || student(&["accumulation=4"]).unwrap();
+    let [one, two, four] = ["one", "two", "four"].map(|name| directory.path().join(name));
+    run(&shared(), &one, 2, None).unwrap();
+    run_together(&shared, 2, &two, None);
+    run_together(&shared, 4, &four, Some(4));
+    run_together(&shared, 2, &four, None);
+    for several in [&two, &four] {
+        assert_eq!((weights(several), losses(several)), (weights(&one), losses(&one)));
+    }
 
     let refused = |made: Result<Plan>, expected: &[&str]| {
         let error = made.err().map(|error| error.to_string()).unwrap_or_default();
@@ -203,12 +213,12 @@ fn a_student_starts_from_its_teachers_layers_and_resumes_with_the_same_bits() {
 }
 
 /// Trains by several ranks, here threads of this process.
-fn run_together(sets: &[&str], ranks: usize, directory: &Path, stop_at: Option<u64>) {
+fn run_together(plan: &(dyn Fn() -> Plan + Sync), ranks: usize, directory: &Path, stop_at: Option<u64>) {
     let world: Vec<Arc<Ranks>> = Ranks::in_threads(ranks).into_iter().map(Arc::new).collect();
     std::thread::scope(|scope| {
         for ranks in &world {
             scope.spawn(|| {
-                let mut plan = plan(sets);
+                let mut plan = plan();
                 plan.ranks = Some(Arc::clone(ranks));
                 let expected = if stop_at.is_some() { Outcome::Paused } else { Outcome::Finished };
                 assert_eq!(run(&plan, directory, 1, stop_at).unwrap(), expected);
@@ -226,10 +236,11 @@ fn several_ranks_give_the_bits_of_one() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         assert_eq!(run(&plan(&sets), &at("one"), 2, None).unwrap(), Outcome::Finished);
-        run_together(&sets, 2, &at("two"), None);
+        let together = || plan(&sets);
+        run_together(&together, 2, &at("two"), None);
         // Resumed by another number of ranks, and by one process.
-        run_together(&sets, 4, &at("legs"), Some(4));
-        run_together(&sets, 2, &at("legs"), Some(9));
+        run_together(&together, 4, &at("legs"), Some(4));
+        run_together(&together, 2, &at("legs"), Some(9));
         assert_eq!(run(&plan(&sets), &at("legs"), 1, None).unwrap(), Outcome::Finished);
         let all = |name: &str| {
             let (run, moments) = (at(name), "checkpoints/step-12/optimizer.safetensors");

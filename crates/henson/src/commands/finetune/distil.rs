@@ -9,16 +9,26 @@ use crate::commands::pretrain;
 use crate::flags::distil::{Distil, MLM};
 use crate::flags::finetune::Finetune;
 use crate::flags::pretrain::Pretrain;
-use crate::{launch, models, output};
+use crate::launch::{self, Started, Together};
+use crate::{models, output};
 
 pub(crate) fn run(flags: &Distil) -> anyhow::Result<()> {
+    match launch::start(&flags.finetune.together, &flags.finetune.machine)? {
+        Started::Alone => learn(flags, None),
+        Started::Together(together) => {
+            let ended = learn(flags, Some(&together));
+            together.end(ended)
+        }
+    }
+}
+
+fn learn(flags: &Distil, together: Option<&Together>) -> anyhow::Result<()> {
     let own = &flags.finetune;
-    launch::refuse(&own.together, "learning from teachers")?;
     output::check_directory(&own.out)?;
     if own.task.as_deref() == Some(MLM) {
-        return pretrain::run_with(&as_pretraining(flags)?, Some(&mlm_teacher(flags)?), None);
+        return pretrain::run_with(&as_pretraining(flags)?, Some(&mlm_teacher(flags)?), together);
     }
-    run_recipe(own, recipe(own, Some(flags))?, None)
+    run_recipe(own, recipe(own, Some(flags))?, together)
 }
 
 /// The directory of the one teacher that pre-training takes.
