@@ -2,9 +2,10 @@
 //! result is still in the cache.
 //!
 //! The scheme is Goto's: operands are packed into panels that the inner loop reads in order, and a tile of
-//! `TILE_ROWS × 2·LANES` results stays in registers for the whole of k. One operand is packed once for all tasks, the
+//! `TILE_ROWS × 2·LANES` results stays in registers while its sums grow. One operand is packed once for all tasks, the
 //! other by the task that needs it. k is never divided among threads, and a result never depends on how tiles are
-//! grouped, so the number of threads changes no bit.
+//! grouped, so the number of threads changes no bit. Where k is long, tiles take turns after a block of it: their sums are put
+//! down and taken up again, which changes no bit either.
 //!
 //! A packed *unit* is 32 bits: one f32, or, with the bf16 dot product, two bf16 that are neighbours along k. Without
 //! that instruction bf16 operands are widened to f32 while packing.
@@ -317,6 +318,13 @@ const LONG: usize = 8192;
 /// What sums are divided into, nearly.
 const PART: usize = 3072;
 
+/// Units along k, about, that are multiplied before the next tile's turn comes. Of long panels too few would stay in the
+/// second-level cache while the others stream by, from beyond it, again and again.
+const BLOCK: usize = 768;
+
+/// Most tiles whose sums wait for the next block: less than half a megabyte, which streams by as well.
+const KEPT_TILES: usize = 256;
+
 /// The operands of a product, divided along k.
 fn parts<'a, E>(a: Matrix<'a, E>, b: Matrix<'a, E>) -> impl Iterator<Item = (Matrix<'a, E>, Matrix<'a, E>)> {
     let k = b.rows;
@@ -387,6 +395,8 @@ struct Sizes {
     units: usize,
     /// Units along k: these, or with matrix tiles whole blocks, zeros at the end.
     depth: usize,
+    /// Units along k that are multiplied at a time.
+    block: usize,
     /// Most rows of a tile.
     tile_rows: usize,
     /// Rows of a panel; the first `longer_panels` have one more.
@@ -409,10 +419,25 @@ impl Sizes {
             if tiles.is_some() { (2 * amx::ROWS, amx::COLUMNS, true) } else { tile(isa) };
         let units = if pairs && E::IS_BF16 { k.div_ceil(2) } else { k };
         let depth = if tiles.is_some() { units.next_multiple_of(amx::UNITS) } else { units };
+        let blocks = if tiles.is_some() || depth <= BLOCK / 2 * 3 { 1 } else { depth.div_ceil(BLOCK) };
         let panels = m.div_ceil(tile_rows).max(1);
         let (panel_rows, longer_panels) = (m / panels, m % panels);
         let (n, tile_columns) = if gated { (columns / 2, panel_columns / 2) } else { (columns, panel_columns) };
-        Self { m, n, k, units, depth, tile_rows, panel_rows, longer_panels, panel_columns, tile_columns, tiles, isa }
+        Self {
+            m,
+            n,
+            k,
+            units,
+            depth,
+            block: depth.div_ceil(blocks),
+            tile_rows,
+            panel_rows,
+            longer_panels,
+            panel_columns,
+            tile_columns,
+            tiles,
+            isa,
+        }
     }
 
     fn m_panels(&self) -> usize {
@@ -442,6 +467,12 @@ impl Sizes {
     /// Units of a packed panel of B.
     fn right_panel(&self) -> usize {
         self.depth * self.panel_columns
+    }
+
+    /// Tiles whose sums are kept from block to block of k, of all that a task has or of a part of what streams by; one where there
+    /// is a single block.
+    fn kept_tiles(&self, staying: usize, streaming: usize) -> usize {
+        if self.block < self.depth { staying * streaming.min((KEPT_TILES / staying.max(1)).max(1)) } else { 1 }
     }
 }
 
@@ -749,7 +780,9 @@ impl Division {
         let (m, n) = (s.m_panels(), s.n_panels());
         let (a, b) = (s.depth * s.tile_rows * 4, s.right_panel() * 4);
         let stays = (cache / 8 * 3).max(128 << 10);
-        let (fit_rows, fit_columns) = ((stays / a.max(1)).max(1), (stays / b.max(1)).max(1));
+        // Of what stays, one block of k is read at a time.
+        let at_a_time = |panel: usize| (panel / s.depth.max(1) * s.block).max(1);
+        let (fit_rows, fit_columns) = ((stays / at_a_time(a)).max(1), (stays / at_a_time(b)).max(1));
         let by = |rows, columns| Self { rows, columns, fit_rows, fit_columns };
         if threads == 1 {
             // The operand with fewer panels is packed for all, the other by its tasks.
@@ -760,8 +793,10 @@ impl Division {
         let tile =
             if s.tiles.is_some() { s.depth as f64 * 4.0 + 200.0 } else { (s.depth * s.tile_rows) as f64 + 100.0 };
         const BYTE: f64 = 1.0 / 8.0;
+        // Cycles until a task computes.
+        const START: f64 = 1000.0;
         let mut best = (f64::INFINITY, by(1, n));
-        for rounds in 1..=4 {
+        for rounds in 1..=8 {
             let tasks = rounds * threads;
             let mut parts = 1;
             while parts <= m.min(tasks) {
@@ -771,7 +806,7 @@ impl Division {
                 // What streams by is read again for each part of the other operand that stays in the cache.
                 let again = rows.div_ceil(fit_rows).min(columns.div_ceil(fit_columns)) - 1;
                 let bytes = (rows * a + columns * b + again * (rows * a).min(columns * b)) as f64;
-                let task = (rows * columns) as f64 * tile + bytes * BYTE;
+                let task = (rows * columns) as f64 * tile + bytes * BYTE + START;
                 // An operand that tasks share is written to memory first, and not by the task that reads it.
                 let left = if columns < n { m * a } else { 0 };
                 let right = if packed || rows >= m { 0 } else { n * b };
@@ -793,6 +828,16 @@ impl Division {
 enum Stays {
     Left,
     Right,
+}
+
+impl Stays {
+    /// What stays and what streams by, of these rows and columns.
+    fn of<'a>(self, rows: &'a Range<usize>, columns: &'a Range<usize>) -> (&'a Range<usize>, &'a Range<usize>) {
+        match self {
+            Self::Left => (rows, columns),
+            Self::Right => (columns, rows),
+        }
+    }
 }
 
 /// All pairs of a row and a column, in the order for what stays.
@@ -905,7 +950,14 @@ impl<O: Element> Run<'_, '_, O> {
             Some(by) => {
                 matrix_tiles::<O>(self.sizes.isa, by, &self.sizes, rows, left, columns, right, stays, self.target)
             }
-            None => tiles::<E, O>(self.sizes.isa, &self.sizes, rows, left, columns, right, stays, self.target),
+            None => {
+                let s = &self.sizes;
+                let (staying, streaming) = stays.of(&rows, &columns);
+                let kept = s.kept_tiles(staying.len(), streaming.len());
+                scratch::with(Purpose::Tiles, kept * TILE, |sums: &mut [f32]| {
+                    tiles::<E, O>(s.isa, s, rows, left, columns, right, stays, self.target, sums);
+                });
+            }
         }
     }
 
@@ -1021,7 +1073,7 @@ dispatch! {
     /// Computes the tiles of some panels of A (`left`) with some of B (`right`); both hold just those panels.
     fn tiles<E, O>(
         sizes: &Sizes, rows: Range<usize>, left: &[u32], columns: Range<usize>, right: &[u32], stays: Stays,
-        target: &Target<'_, O>,
+        target: &Target<'_, O>, sums: &mut [f32],
     ) = tiles_body
 }
 
@@ -1036,24 +1088,56 @@ unsafe fn tiles_body<S: Simd, E: Element, O: Element>(
     right: &[u32],
     stays: Stays,
     target: &Target<'_, O>,
+    sums: &mut [f32],
 ) {
-    let depth = sizes.depth;
+    let (depth, block) = (sizes.depth, sizes.block.max(1));
     let start = sizes.row(rows.start);
     assert!(left.len() >= (sizes.row(rows.end) - start) * depth && right.len() >= columns.len() * depth * 2 * S::LANES);
     // A row that is packed narrower than a vector spills into the next one alone; see `put_unit`.
-    const { assert!(S::TILE_ROWS <= S::LANES) };
-    let mut tile = Tile([0.0; 14 * 32]);
-    let first_column = columns.start;
-    for (i, column) in pairs(rows, columns, stays) {
-        let (first, end) = (sizes.row(i), sizes.row(i + 1));
-        let a = left[(first - start) * depth..].as_ptr().cast::<f32>();
-        let b = right[(column - first_column) * depth * 2 * S::LANES..].as_ptr().cast::<f32>();
-        // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertion above; the
-        // tile has room for 14×32 results, and no instruction set's is larger.
-        unsafe {
-            target.expect::<S>(first, end, column * sizes.tile_columns);
-            multiply::<S, E>(end - first, depth, a, b, tile.0.as_mut_ptr());
-            finish::<S, O>(&tile.0, first, end, column * sizes.tile_columns, target);
+    const { assert!(S::TILE_ROWS <= S::LANES && S::TILE_ROWS * 2 * S::LANES <= TILE) };
+    let (kept, first_column) = (sums.len() / TILE, columns.start);
+    // What streams by comes in parts, of which all sums are kept.
+    let (staying, streaming) = stays.of(&rows, &columns);
+    let at_a_time = if block < depth { kept / staying.len().max(1) } else { streaming.len() };
+    assert!(block >= depth || at_a_time > 0);
+    for from in streaming.clone().step_by(at_a_time.max(1)) {
+        let part = from..(from + at_a_time).min(streaming.end);
+        let (rows, columns) = match stays {
+            Stays::Left => (rows.clone(), part),
+            Stays::Right => (part, columns.clone()),
+        };
+        let mut unit = 0;
+        loop {
+            let units = block.min(depth - unit);
+            let is_last = unit + units == depth;
+            for (i, (row, column)) in pairs(rows.clone(), columns.clone(), stays).enumerate() {
+                let (first, end) = (sizes.row(row), sizes.row(row + 1));
+                let a = left[(first - start) * depth + unit * (end - first)..].as_ptr().cast::<f32>();
+                let b = right[((column - first_column) * depth + unit) * 2 * S::LANES..].as_ptr().cast::<f32>();
+                let tile = &mut sums[i % kept * TILE..][..TILE];
+                // The next panel of those that stream by, a part of it with each of those that stay. Where one alone stays, memory gives
+                // all it has without being asked.
+                let (next, numbers, nth) = match stays {
+                    Stays::Left => (b.wrapping_add(depth * 2 * S::LANES), 2 * S::LANES, row - rows.start),
+                    Stays::Right => (a.wrapping_add(depth * (end - first)), end - first, column - columns.start),
+                };
+                let at = nth * units / UNITS_A_LINE * LINE;
+                let ahead = if staying.len() > 1 && at < units * numbers { next.wrapping_add(at) } else { a };
+                // SAFETY: the panels have `depth` units of `end - first` and `2·LANES` lanes, by the assertions above.
+                unsafe {
+                    if is_last {
+                        target.expect::<S>(first, end, column * sizes.tile_columns);
+                    }
+                    multiply::<S, E>(end - first, units, a, b, ahead, tile, unit > 0);
+                    if is_last {
+                        finish::<S, O>(tile, first, end, column * sizes.tile_columns, target);
+                    }
+                }
+            }
+            unit += units;
+            if is_last {
+                break;
+            }
         }
     }
 }
@@ -1166,17 +1250,33 @@ unsafe fn finish_matrix<S: Simd, O: Element>(sums: &[f32], first: usize, end: us
     }
 }
 
-#[repr(align(64))]
-struct Tile([f32; 14 * 32]);
+/// Numbers that any instruction set's register tile has room in.
+const TILE: usize = 14 * 32;
 
-/// One register tile: `rows` × 2·LANES sums over all of k.
+/// Units along k that are multiplied before a line is asked for that a later tile will read.
+const UNITS_A_LINE: usize = 4;
+
+/// Numbers in a cache line.
+const LINE: usize = 16;
+
+/// One register tile: `rows` × 2·LANES sums over `depth` units of k, added one by one to what `tile` holds where it goes on.
 #[inline(always)]
-unsafe fn multiply<S: Simd, E: Element>(rows: usize, depth: usize, a: *const f32, b: *const f32, tile: *mut f32) {
+unsafe fn multiply<S: Simd, E: Element>(
+    rows: usize,
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    ahead: *const f32,
+    tile: &mut [f32],
+    goes_on: bool,
+) {
+    assert!(tile.len() == TILE);
+    let tile = tile.as_mut_ptr();
     macro_rules! by_rows {
         ($($m:literal)*) => {
             match rows {
                 // SAFETY: as for the caller.
-                $($m if $m <= S::TILE_ROWS => unsafe { multiply_rows::<S, E, $m>(depth, a, b, tile) },)*
+                $($m if $m <= S::TILE_ROWS => unsafe { multiply_rows::<S, E, $m>(depth, a, b, ahead, tile, goes_on) },)*
                 _ => unreachable!("a panel has at most TILE_ROWS rows"),
             }
         };
@@ -1189,23 +1289,42 @@ unsafe fn multiply_rows<S: Simd, E: Element, const M: usize>(
     depth: usize,
     mut a: *const f32,
     mut b: *const f32,
+    mut ahead: *const f32,
     tile: *mut f32,
+    goes_on: bool,
 ) {
     // SAFETY: the pointers stay inside panels of `depth` units, see the caller.
     unsafe {
         let mut sums = [[S::splat(0.0); 2]; M];
-        for _ in 0..depth {
-            let (b0, b1) = (S::load(b), S::load(b.add(S::LANES)));
+        if goes_on {
             for i in 0..M {
-                let x = S::splat(*a.add(i));
-                if E::IS_BF16 && S::BF16_DOT {
-                    sums[i] = [S::dot_pairs(sums[i][0], x, b0), S::dot_pairs(sums[i][1], x, b1)];
-                } else {
-                    sums[i] = [S::mul_add(x, b0, sums[i][0]), S::mul_add(x, b1, sums[i][1])];
-                }
+                sums[i] = [S::load(tile.add(i * 2 * S::LANES)), S::load(tile.add(i * 2 * S::LANES + S::LANES))];
             }
-            a = a.add(M);
-            b = b.add(2 * S::LANES);
+        }
+        macro_rules! add_unit {
+            () => {
+                let (b0, b1) = (S::load(b), S::load(b.add(S::LANES)));
+                for i in 0..M {
+                    let x = S::splat(*a.add(i));
+                    if E::IS_BF16 && S::BF16_DOT {
+                        sums[i] = [S::dot_pairs(sums[i][0], x, b0), S::dot_pairs(sums[i][1], x, b1)];
+                    } else {
+                        sums[i] = [S::mul_add(x, b0, sums[i][0]), S::mul_add(x, b1, sums[i][1])];
+                    }
+                }
+                a = a.add(M);
+                b = b.add(2 * S::LANES);
+            };
+        }
+        for _ in 0..depth / UNITS_A_LINE {
+            S::prefetch(ahead.cast());
+            ahead = ahead.wrapping_add(LINE);
+            for _ in 0..UNITS_A_LINE {
+                add_unit!();
+            }
+        }
+        for _ in 0..depth % UNITS_A_LINE {
+            add_unit!();
         }
         for i in 0..M {
             S::store(tile.add(i * 2 * S::LANES), sums[i][0]);
@@ -1367,7 +1486,7 @@ mod tests {
     use crate::philox::Stream;
     use half::bf16;
 
-    /// Tasks of whatever rows and columns, with parts that stay and parts that do not, give the same bits.
+    /// Tasks of whatever rows and columns, with parts that stay and parts that do not, and blocks of k give the same bits.
     #[test]
     fn no_division_changes_a_bit() {
         let mut stream = Stream::new(3, 0, 0);
@@ -1375,7 +1494,7 @@ mod tests {
         let (m, n, k) = (200, 150, 40);
         let (a, b) = (numbers(m * k), numbers(k * n));
         for isa in Isa::available().into_iter().chain([Isa::AmxModel]) {
-            let run = |threads, division: Option<[usize; 4]>| {
+            let run = |threads, block, division: Option<[usize; 4]>| {
                 let cpu = Cpu::new(isa, threads).unwrap();
                 let mut out = vec![f32::NAN; m * n];
                 let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
@@ -1399,7 +1518,10 @@ mod tests {
                     gate_factors: None,
                     accumulate: false,
                 };
-                let sizes = Sizes::of::<bf16>(isa, m, n, k, false);
+                let mut sizes = Sizes::of::<bf16>(isa, m, n, k, false);
+                if sizes.tiles.is_none() {
+                    sizes.block = block;
+                }
                 let run = Run { cpu: &cpu, sizes, target: &target };
                 let division = Division { rows, columns, fit_rows, fit_columns };
                 let (a, b) = (Side::left(a), Side::right(b));
@@ -1414,14 +1536,15 @@ mod tests {
                 }
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
-            let expected = run(1, None);
+            let expected = run(1, 0, None);
             assert!(expected.iter().all(|bits| !f32::from_bits(*bits).is_nan()));
-            assert!(run(3, None) == expected, "{isa}: three threads");
+            assert!(run(3, 0, None) == expected, "{isa}: three threads");
             for division in
                 [[2, 1, 1, 9], [2, 2, 9, 1], [1, 3, 1, 1], [3, 2, 2, 1], [1, 99, 9, 9], [99, 1, 9, 9], [5, 4, 2, 3]]
             {
-                for threads in [1, 2] {
-                    assert!(run(threads, Some(division)) == expected, "{isa}: {division:?}, {threads} threads");
+                for (threads, block) in [(1, 40), (2, 40), (2, 20), (1, 7), (2, 1)] {
+                    let what = format!("{isa}: {division:?}, {threads} threads, blocks of {block}");
+                    assert!(run(threads, block, Some(division)) == expected, "{what}");
                 }
             }
         }
@@ -1449,8 +1572,8 @@ mod tests {
                     assert!((1..=s.m_panels()).contains(&d.rows) && (1..=s.n_panels()).contains(&d.columns), "{what}");
                     let tasks = s.m_panels().div_ceil(d.rows) * s.n_panels().div_ceil(d.columns);
                     assert!(tasks >= threads.min(s.m_panels() * s.n_panels()) * 3 / 4, "{what}: {tasks} tasks");
-                    assert!(d.fit_rows * s.depth * s.tile_rows * 4 <= cache / 2 || d.fit_rows == 1, "{what}");
-                    assert!(d.fit_columns * s.right_panel() * 4 <= cache / 2 || d.fit_columns == 1, "{what}");
+                    assert!(d.fit_rows * s.block * s.tile_rows * 4 <= cache / 2 || d.fit_rows == 1, "{what}");
+                    assert!(d.fit_columns * s.block * s.panel_columns * 4 <= cache / 2 || d.fit_columns == 1, "{what}");
                 }
             }
         }

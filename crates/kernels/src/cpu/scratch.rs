@@ -17,6 +17,8 @@ pub(crate) enum Purpose {
     Local,
     /// Sums of a matrix product over parts of k.
     Sums,
+    /// Sums of a task's tiles over blocks of k.
+    Tiles,
     /// Anything else, of the outermost kernel.
     Kernel,
     /// What the tasks of a kernel share while each has work space of its own.
@@ -24,7 +26,7 @@ pub(crate) enum Purpose {
 }
 
 thread_local! {
-    static BUFFERS: [RefCell<Option<Buffer>>; 6] = const { [const { RefCell::new(None) }; 6] };
+    static BUFFERS: [RefCell<Option<Buffer>>; 7] = const { [const { RefCell::new(None) }; 7] };
 }
 
 /// Lends `len` elements of undefined (but initialised) content to `body`.
