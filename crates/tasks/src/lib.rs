@@ -56,7 +56,7 @@ pub use forms::report_twins;
 pub use mining::{MiningSettings, mine};
 pub use nearest::{Near, nearest_of};
 pub use paraphrases::Paraphrases;
-pub use passages::{PassageLength, PassagePlace, SourcedPassage, passages_of};
+pub use passages::{FoundPassages, PassageLength, PassagePlace, SkippedPath, SourcedPassage, passages_of};
 pub use predict::{PredictSettings, predict, reading_for};
 pub use predictions::{Candidate, Prediction, prediction_files, read_null_odds, read_predictions};
 pub use prepare::{Instance, Lengths, instances};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use henson_infer::{Model, Want};
-use henson_tasks::{PassageLength, PassagePlace, SourcedPassage, passages_of};
+use henson_tasks::{FoundPassages, PassageLength, PassagePlace, SkippedPath, SourcedPassage, passages_of};
 use serde::Serialize;
 
 use crate::commands::vectors::{Embedder, Side};
@@ -16,13 +16,17 @@ const KEPT: &str = ".henson-search";
 /// Characters of a passage that are shown.
 const SHOWN: usize = 300;
 
+/// Files that were left out and are named; the others are counted.
+const NAMED: usize = 5;
+
 /// What `--json` prints for a passage, the best first.
 #[derive(Serialize)]
 struct Line<'a> {
     query: &'a str,
     rank: usize,
     score: f32,
-    path: &'a Path,
+    /// Where it is not UTF-8, with characters in the place of what is not.
+    path: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     lines: Option<[usize; 2]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +40,9 @@ pub(crate) fn run(flags: &Search) -> anyhow::Result<()> {
     }
     anyhow::ensure!(flags.overlap < flags.words, "--overlap is {}: expected less than --words", flags.overlap);
     anyhow::ensure!(flags.path.exists(), "{} does not exist: expected a folder or a file", flags.path.display());
-    let passages = passages_of(&flags.path, PassageLength { words: flags.words, overlap: flags.overlap })?;
+    let length = PassageLength { words: flags.words, overlap: flags.overlap };
+    let FoundPassages { passages, skipped } = passages_of(&flags.path, length)?;
+    warn_of_skipped(&skipped);
     let (query, passage) = (flags.query_prefix.as_deref(), flags.passage_prefix.as_deref());
     let embedder = Embedder::open(&flags.model, &flags.compute, query, passage)?;
     let ranker = flags.rerank.as_ref().map(|name| Ranker::open(name, flags)).transpose()?;
@@ -73,6 +79,20 @@ fn kept(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
+fn warn_of_skipped(skipped: &[SkippedPath]) {
+    for path in skipped.iter().take(NAMED) {
+        output::warn(&format!("{}; it was left out", one_line(&path.reason)));
+    }
+    if skipped.len() > NAMED {
+        output::warn(&format!("{} more were left out", skipped.len() - NAMED));
+    }
+}
+
+/// Names may have line ends, which are shown as escapes, as other control characters are.
+fn one_line(text: &str) -> String {
+    text.replace('\n', "\\n")
+}
+
 fn show(json: bool, query: &str, rank: usize, score: f32, passage: &SourcedPassage) -> anyhow::Result<()> {
     let SourcedPassage { path, place, text } = passage;
     if json {
@@ -80,14 +100,15 @@ fn show(json: bool, query: &str, rank: usize, score: f32, passage: &SourcedPassa
             PassagePlace::Lines(first, last) => (Some([*first, *last]), None),
             PassagePlace::Id(id) => (None, Some(id.as_str())),
         };
-        return output::json(&Line { query, rank, score, path, lines, id, text });
+        let path = path.to_string_lossy();
+        return output::json(&Line { query, rank, score, path: &path, lines, id, text });
     }
     let place = match place {
         PassagePlace::Lines(first, last) if first == last => format!(":{first}"),
         PassagePlace::Lines(first, last) => format!(":{first}-{last}"),
         PassagePlace::Id(id) => format!(" {id}"),
     };
-    output::line(&format!("{score:>7.4}  {}{place}", path.display()))?;
+    output::line(&one_line(&format!("{score:>7.4}  {}{place}", path.display())))?;
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut shown: String = words.chars().take(SHOWN).collect();
     if shown.len() < words.len() {

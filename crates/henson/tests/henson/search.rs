@@ -115,6 +115,49 @@ fn search_finds_passages_and_keeps_their_vectors() {
 }
 
 #[test]
+fn search_leaves_out_what_it_cannot_read() {
+    let (encoder, place) = (model("sequence"), TempDir::new().unwrap());
+    let at = |name: &str| place.path().join(name).display().to_string();
+    let (model, folder) = (encoder.path().to_str().unwrap(), place.path().display().to_string());
+    for number in 1..=7 {
+        fs::write(at(&format!("bad{number}.jsonl")), "{\"n\": 1}\n").unwrap();
+    }
+    fs::write(at("wide.txt"), b"\xff\xfea\0b\0").unwrap();
+    let arguments = ["search", &folder, "jim", "--model", model, "--no-cache"];
+    fails(&arguments, &["there is no text", "8 left out", "bad1.jsonl, line 1: it has no text"]);
+    fails(&["search", &at("bad1.jsonl"), "jim", "--model", model], &["bad1.jsonl, line 1: it has no text"]);
+    fs::write(at("one.md"), "jim henson").unwrap();
+    let output = henson(&arguments);
+    let (found, warnings) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && found.contains("one.md:1"), "{warnings}");
+    assert!(!found.contains("wide.txt") && warnings.contains("bad5.jsonl, line 1: it has no text"), "{warnings}");
+    assert!(!warnings.contains("bad6") && warnings.contains("warning: 3 more were left out"), "{warnings}");
+}
+
+/// Elsewhere, file systems refuse such names.
+#[cfg(target_os = "linux")]
+#[test]
+fn search_shows_any_name() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let (encoder, place) = (model("sequence"), TempDir::new().unwrap());
+    let (model, folder) = (encoder.path().to_str().unwrap(), place.path().display().to_string());
+    for name in [&b"caf\xe9.md"[..], &b"two\nlines.md"[..]] {
+        fs::write(place.path().join(std::ffi::OsStr::from_bytes(name)), "jim henson").unwrap();
+    }
+    let arguments = ["search", &folder, "jim", "--model", model, "--no-cache"];
+    let found = lines(&[&arguments[..], &["--json"]].concat());
+    let mut names: Vec<&str> = found.iter().map(|line| line["path"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert!(
+        names.len() == 2 && names[0].ends_with("caf\u{fffd}.md") && names[1].ends_with("two\nlines.md"),
+        "{names:?}"
+    );
+    let shown = text(&henson(&arguments).stdout);
+    assert!(shown.contains("two\\nlines.md:1") && shown.lines().count() == 4, "{shown}");
+}
+
+#[test]
 fn mined_negatives_are_near_and_not_right() {
     let (encoder, ranker, place) = (model("sequence"), model("regression"), TempDir::new().unwrap());
     let at = |name: &str| place.path().join(name).display().to_string();
