@@ -47,6 +47,7 @@ impl Collection {
         let numbers = |all: &[Passage]| all.iter().enumerate().map(|(i, one)| (one.id.clone(), i)).collect();
         let (of_passages, of_queries): (HashMap<_, _>, HashMap<_, _>) = (numbers(&passages), numbers(&all_queries));
         let mut relevant: Vec<Vec<(usize, f64)>> = vec![Vec::new(); all_queries.len()];
+        let mut known: HashMap<(usize, usize), f64> = HashMap::new();
         each(&judgments, |row| {
             let [query, passage, score] = judgment(&judgments, row)?;
             let wrong = |problem: String| TaskError::row(&judgments, place(&judgments, row), problem);
@@ -54,9 +55,14 @@ impl Collection {
                 ids.get(id).copied().ok_or_else(|| wrong(format!("there is no {what} {id:?}")))
             };
             let (query, passage) = (of(&of_queries, &query, "query")?, of(&of_passages, &passage, "passage")?);
-            let score: f64 = score.trim().parse().map_err(|_| wrong(format!("expected a number, found {score:?}")))?;
-            if score > 0.0 {
-                relevant[query].push((passage, score));
+            let number = score.trim().parse::<f64>().ok().filter(|number| number.is_finite());
+            let number = number.ok_or_else(|| wrong(format!("expected a number, found {score:?}")))?;
+            match known.insert((query, passage), number) {
+                // The same once more says nothing new.
+                Some(before) if before == number => {}
+                Some(before) => return Err(wrong(format!("this passage was judged {before} for this query before"))),
+                None if number > 0.0 => relevant[query].push((passage, number)),
+                None => {}
             }
             Ok(())
         })?;
@@ -191,10 +197,18 @@ mod tests {
         let near = |index| Near { index, score: 0.0 };
         let judged = collection.judged(&[vec![near(0), near(1)], vec![near(0)]]);
         assert_eq!((&judged[0].found[..], &judged[1].found[..]), (&[0.0, 1.0][..], &[2.0][..]));
+        // What is said twice counts once.
+        write("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td2\t1\nq2\td1\t2\nq1\td2\t1\n");
+        assert_eq!(open().unwrap().relevant, [vec![(1, 1.0)], vec![(0, 2.0)]]);
         for (text, expected) in [
             ("query-id\tcorpus-id\tscore\nq1\td9\t1\n", "test.tsv, line 2: there is no passage \"d9\""),
             ("query-id\tcorpus-id\tscore\nq9\td1\t1\n", "line 2: there is no query \"q9\""),
             ("query-id\tcorpus-id\tscore\nq1\td1\tx\n", "line 2: expected a number, found \"x\""),
+            ("query-id\tcorpus-id\tscore\nq1\td1\tNaN\n", "line 2: expected a number, found \"NaN\""),
+            (
+                "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t2\n",
+                "line 3: this passage was judged 1 for this query before",
+            ),
             ("query-id\tcorpus-id\tscore\nq1\td1\t0\n", "no query has anything relevant"),
             ("q1\td1\t1\nq1\td1\t1\n", "line 2: it has no column query-id"),
         ] {
