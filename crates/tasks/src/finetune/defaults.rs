@@ -101,8 +101,13 @@ impl FineTuneRecipe {
         let known = self.by_size.iter().filter_map(|key| Some(((*key).to_owned(), old.get(*key)?.clone())));
         table.extend(known.collect::<Table>());
         if let Ok(old) = table.try_into::<Self>() {
+            // What was chosen for the texts without labels is another matter, and stands with their run.
+            let mut first = super::teach::first_phase(self).map(Box::new);
+            if let Some(first) = &mut first {
+                first.resume_from(&out.join(super::run::DISTILLED))?;
+            }
             let (found_at, teachers_at) = (self.found_at.take(), std::mem::take(&mut self.teachers_at));
-            *self = Self { found_at, teachers_at, ..old };
+            *self = Self { found_at, teachers_at, first, ..old };
         }
         Ok(())
     }

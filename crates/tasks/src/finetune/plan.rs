@@ -120,7 +120,8 @@ impl Plan {
     /// Reads the files of a recipe.
     pub fn new(mut recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
-        let first = teach::first_phase(&recipe).map(|first| Self::new(first, threads)).transpose()?.map(Arc::new);
+        let first = recipe.first.take().map(|first| *first).or_else(|| teach::first_phase(&recipe));
+        let first = first.map(|first| Self::new(first, threads)).transpose()?.map(Arc::new);
         let task = task_of(&mut recipe)?;
         let prefix = recipe.prefix.clone();
         let mut reading = Reading { files: recipe.files.clone(), prefix, loss: recipe.loss, ..Reading::new(task) };

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use henson_infer::Pooling;
+use henson_infer::{MOST_SEQUENCES, Pooling};
 use henson_models::{Family, Head, ModelConfig};
 use henson_train::{
     MOST_BELOW_1, OptimizerKind, OptimizerSettings, Precision, Result, RunRecipe, ScheduleKind, TrainError,
@@ -222,6 +222,9 @@ pub struct FineTuneRecipe {
     /// Where the teachers are, where they are named. Never saved, like `found_at`.
     #[serde(skip)]
     pub teachers_at: Vec<PathBuf>,
+    /// Of a run with teachers that resumes, what was chosen for its texts without labels. Never saved: that run has its own recipe.
+    #[serde(skip)]
+    pub first: Option<Box<FineTuneRecipe>>,
 
     /// Evaluations per epoch, each with a checkpoint; 0.5 is one every second epoch.
     pub evals_per_epoch: f64,
@@ -314,6 +317,7 @@ impl Default for FineTuneRecipe {
             linear_head: false,
             distil: None,
             teachers_at: Vec::new(),
+            first: None,
             evals_per_epoch: 1.0,
             patience: 0,
             log_every: 10,
@@ -403,11 +407,17 @@ impl FineTuneRecipe {
             ("max_length", self.max_length.map_or(3, |n| n as u64)),
             ("stride", self.stride as u64),
             ("log_every", self.log_every),
-            ("beams", self.beams as u64),
             ("average_checkpoints", self.average_checkpoints.max(1) as u64),
             ("max_target_length", self.target_length() as u64),
         ];
-        check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))
+        check_counts(&counts.map(|(key, got)| (key, got, 1 << 20)))?;
+        // Found out before anything is written.
+        check_counts(&[("beams", self.beams as u64, MOST_SEQUENCES as u64)])?;
+        if self.min_target_length > self.target_length() {
+            let expected = format!("at most max_target_length, {}", self.target_length());
+            return Err(TrainError::setting("min_target_length", self.min_target_length, expected));
+        }
+        Ok(())
     }
 
     /// The directory of the model.

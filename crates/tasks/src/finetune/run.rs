@@ -29,7 +29,7 @@ const RESULTS_LIMIT: u64 = 64 << 20;
 pub(super) const FOLDS: &str = "folds";
 
 /// Where a phase on texts without labels runs, within the directory of the run.
-const DISTILLED: &str = "distilled";
+pub(super) const DISTILLED: &str = "distilled";
 
 /// What stays of a fold.
 const BOOKS: [&str; 5] = ["run.lock", "recipe.toml", "metrics.jsonl", RESULTS, "report.html"];
@@ -184,7 +184,10 @@ fn live(
         engine.join(ranks.clone())?;
     }
     let mut learner = plan.learner()?;
-    learner.ask_teachers(device, ranks.as_deref(), watch)?;
+    match learner.ask_teachers(device, ranks.as_deref(), watch) {
+        Err(TaskError::Stopped) => return Ok(Ended::Stopped(run.state().step)),
+        asked => asked?,
+    }
     // Folds have said whether a linear head is better; dev data says it in the end.
     let linear_wins = linear_wins(&folds);
     let has_linear = plan.recipe.linear_head && (plan.dev.is_some() || linear_wins);

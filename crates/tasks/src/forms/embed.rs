@@ -284,9 +284,11 @@ impl Steps for Embed {
         let (pooling, most_tokens) = (recipe.poolings(), Some(max_length));
         let vectors = EmbedSettings { pooling, normalise, most_tokens, ..EmbedSettings::default() };
         files.files.extend(vectors.files(hidden_size));
-        // What it was told about prompts stays true.
-        let prompts = Prompts::of_directory(recipe.directory()).map_err(|error| TrainError::Task(error.into()))?;
-        files.files.extend(prompts.file());
+        // What it was told about prompts stays true; a size was told nothing.
+        if !recipe.is_from_scratch() {
+            let prompts = Prompts::of_directory(recipe.directory()).map_err(|error| TrainError::Task(error.into()))?;
+            files.files.extend(prompts.file());
+        }
         Ok(())
     }
 

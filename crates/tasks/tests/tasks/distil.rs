@@ -252,14 +252,17 @@ fn several_ranks_give_the_bits_of_one() {
         ("classify", "sequence", classes, true),
         ("tag", "token", data("finetune").join("tag.conll"), false),
         ("rerank", "regression", lists, false),
+        ("embed", "model", data("finetune").join("embed-scores.jsonl"), false),
     ];
     for (task, head, file, two_phases) in cases {
+        // Parts of unlike sizes, where no part needs two.
+        let batch_size = if task == "embed" { 8 } else { 5 };
         let file = file.display().to_string();
         let teacher = teacher(place.path(), task, head, &file, &[]);
         let sets =
             ["epochs=4", "learning_rate=1e-3", "max_length=40", "accumulation=4", "dropout=0.1", "linear_head=false"];
         let with = |cache: Option<&str>| {
-            let recipe = FineTuneRecipe { batch_size: 5, ..recipe(task, Path::new("bert-tiny"), &file, &sets) };
+            let recipe = FineTuneRecipe { batch_size, ..recipe(task, Path::new("bert-tiny"), &file, &sets) };
             let mut recipe = taught_by(&teacher, recipe);
             recipe.config.insert("hidden_size".to_owned(), 16.into());
             recipe.config.insert("intermediate_size".to_owned(), 32.into());
@@ -292,6 +295,38 @@ fn several_ranks_give_the_bits_of_one() {
     let expected = finished(run(&plan(recipe.clone()), &at("lists-1"), None).unwrap());
     assert_eq!(finished(run_together(&recipe, 2, &at("lists-2"), None).unwrap()), expected);
     same_files(&at("lists-1"), &at("lists-2"));
+}
+
+/// Few rows with labels and more texts without have other sizes of batches, and each keeps its own.
+#[test]
+fn what_was_chosen_for_each_phase_is_kept() {
+    let place = TempDir::new().unwrap();
+    let teacher = teacher(place.path(), "classify", "sequence", "classify.jsonl", &[]);
+    let texts = place.path().join("texts.csv");
+    fs::write(&texts, (0..80).map(|i| format!("the old sea {i}\n")).fold("text\n".to_owned(), |all, row| all + &row))
+        .unwrap();
+    let sets = ["distil.epochs=2", "max_length=40"];
+    let with = |out: &Path| {
+        let mut recipe = taught_by(&teacher, recipe("classify", Path::new("bert-tiny"), "classify.jsonl", &sets));
+        recipe.config.insert("hidden_size".to_owned(), 16.into());
+        recipe.config.insert("intermediate_size".to_owned(), 32.into());
+        recipe.distil.as_mut().unwrap().transfer = Paths(vec![texts.display().to_string()]);
+        recipe.by_size = ["batch_size", "epochs", "learning_rate"].into();
+        recipe.resume_from(out).unwrap();
+        plan(recipe)
+    };
+    let (whole, parts) = (place.path().join("whole"), place.path().join("parts"));
+    let results = finished(run(&with(&whole), &whole, None).unwrap());
+    let size = |phase: &str| {
+        let text = fs::read_to_string(whole.join(phase).join("recipe.toml")).unwrap();
+        text.lines().find(|line| line.starts_with("batch_size")).unwrap().to_owned()
+    };
+    assert_ne!(size("distilled"), size(""));
+    for stop_at in [3, 6, 12] {
+        run(&with(&parts), &parts, Some(stop_at)).unwrap();
+    }
+    assert_eq!(finished(run(&with(&parts), &parts, None).unwrap()), results);
+    same_files(&whole, &parts);
 }
 
 #[test]
