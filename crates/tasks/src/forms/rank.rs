@@ -176,6 +176,8 @@ fn documents(cells: &Cells<'_>) -> Result<(Vec<String>, Option<Vec<f32>>), TaskE
     let column = found.0.clone();
     let mut all = list(found)?;
     let negatives = rows::find(cells.row, cells.files.negative_column.as_ref(), NEGATIVES, None);
+    // A pair for which `mine` found none has an empty list.
+    let tells_negatives = negatives.is_some();
     let negatives = negatives.map(list).transpose()?.unwrap_or_default();
     if all.is_empty() || all.iter().chain(&negatives).any(|text| text.trim().is_empty()) {
         return Err(wrong(&column, "a document is empty, or there is none".to_owned()));
@@ -200,7 +202,7 @@ fn documents(cells: &Cells<'_>) -> Result<(Vec<String>, Option<Vec<f32>>), TaskE
         Some(numbers) if numbers.len() != all.len() => {
             return Err(cells.wrong(format!("{} numbers for {} documents", numbers.len(), all.len())));
         }
-        None if all.len() > positives => Some((0..all.len()).map(|i| f32::from(u8::from(i < positives))).collect()),
+        None if tells_negatives => Some((0..all.len()).map(|i| f32::from(u8::from(i < positives))).collect()),
         other => other,
     };
     Ok((all, relevance))

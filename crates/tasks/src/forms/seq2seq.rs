@@ -7,6 +7,7 @@ use henson_data::Lines;
 use henson_data::tables::{Column, Row, TableFormat};
 use henson_models::InputError;
 use henson_text::{Features, Pieces, Template};
+use henson_train::TrainError;
 use serde_json::Value;
 
 use super::*;
@@ -98,6 +99,10 @@ impl Steps for Seq2Seq {
     }
 
     /// Every source counts once, with the references of all rows that have it.
+    fn check(&self, recipe: &FineTuneRecipe, _model: &Path) -> Result<(), TaskError> {
+        check_trains(recipe)
+    }
+
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {
         let (mut scores, mut mistakes) = (TextScores::default(), Vec::new());
         let sources = by_source(set)?;
@@ -164,6 +169,14 @@ impl Steps for Seq2Seq {
     fn prediction(&self, _set: &mut Set, found: &Found) -> Result<Prediction, String> {
         Ok(Prediction::Text(text(&found.value)?.unwrap_or_default()))
     }
+}
+
+/// Refuses what would leave a model that writes as it was.
+pub(super) fn check_trains(recipe: &FineTuneRecipe) -> Result<(), TaskError> {
+    if !recipe.freeze {
+        return Ok(());
+    }
+    Err(TrainError::setting("freeze", "true", "false: a model that writes has no layer of its own for a task").into())
 }
 
 /// A file with a text a line.

@@ -3,7 +3,7 @@
 
 use super::classify::{CLASS_METRICS, class_files, class_target, read_class, score_among};
 use super::regress::{number_files, score_numbers, unrelated};
-use super::seq2seq::{TokenLoss, lay_out_pair, pair_batch, pair_instances};
+use super::seq2seq::{TokenLoss, check_trains, lay_out_pair, pair_batch, pair_instances};
 use super::*;
 use crate::task::Task;
 use crate::write;
@@ -100,6 +100,10 @@ impl Steps for TextToText {
         each: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Prediction>, TaskError> {
         write::predict_set(models, set, settings, each)
+    }
+
+    fn check(&self, recipe: &FineTuneRecipe, _model: &Path) -> Result<(), TaskError> {
+        check_trains(recipe)
     }
 
     fn score(&self, set: &Set, predictions: &[Prediction], _threshold: Option<f64>) -> Result<Score, TaskError> {

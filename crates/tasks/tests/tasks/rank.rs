@@ -94,6 +94,10 @@ fn rows_are_lists_of_documents_or_errors_with_their_line() {
     let mined =
         "{\"anchor\": \"a\", \"positive\": \"b\", \"negatives\": [\"c\", \"d\"], \"scores\": [0.9, 0.2, 0.1]}\n";
     check(mined, &["rank_loss=mse"], "0: a | b / c / d -> [0.9, 0.2, 0.1]");
+    // It found nothing for a pair: its own text is relevant all the same.
+    let found_nothing = "{\"anchor\": \"a\", \"positive\": \"b\", \"negatives\": [\"c\"]}\n\
+                         {\"anchor\": \"d\", \"positive\": \"e\", \"negatives\": []}\n";
+    check(found_nothing, &[], "1: d | e -> [1.0]");
     // Rows of a query count together.
     let path = place.path().join("rows.jsonl");
     fs::write(&path, rows).unwrap();
