@@ -42,8 +42,8 @@ pub use error::InferError;
 pub use features::{Layers, TokenFeatures};
 pub use fill::{Blank, Candidate, Filled};
 pub use generate::{
-    EarlyStopping, Event, EventKind, FinishReason, GenerateEvent, GenerateSettings, Generated, Job, Sampling,
-    StopCheck, TextStream, Ticket, TokenScore, Writer, WriterLimits, Written,
+    EarlyStopping, Event, EventKind, FinishReason, GenerateEvent, GenerateSettings, Generated, Job, MOST_SEQUENCES,
+    Sampling, StopCheck, TextStream, Ticket, TokenScore, Writer, WriterLimits, Written,
 };
 pub use henson_text::{AnswerCandidate, AnswerSettings, Answers, QuestionSettings, Stride};
 pub use likelihood::{ScoreProgress, Scored, Scoring};

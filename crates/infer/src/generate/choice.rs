@@ -101,6 +101,8 @@ pub(crate) fn draw(
 /// What may be drawn, by ids, with scores divided by the temperature.
 pub(crate) fn candidates(sampling: &Sampling, scores: &[f32], kept: &mut Vec<Scored>) {
     let Sampling { temperature, top_k, top_p, min_p, .. } = *sampling;
+    // Below it scores are no longer finite, and long before the best has all the probability.
+    let temperature = temperature.max(1e-30);
     if top_k > 0 && top_k < scores.len() {
         best_of(scores, top_k, kept);
         let least = kept.last().map_or(f32::NEG_INFINITY, |(_, score)| *score / temperature);

@@ -23,7 +23,7 @@ mod writer;
 
 pub(crate) use files::Keys;
 pub use job::{Event, EventKind, FinishReason, Job, StopCheck, Ticket, TokenScore, Written};
-pub use settings::{EarlyStopping, GenerateSettings, Sampling};
+pub use settings::{EarlyStopping, GenerateSettings, MOST_SEQUENCES, Sampling};
 pub use stream::TextStream;
 pub use text::{GenerateEvent, Generated};
 pub use writer::{Writer, WriterLimits};

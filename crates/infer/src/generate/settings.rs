@@ -9,7 +9,7 @@ const NEW_TOKENS: usize = 20;
 pub(crate) const TOP_K: usize = 50;
 
 /// The most sequences of one prompt, counted as beams or as those to return.
-pub(crate) const MOST_SEQUENCES: usize = 1024;
+pub const MOST_SEQUENCES: usize = 1024;
 
 /// The longest n-grams, the most alternatives and the most stop strings that make sense.
 const MOST_SMALL: usize = 256;

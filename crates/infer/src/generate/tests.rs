@@ -145,6 +145,19 @@ fn probable_tokens_are_those_of_a_sort() {
     }
 }
 
+/// However small, a temperature draws the best token and no other.
+#[test]
+fn small_temperatures_draw_the_best() {
+    let row = [1.0_f32, -40.0, 2.0, f32::NEG_INFINITY];
+    for temperature in [1e-3, 1e-30, 1e-38, f32::from_bits(1)] {
+        for top_k in [0, 2] {
+            let sampling = Sampling { temperature, top_k, ..Sampling::default() };
+            let (mut kept, mut weights) = (vec![], vec![]);
+            assert_eq!(draw(&sampling, &row, (0, 0), (&mut kept, &mut weights)), 2, "{temperature:e}, {top_k}");
+        }
+    }
+}
+
 /// 20,000 draws have the frequencies of their probabilities: χ² with six degrees of freedom is above 22.5 once in a thousand.
 #[test]
 fn draws_are_distributed_as_they_should() {
