@@ -56,6 +56,14 @@ pub(crate) fn run(flags: &BenchGenerate) -> anyhow::Result<()> {
     parameters.keep_packed();
     let prompts = prompts(flags, &model)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let sizes = config.sizes();
+    anyhow::ensure!(
+        !sizes.causal || longest.saturating_add(flags.new_tokens) <= sizes.max_tokens,
+        "{} takes {} tokens: too few for prompts of {longest} and {} new ones; give a smaller --new-tokens or --prompt-length",
+        flags.model,
+        sizes.max_tokens,
+        flags.new_tokens
+    );
     let bench = Benched { flags, model: &model, parameters: &parameters, prompts: &prompts };
     // Weights are packed when they are first used.
     bench.run(2)?;

@@ -49,11 +49,11 @@ pub(crate) fn run_with(flags: &Pretrain, teacher: Option<&str>, together: Option
     fits?;
     let out = flags.out.as_deref().context("--out is missing: the run's directory")?;
     output::check_directory(out)?;
-    if let Some(products) = &flags.products {
+    if let Some(choices) = &flags.matmul_choices {
         anyhow::ensure!(
-            take_products(&device, products)?,
+            take_matmul_choices(&device, choices)?,
             "{} was recorded on a different GPU or cuBLASLt version, or needs --device cuda",
-            products.display()
+            choices.display()
         );
     }
     let outcome = pretrain(
@@ -138,7 +138,7 @@ pub(crate) fn pretrain(plan: &Plan, device: &Device, out: &Path, options: &Optio
 }
 
 /// Does matmuls as a run before did; `false` where that was on another device.
-fn take_products(device: &Device, path: &Path) -> anyhow::Result<bool> {
+fn take_matmul_choices(device: &Device, path: &Path) -> anyhow::Result<bool> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(device.choose_products(&text)?)
 }

@@ -55,6 +55,8 @@ fn run_probes(flags: &Probe, out: &Path) -> anyhow::Result<()> {
                 training.show(step, |_| format!("loss {loss:.4}"));
             }
         }
+        // Before the first step it knows nothing.
+        Event::Evaluated { step: 0, .. } => {}
         Event::Evaluated { metrics, .. } => {
             let f1 = metrics.get("f1").copied().unwrap_or_default();
             best = Some(best.map_or(f1, |best| best.max(f1)));

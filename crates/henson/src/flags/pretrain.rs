@@ -53,8 +53,8 @@ pub(crate) struct Pretrain {
     pub(crate) loader_threads: usize,
 
     /// On a GPU, use the matmul algorithms of an earlier run, for the same bits: the cuda-products.txt in its directory
-    #[arg(long, value_name = "FILE")]
-    pub(crate) products: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", alias = "products")]
+    pub(crate) matmul_choices: Option<PathBuf>,
 
     /// Print one JSON object for every line of the log
     #[arg(long)]

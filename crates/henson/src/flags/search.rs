@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::labelled::Labelled;
+use super::tasks::parse_finite;
 use super::{Compute, ModelName, parse_count};
 
 #[derive(Args, Debug)]
@@ -109,19 +110,19 @@ pub(crate) struct Mine {
     pub(crate) among: usize,
 
     /// How much less near than the pair's own text a negative must be
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = parse_finite)]
     pub(crate) margin: Option<f64>,
 
     /// The share of the own text's nearness that a negative must stay below, such as 0.95
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = parse_finite)]
     pub(crate) relative_margin: Option<f64>,
 
     /// The highest score of a negative
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = parse_finite)]
     pub(crate) max_score: Option<f64>,
 
     /// The lowest score of a negative
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = parse_finite)]
     pub(crate) min_score: Option<f64>,
 
     /// Draw negatives at random, by this seed, instead of taking the nearest
@@ -133,7 +134,7 @@ pub(crate) struct Mine {
     pub(crate) cross_encoder: Option<String>,
 
     /// With --cross-encoder: by how much
-    #[arg(long, value_name = "X", default_value_t = 0.0, requires = "cross_encoder", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, requires = "cross_encoder", allow_negative_numbers = true, value_parser = parse_finite)]
     pub(crate) cross_margin: f64,
 
     /// What to put before each query [default: the model's own prompt `query`, if it has one]

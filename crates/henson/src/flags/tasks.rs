@@ -198,7 +198,7 @@ fn parse_probability(text: &str) -> Result<f32, String> {
     }
 }
 
-fn parse_finite(text: &str) -> Result<f64, String> {
+pub(super) fn parse_finite(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x.is_finite() => Ok(x),
         _ => Err("expected a number".to_owned()),

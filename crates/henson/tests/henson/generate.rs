@@ -177,4 +177,7 @@ fn errors_and_what_is_listed() {
     assert!(measured["tokens_per_s"].as_f64().unwrap() > 0.0 && measured["mb_per_token"].as_f64().unwrap() > 0.0);
     assert_eq!((&measured["streams"], &measured["prompt_tokens"]), (&Value::from(3), &Value::from(15)));
     assert!(done(&[&bench[..], &["--profile", "--rounds", "1"]].concat(), "").contains("attention"));
+    // What would never be written is not measured.
+    let too_many = ["bench", "generate", "--model", directory, "--new-tokens", "99999"];
+    fails(1, &too_many, &["too few for prompts of 32 and 99999 new ones", "--new-tokens"]);
 }

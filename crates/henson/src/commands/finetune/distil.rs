@@ -71,7 +71,7 @@ fn as_pretraining(flags: &Distil) -> anyhow::Result<Pretrain> {
         samples_in_report: false,
         stop_at: own.stop_at,
         loader_threads: 1,
-        products: None,
+        matmul_choices: None,
         json: own.json,
         dtype: own.dtype,
         machine: own.machine.clone(),
