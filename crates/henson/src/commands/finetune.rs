@@ -289,7 +289,8 @@ fn introduce(plan: &Plan, device: &Device) {
     warn_of_bad_rows(&plan.train, plan.dev.as_ref());
     let most = plan.config.model.sizes().max_tokens;
     output::warn_of_length(plan.recipe.max_length, most);
-    if let Some(unseen) = plan.labels_without_examples() {
+    // Texts without labels have teachers.
+    if let Some(unseen) = plan.labels_without_examples().filter(|_| !plan.recipe.train.0.is_empty()) {
         output::warn(&format!("no example of {} has {unseen}: such a label is not learned", plan.recipe.train));
     }
     if plan.cut > 0 {
