@@ -36,6 +36,11 @@ const FINETUNE: &str = "finetune --task classify --model {in}/model --train {in}
     --set batch_size=5 --set accumulation=4 --set epochs=3 --set max_length=40 --set learning_rate=1e-3 --set linear_head=false \
     --set log_every=1 --lost-after 10";
 
+/// Two phases. In how many parts a batch is computed, the number of ranks says.
+const DISTIL: &str = "distil --task classify --teacher {in}/out/tuned-1 --model {in}/model --transfer {in}/classify.jsonl \
+    --train {in}/classify.jsonl --dev {in}/classify.jsonl --threads 1 --set batch_size=4 --set epochs=3 --set max_length=40 \
+    --set learning_rate=1e-3 --set linear_head=false --set log_every=1 --lost-after 10";
+
 /// Every text is told from all others of its batch.
 const EMBED: &str =
     "finetune --task embed --model {in}/model --train {in}/embed.jsonl --set accumulation=2 --lost-after 10";
@@ -248,6 +253,14 @@ impl Bench {
             }
         }
         println!("fine-tuning on 2 and 4 ranks: the bits of one process");
+        let line = |name: &str| format!("{DISTIL} --cache {{in}}/kept-by-{name}");
+        self.alone(&format!("{} --set accumulation=2", line("one")), "distilled-1")?;
+        // Stopped in the first phase, resumed to the end, and started once more.
+        for rest in [" --stop-at 2", "", ""] {
+            self.together(1, 2, &format!("{}{rest}", line("two")), "distilled-2")?;
+        }
+        self.equal("distilled-1", "distilled-2")?;
+        println!("distillation on 2 ranks, stopped and resumed: the bits of one process");
         Ok(())
     }
 

@@ -112,6 +112,23 @@ impl FineTuneRecipe {
         Ok(())
     }
 
+    /// The same with what is chosen as another recipe has it, chosen or still to be chosen.
+    pub(super) fn with_choices_of(self, other: &Self) -> Result<Self> {
+        let wrong = |problem: String| TrainError::Recipe { place: "the recipe of the first phase".to_owned(), problem };
+        let table_of = |recipe: &Self| Table::try_from(recipe).map_err(|error| wrong(error.to_string()));
+        let (mut table, mut chosen) = (table_of(&self)?, table_of(other)?);
+        for key in BY_SIZE.into_iter().chain(BY_FAMILY).chain(BY_MODEL) {
+            match chosen.remove(key) {
+                Some(value) => table.insert(key.to_owned(), value),
+                // Not written, because it is as it is without being set.
+                None => table.remove(key),
+            };
+        }
+        let whole: Self = table.try_into().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+        let (found_at, teachers_at, first) = (self.found_at, self.teachers_at, self.first);
+        Ok(Self { found_at, teachers_at, first, by_size: other.by_size.clone(), ..whole })
+    }
+
     pub(super) fn is_chosen(&self, key: &str) -> bool {
         self.by_size.contains(key)
     }

@@ -120,7 +120,12 @@ impl Plan {
     /// Reads the files of a recipe.
     pub fn new(mut recipe: FineTuneRecipe, threads: usize) -> Result<Self, TaskError> {
         recipe.check()?;
-        let first = recipe.first.take().map(|first| *first).or_else(|| teach::first_phase(&recipe));
+        let kept = recipe.first.take();
+        let first = match (teach::first_phase(&recipe), kept) {
+            // All but what is chosen is as it is now: the number of ranks may have set `accumulation` since.
+            (Some(first), Some(kept)) => Some(first.with_choices_of(&kept)?),
+            (first, _) => first,
+        };
         let first = first.map(|first| Self::new(first, threads)).transpose()?.map(Arc::new);
         let task = task_of(&mut recipe)?;
         let prefix = recipe.prefix.clone();

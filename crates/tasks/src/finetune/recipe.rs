@@ -222,7 +222,8 @@ pub struct FineTuneRecipe {
     /// Where the teachers are, where they are named. Never saved, like `found_at`.
     #[serde(skip)]
     pub teachers_at: Vec<PathBuf>,
-    /// Of a run with teachers that resumes, what was chosen for its texts without labels. Never saved: that run has its own recipe.
+    /// Of a run with teachers that resumes, the recipe of its texts without labels, of which only what is chosen counts. Never saved:
+    /// that run has its own.
     #[serde(skip)]
     pub first: Option<Box<FineTuneRecipe>>,
 

@@ -305,16 +305,17 @@ fn what_was_chosen_for_each_phase_is_kept() {
     let texts = place.path().join("texts.csv");
     fs::write(&texts, (0..80).map(|i| format!("the old sea {i}\n")).fold("text\n".to_owned(), |all, row| all + &row))
         .unwrap();
-    let sets = ["distil.epochs=2", "max_length=40"];
-    let with = |out: &Path| {
+    let recipe_in = |out: &Path, chosen: &[&'static str], more: &[&str]| {
+        let sets = [&["distil.epochs=2", "max_length=40"], more].concat();
         let mut recipe = taught_by(&teacher, recipe("classify", Path::new("bert-tiny"), "classify.jsonl", &sets));
         recipe.config.insert("hidden_size".to_owned(), 16.into());
         recipe.config.insert("intermediate_size".to_owned(), 32.into());
         recipe.distil.as_mut().unwrap().transfer = Paths(vec![texts.display().to_string()]);
-        recipe.by_size = ["batch_size", "epochs", "learning_rate"].into();
+        recipe.by_size = chosen.iter().copied().collect();
         recipe.resume_from(out).unwrap();
-        plan(recipe)
+        recipe
     };
+    let with = |out: &Path| plan(recipe_in(out, &["batch_size", "epochs", "learning_rate"], &[]));
     let (whole, parts) = (place.path().join("whole"), place.path().join("parts"));
     let results = finished(run(&with(&whole), &whole, None).unwrap());
     let size = |phase: &str| {
@@ -327,6 +328,20 @@ fn what_was_chosen_for_each_phase_is_kept() {
     }
     assert_eq!(finished(run(&with(&parts), &parts, None).unwrap()), results);
     same_files(&whole, &parts);
+
+    // In how many parts a batch is computed is set later, once it is known how many ranks there are.
+    let in_parts = |out: &Path| FineTuneRecipe {
+        accumulation: 2,
+        ..recipe_in(out, &["batch_size"], &["epochs=2", "dropout=0.1"])
+    };
+    let (one, two) = (place.path().join("one"), place.path().join("two"));
+    let results = finished(run(&plan(in_parts(&one)), &one, None).unwrap());
+    run_together(&in_parts(&two), 2, &two, Some(3)).unwrap();
+    // The second finds it finished.
+    for _ in 0..2 {
+        assert_eq!(finished(run_together(&in_parts(&two), 2, &two, None).unwrap()), results);
+    }
+    same_files(&one, &two);
 }
 
 #[test]
