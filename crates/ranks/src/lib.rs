@@ -14,6 +14,7 @@ mod threads;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use std::time::Duration;
 pub use error::{RanksError, Result};
 pub use launch::{Launch, Launcher, Meet, Node, OWN, Place};
 pub use meeting::OnLoss;
-use meeting::{Door, Meeting, Token};
+use meeting::{Door, LONGEST, Meeting, Token};
 use mpi::Mpi;
 pub use mpi::MpiLibrary;
 use threads::Port;
@@ -54,6 +55,9 @@ impl Settings {
 
 /// An answer or a transfer may take so many times as long as a sign of life: a rank may be writing a checkpoint.
 const PATIENCE: u32 = 40;
+
+/// What all ranks together give in one message where large buffers go by way of rank 0: little enough for signs of life between.
+const TOGETHER: usize = LONGEST / 16;
 
 /// This process among those that train together.
 pub struct Ranks {
@@ -155,7 +159,7 @@ impl Ranks {
     }
 
     /// Which of `count` things in a row belong to a rank: neighbours, as evenly as can be.
-    pub fn share(&self, count: usize, rank: usize) -> std::ops::Range<usize> {
+    pub fn share(&self, count: usize, rank: usize) -> Range<usize> {
         rank * count / self.size..(rank + 1) * count / self.size
     }
 
@@ -187,12 +191,20 @@ impl Ranks {
 
     /// Completes a buffer of which each rank has a part: `parts` says which bytes are whose, in the order of ranks.
     ///
-    /// Without MPI it is for small buffers alone: they go by way of rank 0.
-    pub fn all_gather(&self, buffer: &mut [u8], parts: &[std::ops::Range<usize>]) {
+    /// Without MPI it is slow for large buffers: they go by way of rank 0, piece by piece.
+    pub fn all_gather(&self, buffer: &mut [u8], parts: &[Range<usize>]) {
         if !self.moves_host_memory() {
-            let all = self.gather(&buffer[parts[self.rank].clone()]);
-            for (part, bytes) in parts.iter().zip(all) {
-                buffer[part.clone()].copy_from_slice(&bytes);
+            let longest = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+            let piece = (TOGETHER / self.size).max(1);
+            for begin in (0..longest).step_by(piece) {
+                let cut = |part: &Range<usize>| {
+                    let begin = part.end.min(part.start + begin);
+                    begin..part.end.min(begin + piece)
+                };
+                let all = self.gather(&buffer[cut(&parts[self.rank])]);
+                for (part, bytes) in parts.iter().zip(all) {
+                    buffer[cut(part)].copy_from_slice(&bytes);
+                }
             }
             return;
         }
@@ -219,7 +231,8 @@ impl Ranks {
             return;
         }
         if !self.moves_host_memory() {
-            return buffer.copy_from_slice(&self.from_first(buffer));
+            buffer.chunks_mut(TOGETHER).for_each(|piece| piece.copy_from_slice(&self.from_first(piece)));
+            return;
         }
         if self.rank == 0 {
             let buffer = &*buffer;
@@ -412,6 +425,8 @@ pub fn host() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     /// Runs `task` on every rank of a world of threads.
@@ -452,6 +467,40 @@ mod tests {
         };
         assert_eq!(shares(3, 2), [0..0, 0..1, 1..2]);
         assert_eq!(shares(2, 5), [0..2, 2..5]);
+    }
+
+    /// Without MPI, where no buffer fits into one message.
+    #[test]
+    fn large_buffers_go_by_way_of_rank_0() {
+        let parts = [3..LONGEST, LONGEST..LONGEST + 1, LONGEST + 2..4 * LONGEST];
+        let whole: Vec<u8> = (0..parts[2].end).map(|i| (i / 251) as u8).collect();
+        let file = std::env::temp_dir().join(format!("henson-ranks-{}", std::process::id()));
+        let task = |rank: usize| {
+            let meet = Some(Meet::File(file.clone()));
+            let launch = Launch { launcher: Launcher::Henson, rank, size: 3, local_rank: None, meet };
+            let on_loss: OnLoss = Box::new(|text| {
+                drop(writeln!(std::io::stderr(), "{text}"));
+                std::process::abort()
+            });
+            let lost_after = Duration::from_secs(20);
+            let settings = Settings { transport: Transport::Nccl, mpi_library: None, lost_after, on_loss };
+            let ranks = Ranks::join(&launch, settings).unwrap();
+            let mut buffer = vec![0; whole.len()];
+            buffer[parts[rank].clone()].copy_from_slice(&whole[parts[rank].clone()]);
+            ranks.all_gather(&mut buffer, &parts);
+            assert!(parts.iter().all(|part| buffer[part.clone()] == whole[part.clone()]), "rank {rank}");
+            assert_eq!((buffer[2], buffer[LONGEST + 1]), (0, 0));
+            let mut buffer = if rank == 0 { whole.clone() } else { vec![0; whole.len()] };
+            ranks.broadcast(&mut buffer);
+            assert!(buffer == whole, "rank {rank}");
+            ranks.finish().unwrap();
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let task = &task;
+                scope.spawn(move || task(rank));
+            }
+        });
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,8 +14,8 @@ use crate::error::{RanksError, Result};
 /// What a connection must begin with, for strangers to be told apart.
 pub(crate) type Token = [u8; 16];
 
-/// The largest message that is read. Values of the host are small.
-const LONGEST: usize = 256 << 20;
+/// The largest message that is sent or read. Values of the host are small.
+pub(crate) const LONGEST: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
 /// Signs of life within the time after which a rank counts as lost.
 const BEATS: u32 = 6;
@@ -189,9 +190,7 @@ impl Meeting {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let begin = Instant::now();
         if self.rank != 0 {
-            let message = [&number.to_le_bytes()[..], value].concat();
-            // Where that fails, the connection is gone, and whoever listens to it notices.
-            let _ = self.shared.send(0, VALUE, &message);
+            self.give(0..1, VALUE, &[&number.to_le_bytes()[..], value].concat());
         } else {
             self.shared.take(number, 0, value.to_vec());
         }
@@ -202,7 +201,7 @@ impl Meeting {
                 drop(state);
                 let values: Vec<Vec<u8>> = values.into_values().collect();
                 if self.rank == 0 {
-                    self.shared.tell_all(VALUES, &packed(number, &values));
+                    self.give(1..self.size, VALUES, &packed(number, &values));
                 }
                 return values;
             }
@@ -215,6 +214,18 @@ impl Meeting {
                     (0..self.size).filter(|rank| !came.contains_key(rank)).map(|rank| rank.to_string()).collect();
                 let who = if self.rank == 0 { format!("rank {}", missing.join(", ")) } else { "rank 0".to_owned() };
                 self.fail(&format!("{who} did not answer for {} s", deadline.as_secs()))
+            }
+        }
+    }
+
+    /// Sends what must arrive. What is too long never would, and the others would take this rank for lost.
+    fn give(&self, to: Range<usize>, kind: u8, message: &[u8]) {
+        for rank in to {
+            // Where it fails otherwise, the connection is gone, and whoever listens to it notices.
+            if let Err(error) = self.shared.send(rank, kind, message)
+                && error.kind() == ErrorKind::InvalidInput
+            {
+                self.fail(&error.to_string())
             }
         }
     }
@@ -389,6 +400,10 @@ impl Read for Until<'_> {
 }
 
 fn send(stream: &mut impl Write, kind: u8, message: &[u8]) -> std::io::Result<()> {
+    if message.len() > LONGEST {
+        let problem = format!("a message of {} bytes is too long: at most {LONGEST} are read", message.len());
+        return Err(std::io::Error::new(ErrorKind::InvalidInput, problem));
+    }
     // In one write, so that a message is one packet where it can be.
     let mut all = Vec::with_capacity(message.len() + 5);
     all.push(kind);
@@ -521,6 +536,18 @@ mod tests {
             assert_eq!(ranks[i].1.recv_timeout(LATE).unwrap(), "rank 1: the disk is full");
         }
         assert!(ranks[1].1.try_recv().is_err());
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_sent() {
+        let mut ranks = meet(2);
+        let (second, told) = ranks.remove(1);
+        // It never returns: the callback of a rank ends the process.
+        std::thread::spawn(move || second.gather(&vec![0; LONGEST], LATE));
+        let expected = format!("a message of {} bytes is too long: at most {LONGEST} are read", LONGEST + 8);
+        for told in [&told, &ranks[0].1] {
+            assert_eq!(told.recv_timeout(LATE).unwrap(), expected);
+        }
     }
 
     #[test]
