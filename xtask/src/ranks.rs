@@ -322,19 +322,22 @@ impl Bench {
 
     /// One rank is asked to stop: all do, after the same step.
     fn asked_to_stop(&self) -> Result {
-        let name = "asked";
-        // Under MPICH, whose mpirun leaves the others alone.
-        let child = self.start(self.mpirun(1, 2, PRETRAIN, name))?;
-        self.wait_for_checkpoint(name, 4)?;
-        let processes = self.processes(name)?;
-        signal("TERM", *processes.last().ok_or("no rank is running")?)?;
-        let (code, said) = self.wait(child)?;
-        if code != Some(130) || !said.contains("interrupted at step") {
-            return Err(format!("one rank got SIGTERM, and all ended with {code:?}:\n{said}"));
+        // Fine-tuning that takes long enough.
+        let finetune = FINETUNE.replace("epochs=3", "epochs=9999 --set evals_per_epoch=0.5");
+        for (name, line) in [("asked", PRETRAIN), ("asked-tuning", &finetune)] {
+            // Under MPICH, whose mpirun leaves the others alone.
+            let child = self.start(self.mpirun(1, 2, line, name))?;
+            self.wait_for_checkpoint(name, 4)?;
+            let processes = self.processes(name)?;
+            signal("TERM", *processes.last().ok_or("no rank is running")?)?;
+            let (code, said) = self.wait(child)?;
+            if code != Some(130) || !said.contains("interrupted at step") {
+                return Err(format!("{name}: one rank got SIGTERM, and all ended with {code:?}:\n{said}"));
+            }
+            self.gone(name, &said)?;
         }
-        self.gone(name, &said)?;
-        self.alone(PRETRAIN, name)?;
-        self.equal("one-adamw-f32", name)?;
+        self.alone(PRETRAIN, "asked")?;
+        self.equal("one-adamw-f32", "asked")?;
         println!("SIGTERM to one rank stopped all, and one process went on to the same bits");
         Ok(())
     }

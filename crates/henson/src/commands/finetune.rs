@@ -84,16 +84,15 @@ fn run_recipe(flags: &Finetune, mut recipe: FineTuneRecipe, together: Option<&To
     let mut on = |event: Event<'_>| watcher.on(&event);
     let ended = finetune(&plan, &device, &flags.out, flags.stop_at, &mut Watch { on: &mut on, stop: &stop });
     match watcher.finish(ended?)? {
-        Ended::Stopped(step) if stop.load(std::sync::atomic::Ordering::Relaxed) => {
-            Err(output::Interrupted::saved(step).into())
-        }
-        Ended::Stopped(step) => {
+        Ended::Interrupted(step) => Err(output::Interrupted::saved(step).into()),
+        Ended::Paused(step) => {
             output::message(&format!(
                 "stopped at step {step} as requested; the same command without --stop-at resumes"
             ));
             Ok(())
         }
         Ended::Finished(results) => show(flags, &results),
+        Ended::FinishedElsewhere => Ok(()),
     }
 }
 

@@ -148,7 +148,7 @@ pub fn train_tagger(
     let model = Model::open(recipe.directory(), device, DType::from(recipe.dtype), Want::AsSaved)?;
     let description = plan.description(&model);
     let Read { train, dev, width } = match vectors(plan, &model, description.max_length, read, watch.stop) {
-        Err(TaskError::Stopped) => return Ok(Ended::Stopped(run.state().step)),
+        Err(TaskError::Stopped) => return Ok(Ended::Interrupted(run.state().step)),
         other => other?,
     };
     let blocks = model.config().model.sizes().num_hidden_layers;
@@ -160,8 +160,10 @@ pub fn train_tagger(
     // A checkpoint has the tagger alone: the encoder is where it was.
     let config = serde_json::to_value(&description).map_err(wrong)?;
     let files = ModelFiles { config, files: Vec::new(), generator: None };
-    if run.train(&mut engine, &mut learner, &files, watch)? != Outcome::Finished {
-        return Ok(Ended::Stopped(run.state().step));
+    match run.train(&mut engine, &mut learner, &files, watch)? {
+        Outcome::Interrupted => return Ok(Ended::Interrupted(run.state().step)),
+        Outcome::Paused => return Ok(Ended::Paused(run.state().step)),
+        Outcome::Finished | Outcome::WasFinished => {}
     }
     // What the tagger says that the run ends with.
     if learner.found.as_ref().is_none_or(|found| found.step != run.best_step()) {

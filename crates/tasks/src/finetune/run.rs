@@ -107,13 +107,17 @@ pub struct LinearScore {
     pub degenerate: Option<String>,
 }
 
-/// How a run ended.
+/// How a run ended. One that did not finish has a checkpoint, and the same call resumes it.
 #[derive(Debug)]
 pub enum Ended {
     /// The model is there.
     Finished(Box<Results>),
-    /// Stopped with a checkpoint at this step; the same call resumes. Of several ranks only the first knows more.
-    Stopped(u64),
+    /// The same on a rank that is not the first of several: that one has the results.
+    FinishedElsewhere,
+    /// Stopped from outside at this step, be it by way of another rank.
+    Interrupted(u64),
+    /// The step that it was to stop at is reached.
+    Paused(u64),
 }
 
 /// What the first of several ranks says.
@@ -148,7 +152,7 @@ fn live(
     let mut run = TrainingRun::open_with(out, &plan.recipe, loop_settings(plan, stop_at), ranks.clone())?;
     let finished = if run.is_first() { finished(plan.data_name(), out)? } else { None };
     if first_says(ranks.as_deref(), finished.is_some()) && !run.is_first() {
-        return Ok(Ended::Stopped(0));
+        return Ok(Ended::FinishedElsewhere);
     }
     if let Some(results) = finished {
         // Killed while they were deleted, some are still there.
@@ -166,7 +170,7 @@ fn live(
         drop(engine);
         folds = match run_folds(plan, device, out, watch)? {
             Folds::Finished(folds) => folds,
-            Folds::Stopped(step) => return Ok(Ended::Stopped(step)),
+            Folds::Stopped(ended) => return Ok(ended),
         };
         engine = plan.engine(device)?;
     }
@@ -175,7 +179,7 @@ fn live(
         let directory = out.join(DISTILLED);
         (watch.on)(Event::Part { name: "distillation on texts without labels", steps: first.steps() });
         let ended = live(first, ranks, device, &directory, stop_at, watch)?;
-        if !first_says(ranks.as_deref(), matches!(ended, Ended::Finished(_))) {
+        if matches!(ended, Ended::Interrupted(_) | Ended::Paused(_)) {
             return Ok(ended);
         }
         (watch.on)(Event::Part { name: "fine-tuning", steps: plan.steps() });
@@ -185,7 +189,7 @@ fn live(
     }
     let mut learner = plan.learner()?;
     match learner.ask_teachers(device, ranks.as_deref(), watch) {
-        Err(TaskError::Stopped) => return Ok(Ended::Stopped(run.state().step)),
+        Err(TaskError::Stopped) => return Ok(Ended::Interrupted(run.state().step)),
         asked => asked?,
     }
     // Folds have said whether a linear head is better; dev data says it in the end.
@@ -197,11 +201,13 @@ fn live(
             (watch.on)(Event::Part { name: "all rows", steps: plan.steps() });
         }
         run.resume(&mut engine, watch)?;
-        if run.train(&mut engine, &mut learner, &plan.model_files()?, watch)? != Outcome::Finished {
-            return Ok(Ended::Stopped(run.state().step));
+        match run.train(&mut engine, &mut learner, &plan.model_files()?, watch)? {
+            Outcome::Interrupted => return Ok(Ended::Interrupted(run.state().step)),
+            Outcome::Paused => return Ok(Ended::Paused(run.state().step)),
+            Outcome::Finished | Outcome::WasFinished => {}
         }
         if !run.is_first() {
-            return Ok(Ended::Stopped(run.state().step));
+            return Ok(Ended::FinishedElsewhere);
         }
         let averaged = plan.recipe.average_checkpoints;
         if averaged > 1 {
@@ -328,8 +334,8 @@ fn linear_wins(folds: &[Results]) -> bool {
 enum Folds {
     /// What each gave.
     Finished(Vec<Results>),
-    /// Stopped at this step of one of them.
-    Stopped(u64),
+    /// One of them did not end.
+    Stopped(Ended),
 }
 
 /// Trains and scores all folds that are not finished yet.
@@ -342,7 +348,7 @@ fn run_folds(plan: &Plan, device: &Device, out: &Path, watch: &mut Watch<'_>) ->
         (watch.on)(Event::Part { name: &name, steps: fold.steps() });
         match finetune(&fold, device, &directory, None, watch)? {
             Ended::Finished(results) => all.push(*results),
-            Ended::Stopped(step) => return Ok(Folds::Stopped(step)),
+            stopped => return Ok(Folds::Stopped(stopped)),
         }
         keep_books(&directory)?;
     }

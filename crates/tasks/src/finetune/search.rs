@@ -167,7 +167,11 @@ pub fn search(
                 let Results { metric: name, value, degenerate, .. } = *results;
                 (metric, cell.value, cell.failed) = (name, value, degenerate);
             }
-            Ok(Ended::Stopped(step)) => return Ok(SearchEnded::Stopped(cell.directory, step)),
+            Ok(Ended::Interrupted(step) | Ended::Paused(step)) => {
+                return Ok(SearchEnded::Stopped(cell.directory, step));
+            }
+            // A search has no ranks.
+            Ok(Ended::FinishedElsewhere) => {}
             // A setting that diverges is a result of the search, and no reason to end it.
             Err(TaskError::Train(error @ (TrainError::Exploding { .. } | TrainError::NotFinite { .. }))) => {
                 cell.failed = Some(error.to_string());

@@ -172,7 +172,7 @@ fn bits_are_the_same_on_the_fly_from_a_cache_and_after_an_interruption() {
 
     for stop_at in [2, 3] {
         assert!(
-            matches!(run(&with(&[]), &out("parts"), Some(stop_at)).unwrap(), Ended::Stopped(step) if step == stop_at)
+            matches!(run(&with(&[]), &out("parts"), Some(stop_at)).unwrap(), Ended::Paused(step) if step == stop_at)
         );
     }
     assert_eq!(finished(run(&with(&[]), &out("parts"), None).unwrap()), expected);
@@ -280,7 +280,7 @@ fn several_ranks_give_the_bits_of_one() {
             for stop in stops {
                 // By another number of ranks.
                 let ended = run_together(&with(cache), ranks / 2, &out, Some(*stop)).unwrap();
-                assert!(matches!(ended, Ended::Stopped(_)), "{task}: {ended:?}");
+                assert!(matches!(ended, Ended::Paused(_)), "{task}: {ended:?}");
             }
             let found = finished(run_together(&with(cache), ranks, &out, None).unwrap());
             assert_eq!(found, expected, "{task} on {ranks} ranks");

@@ -30,7 +30,8 @@ fn run_for(plan: &Plan, out: &Path, updates: u64) -> Result<Option<Results>, Tas
     };
     Ok(match finetune(plan, &device(), out, None, &mut Watch { on: &mut on, stop: &stop })? {
         Ended::Finished(results) => Some(Results { seconds: 0.0, ..*results }),
-        Ended::Stopped(_) => None,
+        Ended::Interrupted(_) => None,
+        ended => panic!("{ended:?}"),
     })
 }
 

@@ -47,7 +47,7 @@ fn run(recipe: &TaggerRecipe, threads: usize, out: &Path, stop_at: Option<u64>) 
 fn train(recipe: &TaggerRecipe, threads: usize, out: &Path) -> Result<Results, TaskError> {
     match run(recipe, threads, out, None)? {
         Ended::Finished(results) => Ok(*results),
-        Ended::Stopped(step) => panic!("stopped at step {step}"),
+        ended => panic!("{ended:?}"),
     }
 }
 
@@ -98,9 +98,7 @@ fn runs_resume_where_they_stopped() {
         let (whole, parts) = (out.path().join(format!("whole-{i}")), out.path().join(format!("parts-{i}")));
         let expected = train(&recipe, 1, &whole).unwrap();
         for (stop_at, threads) in [(2, 1), (5, 2)] {
-            let Ended::Stopped(step) = run(&recipe, threads, &parts, Some(stop_at)).unwrap() else {
-                panic!("{sets:?}")
-            };
+            let Ended::Paused(step) = run(&recipe, threads, &parts, Some(stop_at)).unwrap() else { panic!("{sets:?}") };
             assert_eq!(step, stop_at);
             let checkpoint = parts.join(format!("checkpoints/step-{step}"));
             assert!(checkpoint.join("state.json").is_file() && !parts.join("tagger.json").exists());
@@ -234,7 +232,7 @@ fn elmo_is_fine_tuned() {
         let (whole, parts) = (out.path().join(format!("{name}-whole")), out.path().join(format!("{name}-parts")));
         let expected = finetune::finished(finetune::run(&plan, &whole, None).unwrap());
         assert!(expected.value.unwrap() > 0.6, "{name}: {expected:?}");
-        assert!(matches!(finetune::run(&plan, &parts, Some(7)).unwrap(), Ended::Stopped(7)));
+        assert!(matches!(finetune::run(&plan, &parts, Some(7)).unwrap(), Ended::Paused(7)));
         assert_eq!(finetune::finished(finetune::run(&plan, &parts, None).unwrap()).value, expected.value);
         let weights = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
         assert!(weights(&whole) == weights(&parts), "{name}");

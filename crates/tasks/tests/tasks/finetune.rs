@@ -77,7 +77,7 @@ pub(crate) fn finished(ended: Ended) -> Results {
     match ended {
         // Time differs from run to run, and mistakes are not saved.
         Ended::Finished(results) => Results { seconds: 0.0, mistakes: None, ..*results },
-        Ended::Stopped(step) => panic!("stopped at step {step}"),
+        ended => panic!("{ended:?}"),
     }
 }
 
@@ -120,7 +120,7 @@ fn a_stopped_run_ends_with_the_same_bits_and_is_never_overwritten() {
     let (whole, parts) = (place.path().join("whole"), place.path().join("parts"));
     let expected = finished(run(&plan, &whole, None).unwrap());
     for stop_at in [2, 3, 7] {
-        assert!(matches!(run(&plan, &parts, Some(stop_at)).unwrap(), Ended::Stopped(step) if step == stop_at));
+        assert!(matches!(run(&plan, &parts, Some(stop_at)).unwrap(), Ended::Paused(step) if step == stop_at));
     }
     assert_eq!(finished(run(&plan, &parts, None).unwrap()), expected);
     let bytes = |run: &Path, name: &str| fs::read(run.join(name)).unwrap();
@@ -191,18 +191,35 @@ pub(crate) fn run_together(
     out: &Path,
     stop_at: Option<u64>,
 ) -> Result<Ended, henson_tasks::TaskError> {
+    watched_together(recipe, ranks, out, stop_at, |_, _| false).swap_remove(0)
+}
+
+/// The same, where `stops` is told of every event with the number of its rank, and may ask that rank to stop; gives how each ended.
+pub(crate) fn watched_together(
+    recipe: &FineTuneRecipe,
+    ranks: usize,
+    out: &Path,
+    stop_at: Option<u64>,
+    stops: impl Fn(usize, &Event<'_>) -> bool + Sync,
+) -> Vec<Result<Ended, henson_tasks::TaskError>> {
     let world = Ranks::in_threads(ranks);
     std::thread::scope(|scope| {
         let one = |ranks: Ranks| {
+            let stops = &stops;
             scope.spawn(move || {
+                let (rank, stop) = (ranks.rank(), AtomicBool::new(false));
                 let mut plan = plan(recipe.clone());
                 plan.ranks = Some(Arc::new(ranks));
-                run(&plan, out, stop_at)
+                let mut on = |event: Event<'_>| {
+                    if stops(rank, &event) {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                };
+                finetune(&plan, &device(), out, stop_at, &mut Watch { on: &mut on, stop: &stop })
             })
         };
         let threads: Vec<_> = world.into_iter().map(one).collect();
-        let mut ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        ended.swap_remove(0)
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
@@ -221,10 +238,14 @@ fn several_ranks_give_the_bits_of_one() {
         let together = |ranks, name: &str, stop_at| run_together(&recipe, ranks, &at(name), stop_at);
         assert_eq!(finished(together(2, "two", None).unwrap()), expected, "{task}");
         // Resumed by another number of ranks.
-        assert!(matches!(together(2, "legs", Some(2)).unwrap(), Ended::Stopped(2)));
+        assert!(matches!(together(2, "legs", Some(2)).unwrap(), Ended::Paused(2)));
         assert_eq!(finished(together(4, "legs", None).unwrap()), expected, "{task}");
         // What is finished stays as it is, for all of them.
         assert_eq!(finished(together(4, "legs", None).unwrap()), expected, "{task}");
+        // One that is asked to stop stops all, and each knows that it was asked for.
+        let asked = |rank, event: &Event<'_>| rank == 1 && matches!(event, Event::Evaluating);
+        let ended = watched_together(&recipe, 2, &at("asked"), None, asked);
+        assert!(ended.iter().all(|ended| matches!(ended, Ok(Ended::Interrupted(0)))), "{ended:?}");
         let log = |name: &str| -> Vec<Value> {
             let lines = fs::read_to_string(at(name).join("metrics.jsonl")).unwrap();
             let line = |line: &str| -> Value {
@@ -303,7 +324,7 @@ fn answers_are_learned_by_beams() {
     let (out, parts) = (place.path().join("whole"), place.path().join("parts"));
     let results = finished(run(&plan, &out, None).unwrap());
     assert!(results.value.unwrap() > 80.0 && results.degenerate.is_none(), "{results:?}");
-    assert!(matches!(run(&plan, &parts, Some(20)).unwrap(), Ended::Stopped(20)));
+    assert!(matches!(run(&plan, &parts, Some(20)).unwrap(), Ended::Paused(20)));
     assert_eq!(finished(run(&plan, &parts, None).unwrap()), results);
     let bytes = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
     assert_eq!(bytes(&out), bytes(&parts));

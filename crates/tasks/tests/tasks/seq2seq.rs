@@ -298,7 +298,7 @@ fn a_stopped_run_ends_with_the_same_bits() {
     let (whole, parts) = (place.path().join("whole"), place.path().join("parts"));
     let expected = finished(run(&plan, &whole, None).unwrap());
     for stop_at in [1, 5, 7] {
-        assert!(matches!(run(&plan, &parts, Some(stop_at)).unwrap(), Ended::Stopped(step) if step == stop_at));
+        assert!(matches!(run(&plan, &parts, Some(stop_at)).unwrap(), Ended::Paused(step) if step == stop_at));
     }
     assert_eq!(finished(run(&plan, &parts, None).unwrap()), expected);
     let bytes = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();

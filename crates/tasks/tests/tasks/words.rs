@@ -164,7 +164,7 @@ fn runs_resume_where_they_stopped() {
     recipe.config.remove("embedding_size");
     finished(run(&plan(recipe.clone()), &whole, None).unwrap());
     for stop_at in [2, 5] {
-        assert!(matches!(run(&plan(recipe.clone()), &parts, Some(stop_at)).unwrap(), Ended::Stopped(_)));
+        assert!(matches!(run(&plan(recipe.clone()), &parts, Some(stop_at)).unwrap(), Ended::Paused(_)));
     }
     let other = FineTuneRecipe { vector_words: 1, ..recipe.clone() };
     assert!(run(&plan(other), &parts, None).is_err());

@@ -1,7 +1,5 @@
 //! `henson finetune --frozen --layers …`: a tagger on vectors of chosen layers.
 
-use std::sync::atomic::Ordering;
-
 use henson_tasks::{Ended, TaggerPlan, TaggerRecipe, Task, TaskError, train_tagger};
 use henson_train::{Event, Precision, Watch, parse_settings};
 
@@ -53,12 +51,11 @@ pub(super) fn run(flags: &Finetune) -> anyhow::Result<()> {
     };
     match ended {
         Ended::Finished(results) => show(flags, &results),
+        Ended::FinishedElsewhere => Ok(()),
         // While the encoder reads there is nothing to save yet.
-        Ended::Stopped(0) if stop.load(Ordering::Relaxed) => {
-            Err(output::Interrupted::lost(0, "the same command starts from scratch").into())
-        }
-        Ended::Stopped(step) if stop.load(Ordering::Relaxed) => Err(output::Interrupted::saved(step).into()),
-        Ended::Stopped(step) => {
+        Ended::Interrupted(0) => Err(output::Interrupted::lost(0, "the same command starts from scratch").into()),
+        Ended::Interrupted(step) => Err(output::Interrupted::saved(step).into()),
+        Ended::Paused(step) => {
             output::message(&format!(
                 "stopped at step {step} as requested; the same command without --stop-at resumes"
             ));
