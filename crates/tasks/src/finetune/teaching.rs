@@ -6,6 +6,7 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use henson_checkpoint::{Sums, read_limited, write_atomic};
@@ -99,7 +100,7 @@ impl Teaching {
     }
 
     /// Where answers are kept, finds all of them there, or asks for them and writes them down. Of several ranks the first one finds and
-    /// writes, and each asks for a share.
+    /// writes, and each asks about a part.
     pub(crate) fn keep(&self, device: &Device, ranks: Option<&Ranks>, watch: &mut Watch<'_>) -> Result<(), TaskError> {
         if self.settings.cache.is_empty() || self.kept.get().is_some() {
             return Ok(());
@@ -117,16 +118,12 @@ impl Teaching {
             found = self.read(&path, watch);
         }
         let is_there = first_says(ranks, found.is_some());
-        let mut all = match is_there {
-            true => found.unwrap_or_default(),
-            false => self.ask_share(device, ranks, watch)?,
+        let all = match is_there {
+            true => on_all(ranks, found.unwrap_or_default())?,
+            false => self.ask_about_all(device, ranks, watch)?,
         };
-        if let Some(ranks) = ranks {
-            all = gather_scores(ranks, &all).filter(|all| all.len() == self.set.examples.len()).ok_or_else(|| {
-                TrainError::Ranks(
-                    "what teachers said to other ranks makes no sense: are all of the same version?".into(),
-                )
-            })?;
+        if all.len() != self.set.examples.len() {
+            return Err(nonsense());
         }
         if is_first && !is_there {
             write_atomic(&path, &kept::written(&all)).map_err(TrainError::from)?;
@@ -135,22 +132,28 @@ impl Teaching {
         Ok(())
     }
 
-    /// What teachers say about all examples; of several ranks, about a share of them. Who stops, stops all.
-    fn ask_share(&self, device: &Device, ranks: Option<&Ranks>, watch: &mut Watch<'_>) -> Result<Vec<Soft>, TaskError> {
-        let together: Vec<&[Example]> = self.set.examples.chunks(TOGETHER).collect();
-        let own = ranks.map_or(0..together.len(), |ranks| ranks.share(together.len(), ranks.rank()));
-        let (mut all, of) = (Vec::new(), together[own.clone()].iter().map(|examples| examples.len()).sum());
-        let mut stopped = false;
-        for examples in &together[own] {
-            stopped = watch.stop.load(std::sync::atomic::Ordering::Relaxed);
-            if stopped {
-                break;
+    /// What teachers say about all examples. Several ranks take turns: in every round each asks about the next few. So they wait for each
+    /// other no longer than one round takes, and who stops, stops all.
+    fn ask_about_all(
+        &self,
+        device: &Device,
+        ranks: Option<&Ranks>,
+        watch: &mut Watch<'_>,
+    ) -> Result<Vec<Soft>, TaskError> {
+        let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+        let mut all = Vec::with_capacity(self.set.examples.len());
+        for round in self.set.examples.chunks(size * TOGETHER) {
+            let stops = watch.stop.load(Ordering::Relaxed);
+            if ranks.map_or(stops, |ranks| ranks.gather(&[u8::from(stops)]).contains(&vec![1])) {
+                return Err(TaskError::Stopped);
             }
-            (watch.on)(Event::Teaching { done: all.len(), of });
-            all.extend(self.ask(device, &examples.iter().collect::<Vec<_>>())?);
-        }
-        if ranks.map_or(stopped, |ranks| ranks.gather(&[u8::from(stopped)]).contains(&vec![1])) {
-            return Err(TaskError::Stopped);
+            (watch.on)(Event::Teaching { done: all.len(), of: self.set.examples.len() });
+            let own = match round.chunks(TOGETHER).nth(rank) {
+                Some(examples) => self.ask(device, &examples.iter().collect::<Vec<_>>())?,
+                // In the last round there may be less to ask about than there are ranks.
+                None => Vec::new(),
+            };
+            all.extend(on_all(ranks, own)?);
         }
         Ok(all)
     }
@@ -256,6 +259,17 @@ impl Teaching {
         }
         Ok(hex(&hash.finalize()))
     }
+}
+
+/// What all ranks have, in their order, on every rank.
+fn on_all(ranks: Option<&Ranks>, own: Vec<Soft>) -> Result<Vec<Soft>, TaskError> {
+    let Some(ranks) = ranks else { return Ok(own) };
+    gather_scores(ranks, &own).ok_or_else(nonsense)
+}
+
+fn nonsense() -> TaskError {
+    TrainError::Ranks("what teachers said to other ranks makes no sense: are all of the same version?".to_owned())
+        .into()
 }
 
 /// Adds another teacher's targets. False where the two are of different shapes.

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use henson_tasks::{DistilSettings, Ended, FineTuneRecipe, Paths, Plan, VectorDistance};
-use henson_train::Task as _;
+use henson_train::{Event, Task as _};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::finetune::{data, device, finished, model, plan, recipe, run, run_together};
+use crate::finetune::{data, device, finished, model, plan, recipe, run, run_together, watched_together};
 
 /// A model that was fine-tuned for a task.
 fn teacher(place: &Path, task: &str, head: &str, file: &str, sets: &[&str]) -> PathBuf {
@@ -295,6 +296,45 @@ fn several_ranks_give_the_bits_of_one() {
     let expected = finished(run(&plan(recipe.clone()), &at("lists-1"), None).unwrap());
     assert_eq!(finished(run_together(&recipe, 2, &at("lists-2"), None).unwrap()), expected);
     same_files(&at("lists-1"), &at("lists-2"));
+}
+
+/// What is kept is the file of one process, however many ranks ask, with less to ask about in the last round than there are ranks.
+#[test]
+fn ranks_take_turns_at_asking_and_stop_together() {
+    let place = TempDir::new().unwrap();
+    let at = |name: &str| place.path().join(name);
+    let teacher = teacher(place.path(), "classify", "sequence", "classify.jsonl", &[]);
+    let texts = (0..300).map(|i| format!("the old sea {i}\n")).fold("text\n".to_owned(), |all, row| all + &row);
+    fs::write(at("texts.csv"), texts).unwrap();
+    let with = |cache: &str| {
+        let sets = ["epochs=1", "max_length=40", "accumulation=4"];
+        let recipe = recipe("classify", &teacher, "classify.jsonl", &sets);
+        let mut recipe = taught_by(&teacher, FineTuneRecipe { batch_size: 150, ..recipe });
+        (recipe.train, recipe.dev) = (Paths::default(), String::new());
+        let distil = recipe.distil.as_mut().unwrap();
+        distil.transfer = Paths(vec![at("texts.csv").display().to_string()]);
+        distil.cache = at(cache).display().to_string();
+        recipe
+    };
+    let kept = |cache: &str| -> Vec<Vec<u8>> {
+        fs::read_dir(at(cache)).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap()).collect()
+    };
+    finished(run(&plan(with("kept-1")), &at("out-1"), None).unwrap());
+    for ranks in [2, 4] {
+        let (cache, out) = (format!("kept-{ranks}"), at(&format!("out-{ranks}")));
+        finished(run_together(&with(&cache), ranks, &out, None).unwrap());
+        assert!(kept(&cache) == kept("kept-1"), "{ranks} ranks keep other answers than one");
+        same_files(&at("out-1"), &out);
+    }
+    let rounds = AtomicU64::new(0);
+    let asked = |rank, event: &Event<'_>| {
+        let is_round = matches!(event, Event::Teaching { .. });
+        rounds.fetch_add(u64::from(is_round && rank == 0), Ordering::Relaxed);
+        is_round && rank == 1
+    };
+    let ended = watched_together(&with("kept"), 2, &at("out"), None, asked);
+    assert!(ended.iter().all(|ended| matches!(ended, Ok(Ended::Interrupted(0)))), "{ended:?}");
+    assert_eq!((rounds.load(Ordering::Relaxed), kept("kept").len()), (1, 0));
 }
 
 /// Few rows with labels and more texts without have other sizes of batches, and each keeps its own.
