@@ -88,7 +88,7 @@ impl<M> Engine<M> {
 
     /// Lets all ranks do matrix products as the first does, for different algorithms give different bits: what it has no choice for
     /// yet, the library's first proposal does, which depends on the shape alone. On one process, or on CPUs, nothing.
-    pub(crate) fn agree_on_products(&mut self) -> Result<()> {
+    pub fn agree_on_products(&mut self) -> Result<()> {
         let device = self.parameters.device().clone();
         let (Some(ranks), Some(choices)) = (&self.ranks, device.product_choices()) else { return Ok(()) };
         device.search_products(false)?;

@@ -188,6 +188,8 @@ fn live(
         engine.join(ranks.clone())?;
     }
     let mut learner = plan.learner()?;
+    // Each rank asks about examples of its own, and what a teacher says must not depend on who asks.
+    engine.agree_on_products()?;
     match learner.ask_teachers(device, ranks.as_deref(), watch) {
         Err(TaskError::Stopped) => return Ok(Ended::Interrupted(run.state().step)),
         asked => asked?,
