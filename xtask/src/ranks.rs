@@ -322,7 +322,7 @@ impl Bench {
         self.gone(name, &said)?;
         self.alone(PRETRAIN, name)?;
         self.equal("one-adamw-f32", name)?;
-        println!("SIGTERM to one rank stopped all, and one process went on to the same bits");
+        println!("SIGTERM to one rank stopped all, and one process resumed to the same bits");
         Ok(())
     }
 
