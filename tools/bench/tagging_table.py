@@ -79,7 +79,7 @@ def main():
                 took = time.time() - start
                 command = [flags.henson, "eval", "--task", "ner", "--model", out, "--data", files["test"], "--json", *compute]
                 found = json.loads(subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout)
-                (out / "score.json").write_text(json.dumps({"f1": found["f1"] if "f1" in found else found["metrics"]["f1"], "seconds": took}))
+                (out / "score.json").write_text(json.dumps({"f1": found["f1"], "seconds": took}))
             found = json.loads((out / "score.json").read_text())
             print(json.dumps({"way": way, "seed": seed, **found}), flush=True)
             scores.append(100 * found["f1"])
