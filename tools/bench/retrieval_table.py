@@ -59,6 +59,7 @@ def main():
     if not mined.exists():
         henson("mine", "--model", flags.model, "--train", flags.set / "pairs.jsonl", "--out", mined, "--negatives", 3)
     pairs = [json.loads(line) for line in (flags.set / "pairs.jsonl").read_text().splitlines()]
+    shown = lambda scores: f"{statistics.mean(scores):.1f}" + (f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else "")
     table = {}
     table["BM25"] = [scored("BM25", "--bm25")]
     table["bi-encoder as it is"] = [scored("bi-encoder as it is", "--model", flags.model)]
@@ -76,11 +77,11 @@ def main():
             name = f"cross-encoder{way} {seed}"
             found = scored(name, "--model", flags.model, "--rerank", model, "--candidates", flags.depth)
             table.setdefault("cross-encoder" + way, []).append(found)
-    names = [name for name in next(iter(table.values()))[0].get("metrics", {}) if name in ("ndcg@10", "mrr@10", "recall@1", "recall@10")]
+    names = ["ndcg@10", "mrr@10", "recall@1", "recall@10"]
     print("| way | " + " | ".join(names) + " |")
     print("|---" * (len(names) + 1) + "|")
     for way, found in table.items():
-        print(f"| {way} | " + " | ".join(f"{100 * statistics.mean(run['metrics'][name] for run in found):.1f}" for name in names) + " |")
+        print(f"| {way} | " + " | ".join(f"{shown([100 * run[name] for run in found])}" for name in names) + " |")
 
 
 main()

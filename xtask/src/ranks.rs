@@ -338,7 +338,7 @@ impl Bench {
         }
         self.alone(PRETRAIN, "asked")?;
         self.equal("one-adamw-f32", "asked")?;
-        println!("SIGTERM to one rank stopped all, and one process went on to the same bits");
+        println!("SIGTERM to one rank stopped all, and one process resumed to the same bits");
         Ok(())
     }
 

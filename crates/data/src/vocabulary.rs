@@ -15,7 +15,7 @@ pub struct Vocabulary {
     pub cls: u32,
     /// Ends a segment, and stands between documents.
     pub sep: u32,
-    /// Stands for a hidden piece; a vocabulary for causal models alone may lack it.
+    /// Stands for a masked token; a vocabulary for causal models alone may lack it.
     pub mask: Option<u32>,
     /// All special ids, sorted: never drawn as a replacement.
     pub special: Vec<u32>,

@@ -19,7 +19,7 @@ pub struct EmbedSettings {
     pub layers: Vec<Layer>,
     /// Whether vectors get the length 1 at the end.
     pub normalise: bool,
-    /// The most tokens of a sequence, where the directory sets one below the model's.
+    /// Maximum number of tokens of a sequence, where the directory sets one below the model's.
     pub most_tokens: Option<usize>,
     /// What is put before each text.
     pub prompt: String,
@@ -44,7 +44,7 @@ impl Default for EmbedSettings {
 /// What a directory says of sentences' vectors beyond [`EmbedSettings`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentenceFacts {
-    /// What sentence-transformers would make of it; nothing where it is no directory of theirs.
+    /// What sentence-transformers would make of it; nothing where it is not one of their directories.
     pub kind: Option<SentenceKind>,
     /// Its prompts.
     pub prompts: Prompts,

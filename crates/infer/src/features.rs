@@ -114,6 +114,11 @@ pub struct TokenFeatures {
     pub dropped: usize,
 }
 
+/// What separates the words of a model whose tokens are bytes.
+fn is_space(letter: char) -> bool {
+    letter.is_ascii_whitespace() || letter == '\u{b}'
+}
+
 impl TokenFeatures {
     /// The same with a row for each word of the text instead of each of its bytes, which all have the word's vector.
     fn by_words(self, text: &str) -> Self {
@@ -121,8 +126,7 @@ impl TokenFeatures {
         let mut out = Self { tokens: vec![], offsets: vec![], vectors: vec![], width, dropped };
         let mut open = false;
         for (i, (token, place)) in tokens.into_iter().zip(offsets).enumerate() {
-            let space = |byte: u8| byte.is_ascii_whitespace() || byte == 0x0b;
-            let white = place.is_some_and(|(start, end)| text[start..end].bytes().all(space));
+            let white = place.is_some_and(|(start, end)| text[start..end].chars().all(is_space));
             match (place, out.tokens.last_mut(), out.offsets.last_mut()) {
                 (Some((_, end)), Some(word), Some(Some(at))) if open && !white => {
                     at.1 = end;
@@ -192,6 +196,19 @@ impl Model {
                 None => out,
             }
         }))
+    }
+
+    /// Where each row of [`features`](Self::features) stands in the text, in bytes, special tokens not counted: tokens, or words of a
+    /// model whose tokens are bytes.
+    pub fn feature_offsets(&self, text: &str) -> Result<Vec<(usize, usize)>> {
+        if self.config().model.characters().is_none() {
+            return Ok(self.tokenizer().encode(text)?.offsets);
+        }
+        let at = |word: &str| {
+            let start = word.as_ptr().addr() - text.as_ptr().addr();
+            (start, start + word.len())
+        };
+        Ok(text.split(is_space).filter(|word| !word.is_empty()).map(at).collect())
     }
 
     /// A vector for every position of a text that was laid out elsewhere, row after row, one list for each window; to be run.

@@ -34,7 +34,7 @@ pub enum Want {
 /// How texts that are longer than the model takes are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Length {
-    /// The most tokens of a sequence, special ones included; the model's own limit where none is given.
+    /// Maximum number of tokens of a sequence, special ones included; the model's own limit where none is given.
     pub most: Option<usize>,
     /// Whether longer texts are divided into overlapping windows instead of cut.
     pub windows: bool,
@@ -203,7 +203,7 @@ impl Model {
         &self.report
     }
 
-    /// The most tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     pub fn most_tokens(&self) -> usize {
         self.config.model.sizes().max_tokens
     }

@@ -95,7 +95,7 @@ fn attention<'a, E: Element>(
     })
 }
 
-/// The first layer of a feed-forward pair, and the way back into it, with as many multiplications for both kinds: n columns
+/// The first layer of a feed-forward pair, and its backward, with as many multiplications for both kinds: n columns
 /// gated, or 3n/2 plain with both layers counted.
 fn feed_forward<'a, E: Element>(
     cpu: &'a Cpu,

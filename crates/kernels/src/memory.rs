@@ -7,6 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A cache line, which is also a vector register of AVX-512.
@@ -127,11 +128,12 @@ fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
 /// has to give anything back.
 pub struct Pool<B> {
     classes: Mutex<BTreeMap<usize, Vec<Arc<B>>>>,
+    trims: AtomicU64,
 }
 
 impl<B> Default for Pool<B> {
     fn default() -> Self {
-        Self { classes: Mutex::default() }
+        Self { classes: Mutex::default(), trims: AtomicU64::new(0) }
     }
 }
 
@@ -156,7 +158,7 @@ impl<B> Pool<B> {
         }
         let mut block = make(class)?;
         if block.is_none() {
-            trim(&mut classes);
+            self.trim_classes(&mut classes);
             block = make(class)?;
         }
         let Some(block) = block else { return Ok(None) };
@@ -173,13 +175,19 @@ impl<B> Pool<B> {
 
     /// Gives blocks that nobody uses back to the system: when batches change their size for good.
     pub fn trim(&self) {
-        trim(&mut self.classes.lock().unwrap_or_else(PoisonError::into_inner));
+        self.trim_classes(&mut self.classes.lock().unwrap_or_else(PoisonError::into_inner));
     }
-}
 
-fn trim<B>(classes: &mut BTreeMap<usize, Vec<Arc<B>>>) {
-    for blocks in classes.values_mut() {
-        blocks.retain_mut(|block| Arc::get_mut(block).is_none());
+    /// How often free blocks were given back. Whoever noted addresses of free blocks, to use them again, must not where this has grown.
+    pub fn trims(&self) -> u64 {
+        self.trims.load(Ordering::Relaxed)
+    }
+
+    fn trim_classes(&self, classes: &mut BTreeMap<usize, Vec<Arc<B>>>) {
+        self.trims.fetch_add(1, Ordering::Relaxed);
+        for blocks in classes.values_mut() {
+            blocks.retain_mut(|block| Arc::get_mut(block).is_none());
+        }
     }
 }
 
@@ -271,6 +279,7 @@ mod tests {
             Ok::<_, ()>(if asked > 1 { Buffer::new(bytes) } else { None })
         };
         let block = pool.take(1 << 20, scarce).unwrap().unwrap();
+        assert_eq!(pool.trims(), 1);
         assert_eq!(pool.held(), block.bytes(), "the free one was given back");
         for bytes in [4 << 20, 1 << 62, usize::MAX] {
             assert!(pool.take(bytes, |_| Ok::<_, ()>(None)).unwrap().is_none());

@@ -96,7 +96,7 @@ pub(crate) struct PositionScores {
     pub(crate) of_keys: bool,
     /// The names of positions' own key and query projections; without them, those of contents serve.
     pub(crate) own: Option<[&'static str; 2]>,
-    /// Dropout of the table of positions, in each layer anew.
+    /// Dropout of the table of positions, drawn again in each layer.
     pub(crate) dropout: f32,
 }
 

@@ -95,7 +95,7 @@ pub(crate) const OPENAI_FIELD: &str = "input";
 pub(crate) struct Cut {
     /// What the request calls it.
     pub(crate) field: &'static str,
-    /// The most tokens, special ones included.
+    /// Maximum length in tokens, special ones included.
     pub(crate) most: usize,
     /// Whether longer texts are cut; otherwise they are refused.
     pub(crate) truncate: bool,
@@ -342,12 +342,12 @@ impl Loaded {
         self.model.abilities().contains(&ability)
     }
 
-    /// The most tokens of a text to embed.
+    /// Maximum number of tokens of a text to embed.
     pub(crate) fn most_tokens(&self) -> usize {
         self.embed.most_tokens.map_or(self.model.most_tokens(), |most| most.min(self.model.most_tokens()))
     }
 
-    /// The most tokens of a sequence for the task of its head: what it was fine-tuned with, or all that it takes.
+    /// Maximum number of tokens of a sequence for the task of its head: what it was fine-tuned with, or all that it takes.
     pub(crate) fn task_tokens(&self) -> usize {
         self.model.task_length().most.map_or(self.model.most_tokens(), |most| most.min(self.model.most_tokens()))
     }

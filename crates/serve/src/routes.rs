@@ -97,7 +97,7 @@ const EMBED: [Field; 7] = [
 const COMPLETION: [Field; 18] = [
     ("*prompt", INPUTS, "a text, several, or token ids"),
     MODEL_OR_OTHER,
-    ("max_tokens", COUNT, "the most tokens that are written (default: 16)"),
+    ("max_tokens", COUNT, "maximum number of tokens to write (default: 16)"),
     ("temperature", NUMBER, "0 to 2: what logits are divided by; 0 takes the likeliest token (default: 1)"),
     ("top_p", NUMBER, "0 to 1: draw from the likeliest tokens that reach this probability (default: 1)"),
     ("n", INTEGER, "completions of each prompt, up to 128 (default: 1)"),
@@ -469,7 +469,7 @@ async fn of_inputs<A: 'static>(
     .await
 }
 
-/// The ids of an input, with the prompt before it: vectors need no way back to the text.
+/// The ids of an input, with the prompt before it: vectors need no mapping back to the text.
 fn ids_of(tokenizer: &Tokenizer, input: Input, prompt: &str, cut: &Cut) -> Result<Vec<u32>, ApiError> {
     let empty = || ApiError::new(Kind::Empty, format!("`{}` has an empty text", cut.field));
     match input {

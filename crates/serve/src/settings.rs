@@ -23,9 +23,9 @@ impl Prompt {
 /// What can be chosen about a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The most tokens that are computed at once. Larger batches are hardly faster, and whoever comes later waits longer.
+    /// Maximum number of tokens that are computed at once. Larger batches are hardly faster, and whoever comes later waits longer.
     pub batch_tokens: usize,
-    /// The most tokens that wait for a model; requests beyond it are turned away.
+    /// Maximum number of tokens that wait for a model; requests beyond it are turned away.
     pub queue_tokens: usize,
     /// The most requests that wait for a model. Fewer than connections, so that there is always one to turn the next away on.
     pub queue_requests: usize,

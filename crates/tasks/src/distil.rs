@@ -226,7 +226,7 @@ pub(crate) fn projected(weights: &[f32], vector: &[f64]) -> Vec<f64> {
     weights.chunks_exact(vector.len().max(1)).map(row).collect()
 }
 
-/// The way back: from the gradient of the outputs to those of the vector and of the matrix, to which it adds.
+/// The backward: from the gradient of the outputs to those of the vector and of the matrix, to which it adds.
 pub(crate) fn projected_back(
     weights: &[f32],
     vector: &[f64],

@@ -10,7 +10,7 @@ const MINING: u32 = 0x319e;
 /// Which of the near texts become negatives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MiningSettings {
-    /// How many of the nearest are passed over: they may be right without anybody having said so.
+    /// How many of the nearest are skipped: they may be right without anybody having said so.
     pub skip: usize,
     /// Among how many of the nearest they are looked for.
     pub among: usize,

@@ -20,7 +20,7 @@ pub(crate) const TOGETHER: usize = 512;
 /// How predictions are made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PredictSettings {
-    /// The most tokens of a sequence, within what each model takes; none: what it was trained with.
+    /// Maximum number of tokens of a sequence, within what each model takes; none: what it was trained with.
     pub max_length: Option<usize>,
     /// Whether longer texts are divided into windows; none: as each model was trained.
     pub windows: Option<bool>,

@@ -11,7 +11,7 @@ use crate::task::Task;
 /// How examples become sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Lengths {
-    /// The most tokens of a sequence, special ones included.
+    /// Maximum number of tokens of a sequence, special ones included.
     pub most: usize,
     /// Whether longer texts are divided into windows instead of cut. Words to tag and passages always are.
     pub windows: bool,
@@ -21,7 +21,7 @@ pub struct Lengths {
     pub max_question: usize,
     /// Whether words to tag are read together with the sentences around them, as many as fit.
     pub document_context: bool,
-    /// The most tokens of a target, the end token included.
+    /// Maximum number of tokens of a target, the end token included.
     pub target: usize,
     /// What ends a target, where the model writes one.
     pub end: Option<u32>,
@@ -31,7 +31,7 @@ pub struct Lengths {
     pub continues: bool,
 }
 
-/// The most tokens of a target, where nothing else is said.
+/// Maximum number of tokens of a target, where nothing else is said.
 pub(crate) const TARGET_LENGTH: usize = 128;
 
 impl Lengths {

@@ -1,4 +1,4 @@
-//! Texts that models write: for dev scores in training and for predictions alike; and how words are cut anew in every epoch of a
+//! Texts that models write: for dev scores in training and for predictions alike; and how words are segmented differently in every epoch of a
 //! training on texts.
 
 use std::collections::HashMap;
@@ -172,7 +172,7 @@ pub(crate) fn mean_loss(model: &Model, parameters: &Parameters, prepared: &[Prep
     Ok(sum / tokens.max(1) as f64)
 }
 
-/// Cuts the words of a training set anew in every epoch.
+/// Segments the words of a training set differently in every epoch.
 #[derive(Debug)]
 pub struct Resampling {
     tokenizer: Arc<Tokenizer>,

@@ -147,12 +147,27 @@ impl CudaDevice {
     }
 
     pub(crate) fn take(&self, bytes: usize) -> Result<Arc<Block>> {
-        let pool = if self.recording.load(Ordering::Relaxed) { &self.passing } else { self.gpu.pool() };
-        Ok(self.gpu.take(pool, bytes)?)
+        let _turn = self.turn();
+        if !self.recording.load(Ordering::Relaxed) {
+            return Ok(self.gpu.take(self.gpu.pool(), bytes)?);
+        }
+        Ok(match self.gpu.take(&self.passing, bytes) {
+            // What is free elsewhere may be enough.
+            Err(CudaError::OutOfMemory { .. }) => {
+                self.gpu.pool().trim();
+                self.gpu.take(&self.passing, bytes)?
+            }
+            taken => taken?,
+        })
     }
 
     pub(crate) fn held(&self) -> usize {
         self.gpu.pool().held() + self.passing.held()
+    }
+
+    /// How often memory that recorded passes write to was given back: none that was recorded before may be played.
+    pub(crate) fn trims(&self) -> u64 {
+        self.passing.trims()
     }
 
     pub(crate) fn trim(&self) {

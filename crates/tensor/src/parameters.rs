@@ -572,6 +572,9 @@ impl Parameters {
     /// Rounds the values once more into the copy that models compute with.
     pub fn refresh(&mut self) -> Result<()> {
         self.discard_packed();
+        // What another thread records must not hold this.
+        let device = self.device.clone();
+        let _turn = device.turn();
         if let Some(compute) = &mut self.compute {
             match &self.device {
                 Device::Cpu(cpu) => cast::to_bf16(&cpu.kernels, self.values.slice(), compute.slice_mut()),

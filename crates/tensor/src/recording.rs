@@ -23,6 +23,11 @@ const MOST_RECORDINGS: usize = 64;
 /// Keys whose traces are compared; beyond, it begins again.
 const MOST_TRACES: usize = 4096;
 
+const NO_ROOM: TensorError = TensorError::Unsupported {
+    operation: "record a pass",
+    why: "memory ran out meanwhile; lower the batch size or the sequence length, or raise the accumulation",
+};
+
 /// A number that a recorded pass reads from the host, as a part of its key: equal where its bits are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bits(u32);
@@ -123,8 +128,8 @@ pub struct Recordings {
 enum Recording {
     /// It ran once.
     Seen,
-    /// It can be played. Its outputs stay where they are.
-    Ready { graph: Graph, outputs: Vec<Tensor>, used: u64 },
+    /// It can be played, as long as no memory of recorded passes was given back (`trims`). Its outputs stay where they are.
+    Ready { graph: Graph, outputs: Vec<Tensor>, used: u64, trims: u64 },
     /// It could not be recorded.
     Never,
 }
@@ -167,8 +172,13 @@ impl Recordings {
             return Ok(cuda.within_recording(work)?.0);
         }
         self.clock += 1;
+        let now = cuda.trims();
+        if matches!(self.known.get(&identity), Some(Recording::Ready { trims, .. }) if *trims != now) {
+            // Memory ran out since, and what this pass writes on its way may belong to others: it begins again.
+            self.known.remove(&identity);
+        }
         match self.known.get_mut(&identity) {
-            Some(Recording::Ready { graph, outputs, used }) => {
+            Some(Recording::Ready { graph, outputs, used, .. }) => {
                 *used = self.clock;
                 cuda.gpu.play(graph).map_err(TensorError::from)?;
                 Ok(outputs.clone())
@@ -177,10 +187,16 @@ impl Recordings {
             Some(Recording::Seen) => {
                 let ((outputs, trace), graph) = cuda.capture(work)?;
                 self.compare(identity.clone(), trace);
+                if cuda.trims() != now {
+                    return Err(E::from(NO_ROOM));
+                }
                 // Without a graph nothing was computed, and `work` is used up: the caller cannot go on with this step.
                 let graph = graph.inspect_err(|_| drop(self.known.insert(identity.clone(), Recording::Never)))?;
                 cuda.gpu.play(&graph).map_err(TensorError::from)?;
-                self.known.insert(identity, Recording::Ready { graph, outputs: outputs.clone(), used: self.clock });
+                self.known.insert(
+                    identity,
+                    Recording::Ready { graph, outputs: outputs.clone(), used: self.clock, trims: now },
+                );
                 self.forget_oldest();
                 Ok(outputs)
             }

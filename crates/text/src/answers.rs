@@ -60,7 +60,7 @@ impl SpanBeams {
 pub struct AnswerSettings {
     /// The most candidates; also how many of the best starts and ends of a window are paired.
     pub n_best: usize,
-    /// The most tokens of an answer.
+    /// Maximum number of tokens of an answer.
     pub longest: usize,
     /// Whether "no answer" is possible (SQuAD 2.0), and then by how much its score must exceed the best answer's. The
     /// higher this is, the more is answered. 0 is what the model itself thinks; tuning it on dev data gains a little.

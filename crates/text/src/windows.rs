@@ -32,7 +32,7 @@ impl Stride {
 /// How a question and its passage are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuestionSettings {
-    /// The most tokens of a sequence, special ones included.
+    /// Maximum number of tokens of a sequence, special ones included.
     pub max_length: usize,
     /// How far the windows over the passage lie apart.
     pub stride: Stride,

@@ -218,7 +218,7 @@ fn take_products(directory: &RunDirectory, device: &Device, warn: &mut dyn FnMut
     let choices = read_limited(&path, PRODUCTS_LIMIT)?;
     if !device.choose_products(&String::from_utf8_lossy(&choices))? {
         warn(&format!(
-            "{} is from another GPU or another cuBLASLt: products are searched anew, and the last bits will differ",
+            "{} is from another GPU or another cuBLASLt: matmul algorithms are timed again, and the last bits will differ",
             path.display()
         ));
     }

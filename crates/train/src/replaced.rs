@@ -78,7 +78,7 @@ impl GeneratorSettings {
         ])
     }
 
-    /// The most tokens that are drawn from a sequence, by default: as in the paper's code, where it is a bound of tensors.
+    /// Maximum number of tokens that are drawn from a sequence, by default: as in the paper's code, where it is a bound of tensors.
     pub(crate) fn most_predictions(mask_probability: f64, sequence_length: usize) -> usize {
         (((mask_probability + 0.005) * sequence_length as f64) as usize).max(1)
     }

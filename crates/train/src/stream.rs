@@ -28,7 +28,7 @@ use crate::trainer::{Engine, Evaluation, Underway};
 /// Steps that each row of held-out text has at least, where the text is long enough: a state that has seen nothing predicts badly.
 const HELD_OUT_STEPS: u64 = 16;
 
-/// The most tokens that are remembered.
+/// Maximum number of tokens that are remembered.
 const MOST_REMEMBERED: usize = 1 << 16;
 
 /// What is read of a text, and what is predicted.

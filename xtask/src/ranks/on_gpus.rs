@@ -64,7 +64,7 @@ impl Gpus<'_> {
         self.bench.ends(self.command(line, out, variables), code, line)
     }
 
-    /// A rank is killed: the others end by its name, and another number of ranks goes on to the same bits.
+    /// A rank is killed: the others end by its name, and another number of ranks resumes to the same bits.
     fn killed(&self, kills: usize) -> Result {
         for number in 0..kills {
             let name = format!("gpu-killed-{number}");

@@ -68,7 +68,7 @@ impl Masks {
         self.layout.last().is_some_and(|last| id <= *last) && self.layout.contains(&id)
     }
 
-    /// What stands for a hidden piece.
+    /// What stands for a masked token.
     pub(super) fn mask(&self) -> u32 {
         self.mask
     }
@@ -77,7 +77,7 @@ impl Masks {
     /// `[CLS]` and `[SEP]`, are never hidden, unless the settings say so.
     ///
     /// Pieces and whole words go as in create_pretraining_data.py: in random order until there are enough; a word that
-    /// would be one too many is passed over. Two differences, neither of which touches the counts: a random piece is
+    /// would be one too many is skipped. Two differences, neither of which touches the counts: a random piece is
     /// never a special one, and a word never goes on over a `[SEP]`.
     pub(super) fn hide(
         &self,
@@ -167,7 +167,7 @@ impl Masks {
 
     /// ALBERT's n-grams (create_pretraining_data.py): the words of a sequence come in random order, each as the first of one,
     /// two or three, as many as a draw says. Where they exceed the budget, fewer are tried; where a part of them is hidden
-    /// already, the word is passed over. Each piece has a fate of its own. There, an n-gram may reach over a `[SEP]`; here it
+    /// already, the word is skipped. Each piece has a fate of its own. There, an n-gram may reach over a `[SEP]`; here it
     /// ends before it.
     fn hide_ngrams(
         &self,
@@ -214,7 +214,7 @@ impl Masks {
     }
 
     /// As many draws as the budget allows, each from all pieces: one that comes again is predicted again (pretrain_helpers.py of
-    /// ELECTRA). Each draw decides anew what stands there, and a `[MASK]` stays.
+    /// ELECTRA). Each draw decides again what stands there, and a `[MASK]` stays.
     fn hide_repeatedly(
         &self,
         settings: &InstanceSettings,
@@ -405,7 +405,7 @@ impl Masks {
     }
 }
 
-/// What becomes of a hidden piece.
+/// What becomes of a masked token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Mask,

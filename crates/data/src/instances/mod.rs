@@ -6,7 +6,7 @@
 //! from a mark, and only there its pieces are read, truncated and hidden.
 //!
 //! Deliberately absent: a list of instances, a shuffled copy, any state. The number of instances differs from epoch to
-//! epoch, because pairs are drawn anew; so training counts steps.
+//! epoch, because pairs are drawn again; so training counts steps.
 
 mod boundaries;
 mod draws;

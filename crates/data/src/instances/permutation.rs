@@ -11,7 +11,7 @@ use super::masks::unit_interval;
 use super::settings::InstanceSettings;
 use crate::Vocabulary;
 
-/// The most tokens of a span.
+/// Maximum number of tokens of a span.
 const LONGEST_SPAN: usize = 5;
 
 /// What an order must know of a template.
@@ -68,7 +68,7 @@ impl Orders {
     }
 }
 
-/// From left to right, spans of n tokens that begin with a word, amid n/p tokens of context, where n is 1 to 5 with a probability
+/// From left to right, spans of n tokens that begin with a word, among n/p tokens of context, where n is 1 to 5 with a probability
 /// proportional to 1/n. Gives how many are left of those to choose.
 fn choose_spans(
     settings: &InstanceSettings,

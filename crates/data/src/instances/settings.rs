@@ -39,10 +39,10 @@ pub struct InstanceSettings {
     /// The most pieces that are hidden in a sequence, if there is such a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_predictions: Option<usize>,
-    /// What stands in the place of a hidden piece: `[MASK]`, a random piece, or the piece itself, with these
+    /// What stands in the place of a masked token: `[MASK]`, a random piece, or the piece itself, with these
     /// probabilities.
     pub mask_split: [f64; 3],
-    /// 0: every epoch pairs and hides anew. n: after n epochs the same instances come again, in another order.
+    /// 0: every epoch pairs and masks differently. n: after n epochs the same instances come again, in another order.
     pub dupe_factor: u32,
     /// Whether pieces are drawn with replacement, as in ELECTRA's code: one that is drawn twice is predicted twice, so that fewer
     /// are hidden.

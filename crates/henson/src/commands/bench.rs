@@ -167,6 +167,7 @@ fn model(
 ) -> anyhow::Result<()> {
     let device = flags.compute.device_of(together)?;
     let config = config_of(&flags.model)?;
+    check_model(&flags.model, &config, mode)?;
     let lengths = Lengths::new(flags, work, mode, &config)?;
     let mut bench = ModelBench::new(&device, &config, flags, work, &lengths)?;
     if let Some(together) = together {
@@ -400,6 +401,21 @@ pub(crate) fn config_of(model: &str) -> anyhow::Result<ModelConfig> {
         return Ok(config.model);
     }
     Family::config_of_size(model).context("--model is neither a size nor a directory with config.json")
+}
+
+/// Networks are built as they are pre-trained, and trained on sequences that have nothing to do with each other.
+fn check_model(model: &str, config: &ModelConfig, mode: Mode) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        mode == Mode::Infer || config.characters().is_none(),
+        "{model} reads running text as characters, which is not measured here; the progress of `henson pretrain recipes/elmo-tiny.toml` \
+         shows its tokens per second"
+    );
+    let family = config.family();
+    anyhow::ensure!(
+        family.has_head(family.pretraining_head()),
+        "{model} is never pre-trained, and has no head to measure; the progress of `henson finetune --model {model}` shows its tokens per second"
+    );
+    Ok(())
 }
 
 /// A model with random weights and batches of random tokens: 15% are predicted, of models that write all that follow another. Every step

@@ -57,9 +57,11 @@ pub(crate) fn run(flags: &BenchGenerate) -> anyhow::Result<()> {
     let prompts = prompts(flags, &model)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let sizes = config.sizes();
+    // A source is read by the encoder; what is written begins with one token.
+    let begun = if model.decoder().is_some_and(|decoder| decoder.cache_sizes().source) { 1 } else { longest };
     anyhow::ensure!(
-        !sizes.causal || longest.saturating_add(flags.new_tokens) <= sizes.max_tokens,
-        "{} takes {} tokens: too few for prompts of {longest} and {} new ones; give a smaller --new-tokens or --prompt-length",
+        begun.saturating_add(flags.new_tokens) <= sizes.max_tokens,
+        "{} writes sequences of {} tokens: too few for {} new ones after {begun}; give a smaller --new-tokens or --prompt-length",
         flags.model,
         sizes.max_tokens,
         flags.new_tokens

@@ -295,7 +295,12 @@ fn introduce(plan: &Plan, device: &Device) {
     if plan.cut > 0 {
         let longer = plan.config.task.reading.is_some_and(|reading| reading.max_length < most);
         let windows = plan.task.can_divide();
-        let ways = [(longer, "raise max_length"), (windows, "--set windows=true")];
+        let writes = plan.task.writes();
+        let ways = [
+            (longer, "raise max_length"),
+            (writes, "raise max_target_length where targets are cut"),
+            (windows, "--set windows=true"),
+        ];
         let ways: Vec<&str> = ways.iter().filter(|(helps, _)| *helps).map(|(_, way)| *way).collect();
         output::warn(&format!(
             "{} of {} examples are longer than a sequence and lose their end{}{}",

@@ -59,7 +59,7 @@ pub(crate) fn run(flags: &Mine) -> anyhow::Result<()> {
     pairs.iter().for_each(|(first, second)| {
         of_query.entry(first).or_default().insert(second);
     });
-    // What is its own is passed over, and there may be so much of it.
+    // What is its own is skipped, and there may be so much of it.
     let most = flags.among + 1 + of_query.values().map(HashSet::len).max().unwrap_or(0);
     let near = embedder.nearest(&asking, &corpus, texts.len(), most);
     let mined = Mined {

@@ -35,8 +35,8 @@ use crate::launch::Together;
 #[derive(Parser, Debug)]
 #[command(name = "henson", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Results go to standard output, messages and progress to standard error.\n\
-Exit codes: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted: after a\n\
-checkpoint, or by a second signal at once.")]
+Exit codes: 0 done, 1 failed with a message, 2 wrong usage, 75 another process of the\n\
+same training was lost, 130 interrupted: after a checkpoint, or by a second signal at once.")]
 pub(crate) struct Flags {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -373,6 +373,10 @@ fn every_mistake_gets_a_clear_word() {
     fails(1, &["embed", "--model", directory, "--max-length", "1", "a"], b"", &["1"]);
     fails(1, &["bench", "exchange"], b"", &["--ranks 2", "mpirun"]);
     fails(1, &["bench", "train", "--model", "bert-huge"], b"", &["bert-huge", "bert-large"]);
+    fails(1, &["bench", "train", "--model", "elmo-tiny"], b"", &["elmo-tiny reads running text", "henson pretrain"]);
+    for mode in ["train", "infer"] {
+        fails(1, &["bench", mode, "--model", "bilstm"], b"", &["bilstm is never pre-trained", "henson finetune"]);
+    }
     fails(1, &["bench", "infer", "--model", "bert-tiny", "--seq", "513"], b"", &["512"]);
     fails(1, &["info", "bert-enormous"], b"", &["bert-enormous"]);
     let many = format!("{}no blank\n", "[MASK]\n".repeat(300));

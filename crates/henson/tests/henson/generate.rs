@@ -178,6 +178,8 @@ fn errors_and_what_is_listed() {
     assert_eq!((&measured["streams"], &measured["prompt_tokens"]), (&Value::from(3), &Value::from(15)));
     assert!(done(&[&bench[..], &["--profile", "--rounds", "1"]].concat(), "").contains("attention"));
     // What would never be written is not measured.
-    let too_many = ["bench", "generate", "--model", directory, "--new-tokens", "99999"];
-    fails(1, &too_many, &["too few for prompts of 32 and 99999 new ones", "--new-tokens"]);
+    for (model, begun) in [(directory, 32), ("bart-mini", 1)] {
+        let too_many = ["bench", "generate", "--model", model, "--new-tokens", "99999"];
+        fails(1, &too_many, &[&format!("too few for 99999 new ones after {begun}"), "--new-tokens"]);
+    }
 }

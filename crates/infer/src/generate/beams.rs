@@ -52,7 +52,7 @@ pub(crate) struct Step<'a> {
     pub(crate) settings: &'a GenerateSettings,
     /// Tokens that stood there at first.
     pub(crate) first: usize,
-    /// The most tokens in all.
+    /// Maximum number of tokens in all.
     pub(crate) limit: usize,
     /// Whether new tokens end a sequence, beside end tokens.
     pub(crate) stops: &'a dyn Fn(&[u32]) -> bool,

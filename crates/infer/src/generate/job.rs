@@ -130,7 +130,7 @@ pub(super) struct Active<'a> {
     pub(super) begun: Vec<u32>,
     pub(super) settings: GenerateSettings,
     pub(super) stop: Option<StopCheck<'a>>,
-    /// The most tokens of the decoder.
+    /// Maximum number of tokens of the decoder.
     pub(super) limit: usize,
     pub(super) need: Need,
     pub(super) source_place: Option<CachedSequence>,

@@ -35,7 +35,7 @@ pub(crate) struct Begun<'a> {
     pub(crate) tokens: &'a [u32],
     /// How many stood there at first.
     pub(crate) first: usize,
-    /// The most tokens in all.
+    /// Maximum number of tokens in all.
     pub(crate) limit: usize,
 }
 

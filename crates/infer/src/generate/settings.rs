@@ -19,7 +19,7 @@ const MOST_SMALL: usize = 256;
 pub struct GenerateSettings {
     /// The most new tokens; where it is none, what `max_length` leaves. Both end at the length that the model takes.
     pub max_new_tokens: Option<usize>,
-    /// The most tokens with those that the decoder begins with: a prompt, or the start token of an encoder-decoder. 20 new ones where
+    /// Maximum number of tokens with those that the decoder begins with: a prompt, or the start token of an encoder-decoder. 20 new ones where
     /// neither is given.
     pub max_length: Option<usize>,
     /// No end token before so many new ones.

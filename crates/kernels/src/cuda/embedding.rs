@@ -67,7 +67,7 @@ pub fn forward(gpu: &Gpu, lookups: &[Lookup<'_>], h: usize, out: View<'_>) -> Re
 }
 
 /// `sum` (T×H) becomes the sum of the tables' rows, `y` = drop(norm(sum)): what BERT begins with, in one pass. Without statistics
-/// there is no way back: what `sum` holds is undefined, and y may be it.
+/// there is no backward pass: what `sum` holds is undefined, and y may be it.
 pub fn forward_layer_norm(
     gpu: &Gpu,
     lookups: &[Lookup<'_>],

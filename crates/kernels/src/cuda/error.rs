@@ -109,9 +109,7 @@ pub enum CudaError {
     },
 
     /// Stored choices of algorithms that do not parse.
-    #[error(
-        "the stored matrix-product choices, line {line}: {problem}. Delete the file: choices are then searched anew"
-    )]
+    #[error("the stored matmul choices, line {line}: {problem}. Delete the file: algorithms are then timed again")]
     Choices {
         /// The line, from 1.
         line: usize,

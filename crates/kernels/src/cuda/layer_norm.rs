@@ -89,7 +89,7 @@ pub(crate) fn units(h: usize, even: &str) -> &'static str {
 }
 
 /// Normalises rows: `x` (T×H) becomes residual + drop(x + bias), `y` gets the output, `statistics` (T×2, f32) mean and
-/// 1/deviation of each row. Without statistics there is no way back: what x holds afterwards is undefined, and y may be x.
+/// 1/deviation of each row. Without statistics there is no backward pass: what x holds afterwards is undefined, and y may be x.
 ///
 /// The bias (H, f32) is that of the layer that made x: added here it costs nothing, added by the product it costs up to a
 /// sixth of the product.

@@ -48,7 +48,7 @@ fn plain_activation<E: Number>(checks: &mut Checks<'_>, activation: Activation, 
     checks.close::<E>(&format!("gradient of {activation:?} of {n}"), &dx, &expected)
 }
 
-/// With a bias in front, and its gradient; in place on the way back.
+/// With a bias in front, and its gradient; in place in the backward.
 fn with_bias<E: Number, B: Number>(
     checks: &mut Checks<'_>,
     activation: Activation,

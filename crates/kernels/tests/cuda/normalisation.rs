@@ -156,7 +156,7 @@ fn norm_of<E: Number>(checks: &mut Checks<'_>, t: usize, h: usize, form: Form) -
     let expected = reference::forward(&wide_x, residual.as_deref(), &norm, masks.0.as_deref(), masks.1.as_deref());
     checks.close::<E>(&format!("sum of {what}"), &sum, &expected.sum)?;
     checks.close::<E>(&format!("y of {what}"), &y, &expected.y)?;
-    // Without a way back, in place.
+    // Without a backward, in place.
     let alone = checks.out(&x)?;
     kernels::forward(checks.gpu, alone.view(), bias_view, gresidual, gnorm, drops, alone.view(), None)?;
     checks.close::<E>(&format!("y in place of {what}"), &alone, &expected.y)?;

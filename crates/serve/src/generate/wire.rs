@@ -16,7 +16,7 @@ use crate::wire::Inputs;
 const STOPS: usize = 4;
 const STOP_BYTES: usize = 1024;
 
-/// The most tokens whose logits a request may shift.
+/// Maximum number of tokens whose logits a request may shift.
 const BIASES: usize = 300;
 
 /// The most alternatives that are given for a token, as OpenAI and Text Generation Inference have it.

@@ -5,7 +5,7 @@ import { h, short, svg } from "./dom.js";
 const MARGIN = { top: 26, right: 14, bottom: 34, left: 50 };
 
 /**
- * A chart that is drawn anew by `draw({ series, x, y, log })`: `series` are { name, kind, points, faint?, dots? } with points
+ * A chart that is drawn again by `draw({ series, x, y, log })`: `series` are { name, kind, points, faint?, dots? } with points
  * [x, y], `kind` a number for the colour, `x` and `y` the axes' titles.
  */
 export function chart() {

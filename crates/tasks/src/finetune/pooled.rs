@@ -1,4 +1,4 @@
-//! One vector for each sequence of a training pass, by any pooling of sentence-transformers, and its gradient's way back.
+//! One vector for each sequence of a training pass, by any pooling of sentence-transformers, and the way of its gradient.
 //!
 //! Means, first and last tokens are operations of the tape. The largest values and the weighted mean are computed on the host from the
 //! vectors of all tokens, where the backward pass then begins: few models have them, and they cost little next to the encoder.

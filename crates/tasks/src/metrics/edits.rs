@@ -93,7 +93,7 @@ pub fn common_length(first: &[u32], second: &[u32]) -> usize {
 /// Which items of `first` are in a longest common subsequence, in ascending order. Of several such, the one that is found from the end,
 /// going back in `second` only where that keeps more than going back in `first`: rouge-score's choice.
 pub(super) fn common_items(first: &Sequence, second: &Sequence) -> Vec<usize> {
-    // An item that only `first` has changes no length, and the way back leaves it at once.
+    // An item that only `first` has changes no length, and the search for the best path leaves it at once.
     let shared = first.shared_with(second);
     let own: Vec<u32> = shared.iter().map(|position| first.items[*position as usize]).collect();
     let mut table = Table::new(&own, second);

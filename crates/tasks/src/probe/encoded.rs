@@ -4,7 +4,6 @@ use std::ops::{ControlFlow, Range};
 
 use henson_infer::{Layers, Length, Model, Request};
 use henson_text::{join_words, words_of_pieces};
-use henson_train::TrainError;
 
 use super::data::{EdgeExample, EdgeSet};
 use crate::error::TaskError;
@@ -24,7 +23,7 @@ pub(super) struct Encoded<'a> {
 /// A text with the tokens of its targets.
 struct Text {
     text: String,
-    /// Tokens, special ones not counted.
+    /// Tokens, or words of a model whose tokens are bytes; special ones not counted.
     tokens: usize,
     targets: Vec<Readable>,
 }
@@ -107,9 +106,9 @@ impl<'a> Encoded<'a> {
 impl Text {
     fn new(model: &Model, example: &EdgeExample) -> Result<Self, TaskError> {
         let (text, places) = join_words(&example.words);
-        let pieces = model.tokenizer().encode(&text).map_err(TrainError::from)?;
+        let rows = model.feature_offsets(&text)?;
         let mut of_words: Vec<Option<Range<usize>>> = vec![None; places.len()];
-        for (piece, word) in words_of_pieces(&pieces.offsets, &places).into_iter().enumerate() {
+        for (piece, word) in words_of_pieces(&rows, &places).into_iter().enumerate() {
             let Some(word) = word else { continue };
             let known = of_words[word].get_or_insert(piece..piece);
             known.end = piece + 1;
@@ -124,6 +123,6 @@ impl Text {
             Some(Readable { number, spans: spans.map(span).collect::<Option<_>>()? })
         };
         let targets = example.targets.iter().enumerate().filter_map(readable).collect();
-        Ok(Self { tokens: pieces.len(), targets, text })
+        Ok(Self { tokens: rows.len(), targets, text })
     }
 }

@@ -232,7 +232,7 @@ fn encode<'a>(
     read: &mut dyn FnMut(usize, usize),
     stop: &AtomicBool,
 ) -> Result<Sets<'a>, TaskError> {
-    let max_length = plan.recipe.max_length.min(model.most_tokens());
+    let max_length = model.config().model.own_length(plan.recipe.max_length).min(model.most_tokens());
     let mut train = Encoded::new(model, &plan.train, max_length)?;
     let mut dev = Encoded::new(model, &plan.dev, max_length)?;
     if train.bytes()? + dev.bytes()? <= plan.recipe.cache_mib << 20 {

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::finetune;
 use crate::support::{DOCUMENTS, illegal_tags, task};
 
-fn data(name: &str) -> PathBuf {
+pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-data").join(name)
 }
 

@@ -343,7 +343,7 @@ fn answers_are_learned_by_beams() {
     let message = predict(&[opened(), opened()], set, &settings, go_on).unwrap_err().to_string();
     assert!(message.contains("neither averaged"), "{message}");
 
-    // Whoever says nothing keeps the head; another one begins anew, and other families and tasks have none.
+    // Whoever says nothing keeps the head; another one begins from scratch, and other families and tasks have none.
     let given = |more: &str| -> Vec<String> {
         let file = data("finetune/qa.json").display().to_string();
         let from = out.display();

@@ -15,7 +15,7 @@ use henson_tensor::{DType, Device};
 use henson_train::{Event, Watch, parse_settings};
 use tempfile::TempDir;
 
-use crate::features::encoder;
+use crate::features::{data, encoder};
 use crate::support::Place;
 
 const TREE: &str = "# newdoc\n# text = jim sat\n1\tjim\tjim\tPROPN\tNNP\t_\t2\tnsubj\t_\t_\n2\tsat\tsit\tVERB\tVBD\t_\t0\troot\t_\t_\n\n\
@@ -174,6 +174,19 @@ fn the_same_bits_however_it_is_run() {
         fs::write(&tree, TREE.repeat(3).replace("jim", "tom")).unwrap();
         assert!(run(&recipe, 1, &at("one"), usize::MAX).is_err());
         fs::write(&tree, TREE.repeat(3)).unwrap();
+    }
+}
+
+/// ELMo's tokens are bytes, and its vectors those of words.
+#[test]
+fn words_of_an_elmo_are_probed() {
+    let (out, place) = (TempDir::new().unwrap(), Place::new());
+    let tree = place.file("tree.conllu", TREE.repeat(3));
+    for task in [ProbeTask::Pos, ProbeTask::Dependencies] {
+        let recipe = recipe(&data("elmo/skip"), task, &tree, &["random_encoder=true"]);
+        let results = whole(&recipe, 1, &out.path().join(task.name()));
+        assert!(results.full.f1 > 0.9, "{results:?}");
+        assert_eq!(results.train.targets, 27);
     }
 }
 

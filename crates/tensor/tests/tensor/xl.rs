@@ -168,6 +168,10 @@ fn recorded_passes_are_those_of_the_cpu() {
                 })
                 .unwrap();
             gradients.zero();
+            // Memory that a recorded pass writes to on its way may belong to others afterwards, so it is recorded again.
+            if step == 3 {
+                device.trim();
+            }
             let losses = recordings.run(device, &signature, &(), || {
                 let mut pass = Pass::training(&mut tape, &parameters, TRAINING);
                 let x = pass.input(&x)?;
@@ -181,6 +185,8 @@ fn recorded_passes_are_those_of_the_cpu() {
                 Ok::<_, TensorError>((vec![loss], tape.trace()))
             });
             gradients.played();
+            let recorded = matches!(device, Device::Cuda(_)) && [1, 2].contains(&step);
+            assert_eq!(recordings.ready(), usize::from(recorded), "step {step}");
             all.push(losses.unwrap()[0].to_f32().unwrap());
             all.extend((0..parameters.entries().len()).map(|i| gradients.read(&parameters, i).unwrap()));
         }

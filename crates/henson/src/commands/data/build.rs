@@ -40,7 +40,7 @@ struct Summary<'a> {
 
 pub(crate) fn run(flags: &DataBuild) -> anyhow::Result<()> {
     let start = Instant::now();
-    // A name that is no directory: what ELMo reads needs no file.
+    // A name that is not a directory: what ELMo reads needs no file.
     let bytes = flags.tokenizer.as_os_str() == "bytes" && !flags.tokenizer.exists();
     let tokenizer = match bytes {
         true => Tokenizer::of_bytes()?,

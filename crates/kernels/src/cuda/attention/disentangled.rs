@@ -4,7 +4,7 @@
 //! rounded up.
 //!
 //! cuBLASLt multiplies queries and keys with all positions (T×A×P each, work space), and the kernels of [`general`] gather from these
-//! products by distance. On the way back they leave the gradients of all scores (T×A×L), once by query and once by key, from which
+//! products by distance. In the backward pass they leave the gradients of all scores (T×A×L), once by query and once by key, from which
 //! a kernel sums the gradients of the products; cuBLASLt does the rest. So the work space is T×A×(3P + L): L is a few hundred.
 
 use super::general::{self, Columns, Inputs as Content, POSITIONS, Plan, Sequences};

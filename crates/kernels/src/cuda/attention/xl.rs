@@ -4,8 +4,8 @@
 //! rounded up.
 //!
 //! cuBLASLt multiplies queries with all positions (T×P for a head), from which a kernel makes a matrix of what positions and segments add to
-//! the scores of contents (T×L), −∞ where a query does not see a key. The kernels of [`general`] add it, and on the way back leave its
-//! gradient, which goes the same way back. So what is as large as all scores exists, though in the storage type, and for as many heads
+//! the scores of contents (T×L), −∞ where a query does not see a key. The kernels of [`general`] add it, and in the backward pass leave its
+//! gradient, which goes the same way. So what is as large as all scores exists, though in the storage type, and for as many heads
 //! at a time as about a gigabyte has room for: no length is refused, but a head of very long sequences takes what its scores take.
 
 use super::ITEM;
