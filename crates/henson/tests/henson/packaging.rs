@@ -28,14 +28,19 @@ fn script(directory: &TempDir, name: &str, text: &str) {
 
 /// Runs the batch script with an `srun` that ends with a code; gives the script's code, srun's arguments, and scontrol's.
 fn sbatch(name: &str, srun_ends: i32) -> (Option<i32>, Vec<String>, String) {
+    sbatch_again(name, srun_ends, "0")
+}
+
+/// The same after the job was started again so many times.
+fn sbatch_again(name: &str, srun_ends: i32, restarts: &str) -> (Option<i32>, Vec<String>, String) {
     let place = TempDir::new().unwrap();
     script(&place, "srun", &format!("printf '%s\\n' \"$@\" > srun.txt; exit {srun_ends}"));
     script(&place, "scontrol", "echo \"$@\" > scontrol.txt");
     let path = format!("{}:/usr/bin:/bin", place.path().display());
     let mut command = Command::new("bash");
     command.arg(file(name)).current_dir(place.path()).env_clear();
-    let ended =
-        command.envs([("PATH", &*path), ("SLURM_CPUS_PER_TASK", "8"), ("SLURM_JOB_ID", "41")]).output().unwrap();
+    let slurm = [("SLURM_CPUS_PER_TASK", "8"), ("SLURM_JOB_ID", "41"), ("SLURM_RESTART_COUNT", restarts)];
+    let ended = command.env("PATH", &path).envs(slurm).output().unwrap();
     let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default();
     (ended.status.code(), read("srun.txt").lines().map(str::to_owned).collect(), read("scontrol.txt"))
 }
@@ -82,8 +87,12 @@ fn batch_script(name: &str, of_srun: &[&str]) {
     assert!(arguments.contains(&format!("accumulation={processes}")), "{arguments:?}");
     understood(&arguments[program + 1..]);
     // A lost rank: again from the checkpoint. Anything else is for people to see.
-    assert_eq!((sbatch(name, 75).0, &*sbatch(name, 75).2), (Some(75), "requeue 41\n"));
-    assert_eq!((sbatch(name, 1).0, &*sbatch(name, 1).2), (Some(1), ""));
+    // A killed one is all that srun tells of, even where the others end with 75.
+    for (code, requeued) in [(75, "requeue 41\n"), (137, "requeue 41\n"), (1, ""), (130, "")] {
+        let (ended, _, asked) = sbatch(name, code);
+        assert_eq!((ended, &*asked), (Some(code), requeued));
+    }
+    assert_eq!(sbatch_again(name, 75, "10").2, "");
 }
 
 /// Demands that the program knows all of the flags; the files are not here.
