@@ -5,7 +5,7 @@
 
 DATA holds ner-wikiann-en. ELMO is a directory that `henson pretrain recipes/elmo-tiny.toml` wrote (any size), FILE word vectors
 (tools/bench/word_vectors.py makes some). So many sentences of the training file, evenly spaced, 2,000 of the dev file to choose the best epoch by,
-5,000 of the test file to score. What is finished in the work directory is not run again. Prints a JSON line for each run, then the table.
+5,000 of the test file to score. Fine-tuning has the defaults that henson chooses by size. What is finished in the work directory is not run again. Prints a JSON line for each run, then the table.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def ways(flags):
     for bert in flags.bert:
         name = pathlib.Path(bert).name
         yield f"{name} frozen, last four layers", ["--model", bert, "--layers", "concat-last-4", *tagger]
-        yield f"{name} fine-tuned", ["--model", bert, "--epochs", "5", "--learning-rate", "1e-4", "--set", "dropout=0.1"]
+        yield f"{name} fine-tuned", ["--model", bert]
 
 
 def main():
