@@ -148,17 +148,8 @@ impl CudaDevice {
 
     pub(crate) fn take(&self, bytes: usize) -> Result<Arc<Block>> {
         let _turn = self.turn();
-        if !self.recording.load(Ordering::Relaxed) {
-            return Ok(self.gpu.take(self.gpu.pool(), bytes)?);
-        }
-        Ok(match self.gpu.take(&self.passing, bytes) {
-            // What is free elsewhere may be enough.
-            Err(CudaError::OutOfMemory { .. }) => {
-                self.gpu.pool().trim();
-                self.gpu.take(&self.passing, bytes)?
-            }
-            taken => taken?,
-        })
+        let pool = if self.recording.load(Ordering::Relaxed) { &self.passing } else { self.gpu.pool() };
+        Ok(self.gpu.take(pool, bytes)?)
     }
 
     pub(crate) fn held(&self) -> usize {

@@ -520,8 +520,8 @@ impl Gpu {
         context.bind()?;
         let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let pool = Pool::default();
-        let fault = memory::take(&pool, &context, 4)?;
-        let tickets = memory::take(&pool, &context, TICKETS)?;
+        let fault = memory::take(&pool, None, &context, 4)?;
+        let tickets = memory::take(&pool, None, &context, TICKETS)?;
         // SAFETY: four bytes of our own.
         unsafe { result::memset_d8_sync(fault.address(), 0, 4) }.doing("clear memory")?;
         // SAFETY: the same.
@@ -616,14 +616,15 @@ impl Gpu {
         Ok(self.blas.get_or_init(|| blas))
     }
 
-    /// A block of at least `bytes` from a pool, of undefined content.
+    /// A block of at least `bytes` from a pool, of undefined content. Another pool than the GPU's own is trimmed after that one.
     pub fn take(&self, pool: &Pool, bytes: usize) -> Result<Arc<Block>> {
-        memory::take(pool, &self.context, bytes)
+        let spare = (!std::ptr::eq(pool, self.pool())).then(|| self.pool());
+        memory::take(pool, spare, &self.context, bytes)
     }
 
     /// Room for `len` numbers of undefined content.
     pub fn empty(&self, len: usize, dtype: DType) -> Result<Buffer> {
-        Ok(Buffer { block: memory::take(&self.pool, &self.context, len * dtype.size())?, len, dtype })
+        Ok(Buffer { block: memory::take(&self.pool, None, &self.context, len * dtype.size())?, len, dtype })
     }
 
     /// Room for `len` zeros.
@@ -844,7 +845,7 @@ impl Gpu {
         let mut all = lock(&self.scratch);
         let blocks = all.entry(purpose).or_default();
         if blocks.last().is_none_or(|block| block.bytes() < bytes) {
-            blocks.push(memory::take(&self.pool, &self.context, bytes)?);
+            blocks.push(memory::take(&self.pool, None, &self.context, bytes)?);
         }
         Ok(blocks.last().map_or(0, |block| block.address()))
     }

@@ -53,9 +53,17 @@ impl Drop for Block {
 /// The blocks of a GPU.
 pub type Pool = memory::Pool<Block>;
 
-/// A block of at least `bytes`, of undefined content.
-pub(crate) fn take(pool: &Pool, context: &Arc<Context>, bytes: usize) -> Result<Arc<Block>> {
-    if let Some(block) = pool.take(bytes, |bytes| Block::new(context, bytes))? {
+/// A block of at least `bytes`, of undefined content. Where there is no memory left, free blocks of `spare` are given back before the
+/// pool's own.
+pub(crate) fn take(pool: &Pool, spare: Option<&Pool>, context: &Arc<Context>, bytes: usize) -> Result<Arc<Block>> {
+    let make = |bytes| match (Block::new(context, bytes)?, spare) {
+        (None, Some(spare)) => {
+            spare.trim();
+            Block::new(context, bytes)
+        }
+        (made, _) => Ok(made),
+    };
+    if let Some(block) = pool.take(bytes, make)? {
         return Ok(block);
     }
     let (free, total) = result::mem_get_info().doing("ask for free memory")?;
